@@ -1,0 +1,24 @@
+"""FedAvg: how much each client counts."""
+
+from typing import Literal
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+
+
+class FedAvg(FederatedCallback):
+    """Weighted averaging of updates (McMahan et al., 2017, Algorithm 1), which a run does without any rule, too.
+
+    Args:
+        weighting: "samples" gives client k the weight n_k / Σ n, "uniform" gives it 1/K.
+    """
+
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
+        if weighting not in ("samples", "uniform"):
+            raise ConfigurationError(f"weighting must be 'samples' or 'uniform', got {weighting!r}")
+        self.weighting = weighting
+
+    def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
+        """Set the weights: see :class:`FederatedCallback`."""
+        if self.weighting == "uniform":
+            return cohort.uniform()
+        return cohort.replace(weights=cohort.num_samples.double() / cohort.num_samples.sum())

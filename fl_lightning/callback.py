@@ -1,0 +1,60 @@
+"""FederatedCallback: where an algorithm enters a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lightning.pytorch import Callback
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fl_lightning.cohort import Cohort
+    from fl_lightning.local import LocalRun
+    from fl_lightning.orchestrator import FederatedOrchestrator
+
+
+class FederatedCallback(Callback):
+    """One algorithm, whichever side of the round it works on. Every hook is a no-op; Lightning's own are there too.
+
+    Hooks of several callbacks run in the order of the Trainer's ``callbacks``. State that a run needs to continue goes
+    into Lightning's ``state_dict`` and ``load_state_dict``.
+    """
+
+    #: True for a rule that learns on the server's proxy set: a run without one is refused at the start.
+    needs_proxy: ClassVar[bool] = False
+
+    #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort) -> (P,)``, the update
+    #: in place of the weighted sum. At most one callback of a run may define it.
+    reduce: Callable[[FederatedOrchestrator, Cohort], Tensor] | None = None
+
+    def on_client_start(self, orchestrator: FederatedOrchestrator, run: LocalRun) -> None:
+        """Before a client's first step; the module holds the global model."""
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        """The loss to differentiate, given the module's own; ``outputs`` is what its training_step returned."""
+        return loss
+
+    def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Wrap the evaluation of loss and gradient at ``run.params``: call it again elsewhere (SAM and its kin)."""
+        return closure
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Before each local optimizer step, before clipping: correct ``run.grads`` (P,) in place."""
+
+    def on_client_end(self, orchestrator: FederatedOrchestrator, run: LocalRun) -> None:
+        """After a client's last step; ``run.params`` is its model."""
+
+    def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
+        """New weights, or a new mixing of the updates."""
+        return cohort
+
+    def update(self, orchestrator: FederatedOrchestrator, cohort: Cohort, update: Tensor) -> Tensor:
+        """The (P,) step that the server optimizer takes, given the one reduced so far."""
+        return update
+
+    def refine(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        """Change the new global model in place, by ``orchestrator.params`` (P,)."""
+
+    def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        """After the new global model stands; ``orchestrator.log_round`` logs."""

@@ -1,0 +1,138 @@
+"""Cohort: what the server holds between local training and the new global model."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fl_lightning.conflict import without_rounding
+from fl_lightning.params import average_buffers
+
+COLUMNS = 1 << 16  # of the updates converted to float64 at a time
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client sends beside its update: see :class:`Cohort` for the fields of the same names."""
+
+    client: int
+    num_samples: int
+    num_steps: int
+    loss: float
+    normalizer: float
+    buffers: list[Tensor]
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """One round's updates and how they are to be combined. Rules return a new one; the updates never change.
+
+    The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
+    numbers only: K is the cohort's size, P the number of trainable parameters.
+
+    Attributes:
+        round: 1, 2, …
+        clients: the K client ids, ascending.
+        anchor: (P,) the global model that the clients started from.
+        deltas: (K, P) updates w_k - w as they came.
+        num_samples: (K,) n_k.
+        num_steps: (K,) optimizer steps taken, τ_k.
+        losses: (K,) mean training loss over a client's local steps.
+        normalizers: (K,) ‖a_k‖₁, the total weight of a client's gradients in its update (FedNova).
+        weights: (K,) aggregation weights, float64.
+        mixing: (K, K) float64; row k combines the updates as they came into client k's corrected update.
+        shrinking: γ (FedLAW): the new model is γ·(w + weights @ mixing @ deltas).
+        buffers: the new global model's: float ones averaged by n_k, the maximum of integer ones.
+        metrics: what the clients logged, each name with its mean over the cohort weighted by n_k.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    anchor: Tensor
+    deltas: Tensor
+    num_samples: Tensor
+    num_steps: Tensor
+    losses: Tensor
+    normalizers: Tensor
+    weights: Tensor
+    mixing: Tensor
+    shrinking: float = 1.0
+    buffers: Sequence[Tensor] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def collect(cls, round: int, anchor: Tensor, deltas: Tensor, results: Sequence[ClientResult]) -> Self:
+        """The cohort as it came, to be averaged by n_k. ``results`` belong to the rows of ``deltas`` (K, P)."""
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(result, name) for result in results], dtype=dtype, device=deltas.device)
+
+        num_samples = column("num_samples", torch.int64)
+        return cls(
+            round=round,
+            clients=tuple(result.client for result in results),
+            anchor=anchor,
+            deltas=deltas,
+            num_samples=num_samples,
+            num_steps=column("num_steps", torch.int64),
+            losses=column("loss", torch.float64),
+            normalizers=column("normalizer", torch.float64),
+            weights=num_samples.double() / num_samples.sum(),
+            mixing=torch.eye(len(results), dtype=torch.float64, device=deltas.device),
+            buffers=average_buffers([result.buffers for result in results], num_samples),
+            metrics=_average_metrics(results),
+        )
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """(K, K) inner products of the updates as they came, float64, computed once a round."""
+        gram = torch.zeros(len(self.deltas), len(self.deltas), dtype=torch.float64, device=self.deltas.device)
+        for block in self.deltas.split(COLUMNS, dim=1):
+            wide = block.double()
+            gram.addmm_(wide, wide.T)
+        return without_rounding(gram, gram.diagonal().sqrt())
+
+    @property
+    def corrected_gram(self) -> Tensor:
+        """(K, K) inner products of the corrected updates ``mixing @ deltas``."""
+        scale = self.mixing.abs() @ self.gram.diagonal().sqrt()
+        return without_rounding(self.mixing @ self.gram @ self.mixing.T, scale)
+
+    @property
+    def update(self) -> Tensor:
+        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas) - w."""
+        step = (self.weights @ self.mixing).to(self.deltas.dtype) @ self.deltas
+        return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the Gram matrix is not computed again."""
+        changed = dataclasses.replace(self, **changes)
+        if "gram" in self.__dict__ and "deltas" not in changes:
+            changed.__dict__["gram"] = self.gram
+        return changed
+
+    def scaled(self, factors: Tensor) -> Self:
+        """Each client's corrected update times its factor (K,)."""
+        return self.replace(mixing=factors[:, None] * self.mixing)
+
+    def corrected(self, combination: Tensor) -> Self:
+        """Row k of ``combination`` (K, K) says which corrected updates make up client k's new one."""
+        return self.replace(mixing=combination @ self.mixing)
+
+    def uniform(self) -> Self:
+        """Every client counts 1/K."""
+        return self.replace(weights=torch.full_like(self.weights, 1 / len(self.weights)))
+
+
+def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
+    """Each metric's mean over the clients that logged it, weighted by n_k; the training loss among them."""
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for result in results:
+        for name, value in {"train/loss": result.loss, **result.metrics}.items():
+            columns.setdefault(name, []).append((result.num_samples, value))
+    return {name: sum(n * v for n, v in pairs) / sum(n for n, _ in pairs) for name, pairs in columns.items()}

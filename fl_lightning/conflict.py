@@ -1,0 +1,69 @@
+"""Conflict between updates, all from their K×K Gram matrix."""
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-12  # relative size below which an inner product is rounding
+
+
+def without_rounding(gram: Tensor, scale: Tensor) -> Tensor:
+    """A Gram matrix with the entries that rounding alone could have made set to zero.
+
+    An exact zero must not become a conflict, nor what is left of a cancelled update a direction.
+
+    Args:
+        gram: (K, K) inner products.
+        scale: (K,) size of what was summed up to make each vector, at least its norm.
+    """
+    return gram.masked_fill(gram.abs() <= EPSILON * scale.outer(scale), 0.0)
+
+
+def cosines(gram: Tensor) -> Tensor:
+    """Cosine similarity of every pair of updates.
+
+    Args:
+        gram: (K, K) inner products.
+
+    Returns:
+        (K, K) in [-1, 1]; zero wherever an update is zero.
+    """
+    norms = gram.diagonal().clamp(min=0).sqrt()
+    scale = norms.outer(norms)
+    return torch.where(scale > 0, gram / scale, torch.zeros_like(gram)).clamp(-1, 1)
+
+
+def pairs(matrix: Tensor) -> Tensor:
+    """The (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix: each unordered pair once."""
+    rows, columns = torch.triu_indices(*matrix.shape, offset=1)
+    return matrix[rows, columns]
+
+
+def conflict_ratio(gram: Tensor) -> float:
+    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 for a single update."""
+    products = pairs(gram)
+    return float((products < 0).double().mean()) if len(products) else 0.0
+
+
+def project_conflicts(gram: Tensor, order: Tensor) -> Tensor:
+    """Remove from each update, one after another, the components that conflict with given original updates.
+
+    For each k and each j in its order: if the running g_k has g_k · g̃_j < 0, then g_k -= (g_k · g̃_j / ‖g̃_j‖²) g̃_j,
+    where g̃ are the updates as they came. All K rows advance together; each step is K×K, none touches the updates.
+
+    Args:
+        gram: (K, K) inner products of the updates as they came.
+        order: (K, L) row k lists the j against which update k is projected; j = k changes nothing.
+
+    Returns:
+        (K, K) matrix H: row k combines the updates as they came into the projected update k.
+    """
+    projection = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    products = gram.clone()  # (k, j) holds the running g_k · g̃_j
+    squared = gram.diagonal()
+    rows = torch.arange(len(gram), device=gram.device)
+    for j in order.T:  # (K,) one partner for every update
+        conflicting = (products[rows, j] < 0) & (j != rows)
+        coefficient = torch.where(conflicting, products[rows, j] / squared[j], 0.0)
+        projection[rows, j] -= coefficient
+        products -= coefficient[:, None] * gram[j]
+    return projection

@@ -1,0 +1,130 @@
+"""ClientHost: the part of the orchestrator that makes the client module at home in the Trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.core.hooks import DataHooks
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fl_lightning.data import ClientIds
+
+if TYPE_CHECKING:
+    from fl_lightning.local import LocalRun
+
+EVALUATION_HOOKS = tuple(
+    f"on_{stage}_{when}"
+    for stage in ("validation", "test", "predict")
+    for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+)
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+BORROWED = ("log", "optimizers", "lr_schedulers")  # of the client module: they would reach for the server's
+
+
+class ClientHost(LightningModule):
+    """Owns the client module and passes on to it what the Trainer asks of a LightningModule outside training.
+
+    While a fit or an evaluation lasts, the module's ``self.log`` collects per client in training and logs as usual
+    otherwise, and its ``self.optimizers()`` are the local ones.
+
+    Args:
+        client: the LightningModule to own.
+    """
+
+    _run: LocalRun | None = None  # the client that trains at the moment
+
+    def __init__(self, client: LightningModule) -> None:
+        super().__init__()
+        self.client = client
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook."""
+        self.client.log = self._client_log  # type: ignore[method-assign]
+        self.client.optimizers = self._client_optimizers  # type: ignore[method-assign, assignment]
+        self.client.lr_schedulers = self._client_schedulers  # type: ignore[method-assign, assignment]
+        for hook in (*EVALUATION_HOOKS, *TRANSFER_HOOKS):
+            if is_overridden(hook, self.client) and not is_overridden(hook, self):
+                setattr(self, hook, getattr(self.client, hook))
+        self.client.setup(stage)
+
+    def teardown(self, stage: str) -> None:
+        """Lightning's hook."""
+        self.client.teardown(stage)
+        for name in BORROWED:
+            self.client.__dict__.pop(name, None)
+        for hook in (*EVALUATION_HOOKS, *TRANSFER_HOOKS):
+            self.__dict__.pop(hook, None)
+
+    def configure_model(self) -> None:
+        """Lightning's hook."""
+        self.client.configure_model()
+
+    def configure_callbacks(self) -> Any:
+        """Lightning's hook."""
+        callbacks: Callback | list[Callback] = self.client.configure_callbacks()  # type: ignore[assignment]
+        return callbacks
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The client module's output under the global model."""
+        return self.client(*args, **kwargs)
+
+    def validation_step(self, *args: Any) -> Any:
+        """The client module's, under the global model."""
+        return self.client.validation_step(*args)
+
+    def test_step(self, *args: Any) -> Any:
+        """The client module's, under the global model."""
+        return self.client.test_step(*args)
+
+    def predict_step(self, *args: Any) -> Any:
+        """The client module's, under the global model."""
+        return self.client.predict_step(*args)
+
+    def prepare_batch(self, batch: Any) -> Any:
+        """A batch as the client's ``training_step`` takes it: on the device, through the transfer hooks."""
+        if self._batches_ready:
+            return batch
+        batch = self.trainer.precision_plugin.convert_input(batch)
+        batch = super()._on_before_batch_transfer(batch)
+        return super()._apply_batch_transfer_handler(batch, self.device)
+
+    def on_fit_start(self) -> None:
+        """Lightning's hook: tell whether batches need nothing done to them, which saves a tiny client half its time."""
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        hooked = any(
+            is_overridden(hook, self, DataHooks) or (data and is_overridden(hook, data, DataHooks))
+            for hook in TRANSFER_HOOKS
+        )
+        converted = type(self.trainer.precision_plugin).convert_input is not Precision.convert_input
+        self._batches_ready = self.device.type == "cpu" and not hooked and not converted
+        self.client.on_fit_start()
+
+    def on_fit_end(self) -> None:
+        """Lightning's hook."""
+        self.client.on_fit_end()
+
+    # Client ids are no data: the user's transfer hooks must not see them.
+
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return batch if isinstance(batch, ClientIds) else super()._on_before_batch_transfer(batch, dataloader_idx)
+
+    def _apply_batch_transfer_handler(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        if isinstance(batch, ClientIds):
+            return batch
+        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
+    def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if self._run is not None:
+            self._run.log(name, value)
+        elif not self.trainer.training:  # else the server trains on its proxy set: not the clients' losses
+            self.log(name, value, *args, **kwargs)
+
+    def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        optimizers = self._run.optimizers if self._run else []
+        return optimizers[0] if len(optimizers) == 1 else optimizers
+
+    def _client_schedulers(self) -> Any:
+        schedulers = self._run.schedulers if self._run else []
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None

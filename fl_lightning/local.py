@@ -1,0 +1,361 @@
+"""One client's training: the module's own training_step and optimizer, in the order in which the Trainer calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.cohort import ClientResult
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.params import FlatParameters
+
+if TYPE_CHECKING:
+    from fl_lightning.callback import FederatedCallback
+    from fl_lightning.orchestrator import FederatedOrchestrator
+
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+)
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """What every client does in a round.
+
+    Attributes:
+        epochs: passes over the client's data, or None for a fixed number of steps.
+        steps: batches per round, or None; the data are begun again as often as needed.
+        accumulate: batches whose gradients make one optimizer step.
+        clip: largest gradient norm or value, or None.
+        clip_algorithm: "norm" or "value".
+    """
+
+    epochs: int | None = 1
+    steps: int | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    clip_algorithm: Literal["norm", "value"] = "norm"
+
+
+class LocalTraining:
+    """How a LightningModule trains on any client: looked up once a fit, so that a step costs little."""
+
+    def __init__(self, orchestrator: FederatedOrchestrator, flat: FlatParameters, settings: LocalSettings) -> None:
+        module = orchestrator.client
+        self.orchestrator, self.module, self.flat, self.settings = orchestrator, module, flat, settings
+        self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
+        self.precision = orchestrator.trainer.precision_plugin
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+            raise ConfigurationError(
+                f"{type(module).__name__}.training_step takes a dataloader_iter: on clients it must take batches"
+            )
+        if getattr(self.precision, "scaler", None) is not None and not module.automatic_optimization:
+            raise ConfigurationError(
+                f"{type(module).__name__} steps its optimizers itself, which loses the loss scale of precision="
+                "16-mixed: use bf16-mixed, or automatic optimization"
+            )
+        callbacks = orchestrator.rules
+        self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
+        self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
+        self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
+
+    def call(self, hook: str, *args: Any) -> Any:
+        """Call a hook of the module, if it defines it."""
+        return self.hooks[hook](*args) if hook in self.hooks else None
+
+
+def overrides(callback: FederatedCallback, hook: str) -> bool:
+    """Whether a callback defines a hook of its own."""
+    from fl_lightning.callback import FederatedCallback
+
+    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+class LocalRun:
+    """One client's training in one round, as callbacks see it.
+
+    Attributes:
+        client: the client's id.
+        round: 1, 2, …
+        module: the LightningModule that trains, shared by all clients in turn.
+        anchor: (P,) the global model.
+        num_samples: n_k.
+        num_steps: optimizer steps taken so far, τ_k.
+        proximal: total μ of the proximal terms that rules add to the gradient; it enters ``normalizer``.
+        optimizers: this client's own, fresh.
+        schedulers: of their learning rates.
+    """
+
+    def __init__(self, training: LocalTraining, client: int, num_samples: int, anchor: Tensor) -> None:
+        self.client, self.num_samples, self.anchor = client, num_samples, anchor
+        self.round = training.orchestrator.round
+        self.module = training.module
+        self.proximal = 0.0
+        self._training = training
+        self._step_sizes: list[float] = []
+        self._loss_sum: Tensor | float = 0.0
+        self._num_losses = 0
+        self._skipped = False  # the last training_step returned None: the optimizer had nothing to do
+        self._logged: dict[str, list[Any]] = {}
+        self.optimizers, self._schedulers = _init_optimizers_and_lr_schedulers(self.module)
+        self.schedulers = [config.scheduler for config in self._schedulers]
+        self._check_optimizers()
+        self.optimizers[0].register_step_post_hook(self._count)
+        if not self.module.automatic_optimization:
+            self.optimizers[0].register_step_pre_hook(lambda *_: self._correct())
+
+    @property
+    def params(self) -> Tensor:
+        """(P,) the client's parameters, live."""
+        return self._training.flat.vector
+
+    @property
+    def grads(self) -> Tensor:
+        """(P,) the gradients of the current step, live."""
+        return self._training.flat.gradient
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps taken so far, τ_k."""
+        return len(self._step_sizes)
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss over the local steps so far; nan before the first."""
+        return float(self._loss_sum) / self._num_losses if self._num_losses else float("nan")
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the module logged, each name with its mean over the local steps."""
+        means = {}
+        for name, values in self._logged.items():
+            metric = values[-1]
+            if hasattr(metric, "compute"):  # a torchmetrics object: it holds all steps itself
+                means[name] = float(metric.compute())
+                metric.reset()
+            else:
+                means[name] = float(torch.stack([torch.as_tensor(v, dtype=torch.float64) for v in values]).mean())
+        return means
+
+    @property
+    def normalizer(self) -> float:
+        """‖a_k‖₁: how much gradient the update holds, in units of the first step size (FedNova, Wang et al., 2020).
+
+        The displacement that this client's step sizes, momentum and proximal terms make of a gradient of 1. τ_k for
+        plain SGD, and for optimizers whose step is not linear in the gradients.
+        """
+        group = self.optimizers[0].param_groups[0]
+        momentum, dampening = group.get("momentum", 0.0), group.get("dampening", 0.0)
+        displacement, velocity = 0.0, None
+        for size in self._step_sizes:
+            gradient = 1.0 - self.proximal * displacement
+            velocity = gradient if velocity is None else momentum * velocity + (1 - dampening) * gradient
+            direction = gradient + momentum * velocity if group.get("nesterov") else velocity
+            displacement += size * (direction if momentum else gradient)
+        return displacement / self._step_sizes[0] if displacement else float(self.num_steps)
+
+    def result(self, buffers: list[Tensor]) -> ClientResult:
+        """What this client sends beside its update."""
+        return ClientResult(
+            self.client, self.num_samples, self.num_steps, self.loss, self.normalizer, buffers, self.metrics
+        )
+
+    def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """Collect what the module's ``self.log`` gives; the round logs the mean over its clients."""
+        self._logged.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+
+    def train(self, epochs: Callable[[int], Iterable[Any]]) -> None:
+        """Train for the settings' epochs or steps.
+
+        Args:
+            epochs: gives the batches of local epoch 0, 1, …, on the device.
+
+        Raises:
+            ConfigurationError: the loss has no gradient.
+        """
+        call, settings = self._training.call, self._training.settings
+        call("on_train_start")
+        left = settings.steps
+        epoch = 0
+        while epoch != settings.epochs and left != 0:
+            call("on_train_epoch_start")
+            index = -1
+            for index, (batch, last) in enumerate(_with_last(epochs(epoch), left)):
+                if call("on_train_batch_start", batch, index) == -1:
+                    break
+                outputs = self._batch(batch, index, last)
+                self._step_schedulers("step", index)
+                if last:
+                    self._step_schedulers("epoch", epoch)
+                call("on_train_batch_end", outputs, batch, index)
+            call("on_train_epoch_end")
+            if index < 0:
+                raise ConfigurationError(f"client {self.client} has no batches: a client without data must not be drawn")
+            left = None if left is None else left - index - 1
+            epoch += 1
+        call("on_train_end")
+        self._training.flat.clear_gradient()
+
+    def _batch(self, batch: Any, index: int, last: bool) -> Any:
+        training = self._training
+        if not self.module.automatic_optimization:
+            outputs = self._forward(batch, index)
+            self._add_loss(self._loss_of(outputs) if outputs is not None else None)
+            return outputs
+        accumulate = training.settings.accumulate
+        outputs = None
+
+        def evaluate() -> Tensor | None:
+            nonlocal outputs
+            outputs = self._forward(batch, index)
+            loss = None if outputs is None else self._loss_of(outputs)
+            for hook in training.losses if loss is not None else ():
+                loss = hook(self, batch, outputs, loss)
+            if index % accumulate == 0:
+                self._zero_grad(index)
+            if loss is not None:
+                self._backward(loss / accumulate if accumulate > 1 else loss)
+            return loss
+
+        for wrap in training.closures:
+            evaluate = wrap(self, evaluate)
+        if last or (index + 1) % accumulate == 0:
+            self._step(evaluate, index)
+        else:
+            self._add_loss(evaluate())
+        return outputs
+
+    def _forward(self, batch: Any, index: int) -> Any:
+        with self._training.precision.train_step_context():
+            return self.module.training_step(*((batch, index) if self._training.takes_index else (batch,)))
+
+    def _loss_of(self, outputs: Any) -> Tensor:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if not isinstance(loss, Tensor) or (self.module.automatic_optimization and not loss.requires_grad):
+            name = type(self.module).__name__
+            got = "a loss without a gradient" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
+            raise ConfigurationError(
+                f"{name}.training_step must return a loss that depends on the parameters (a tensor, or a dict with "
+                f"'loss'), got {got}: is it detached, or computed under no_grad?"
+            )
+        return loss
+
+    def _zero_grad(self, index: int) -> None:
+        hooks, optimizer = self._training.hooks, self.optimizers[0]
+        self._training.call("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in hooks:
+            hooks["optimizer_zero_grad"](self.round - 1, index, optimizer)
+        else:
+            self._training.flat.clear_gradient()
+
+    def _backward(self, loss: Tensor) -> None:
+        training, scaler = self._training, self._scaler
+        training.call("on_before_backward", loss)
+        loss = loss if scaler is None else scaler.scale(loss)
+        training.hooks.get("backward", torch.Tensor.backward)(loss)
+        training.call("on_after_backward")
+
+    def _step(self, evaluate: Callable[[], Tensor | None], index: int) -> None:
+        training, optimizer, scaler = self._training, self.optimizers[0], self._scaler
+
+        def closure() -> Tensor | None:
+            loss = evaluate()
+            self._skipped = loss is None
+            self._add_loss(loss)
+            if scaler is not None:
+                scaler.unscale_(optimizer)
+            self._correct()
+            training.call("on_before_optimizer_step", optimizer)
+            self._clip(optimizer)
+            return loss
+
+        if scaler is not None:
+            closure()
+            scaler.step(optimizer)
+            scaler.update()
+        elif "optimizer_step" in training.hooks:
+            training.hooks["optimizer_step"](self.round - 1, index, optimizer, closure)
+        else:
+            optimizer.step(closure)  # type: ignore[arg-type]  # the closure may return None, as a training_step may
+
+    @property
+    def _scaler(self) -> Any:
+        return getattr(self._training.precision, "scaler", None)
+
+    def _correct(self) -> None:
+        for hook in self._training.before_step:
+            hook(self)
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        settings, hooks = self._training.settings, self._training.hooks
+        if "configure_gradient_clipping" in hooks:
+            hooks["configure_gradient_clipping"](optimizer, settings.clip, settings.clip_algorithm)
+        elif settings.clip is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            by_norm = settings.clip_algorithm == "norm"
+            clip = torch.nn.utils.clip_grad_norm_ if by_norm else torch.nn.utils.clip_grad_value_
+            clip(parameters, settings.clip)
+
+    def _step_schedulers(self, interval: str, index: int) -> None:
+        for config in self._schedulers if self.module.automatic_optimization else ():
+            if config.interval == interval and (index + 1) % config.frequency == 0:
+                if "lr_scheduler_step" in self._training.hooks:
+                    self._training.hooks["lr_scheduler_step"](config.scheduler, None)
+                else:
+                    config.scheduler.step()  # type: ignore[call-arg]  # no metric: plateau schedulers are refused
+
+    def _add_loss(self, loss: Tensor | None) -> None:
+        if loss is not None:
+            self._loss_sum = self._loss_sum + loss.detach()
+            self._num_losses += 1
+
+    def _count(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._skipped:
+            self._step_sizes.append(float(optimizer.param_groups[0]["lr"]))
+
+    def _check_optimizers(self) -> None:
+        name = type(self.module).__name__
+        if not isinstance(self.optimizers[0], Optimizer):
+            raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got None")
+        if any(config.reduce_on_plateau for config in self._schedulers):
+            raise ConfigurationError(
+                f"{name}.configure_optimizers returns ReduceLROnPlateau, but a client has nothing to monitor within a "
+                "round: use a scheduler that goes by steps or epochs"
+            )
+
+
+def _with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
+    """Each batch with whether it is the last one, at most ``limit`` of them."""
+    waiting: list[Any] = []
+    for count, batch in enumerate(batches):
+        if count == limit:
+            break
+        if waiting:
+            yield waiting.pop(), False
+        waiting.append(batch)
+    if waiting:
+        yield waiting.pop(), True

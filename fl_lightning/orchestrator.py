@@ -1,0 +1,286 @@
+"""FederatedOrchestrator: the round."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.callback import FederatedCallback
+from fl_lightning.checks import check_rules, check_state, check_trainer
+from fl_lightning.cohort import ClientResult, Cohort
+from fl_lightning.data import PADDING, ClientIds, FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.host import ClientHost
+from fl_lightning.local import LocalRun, LocalSettings, LocalTraining
+from fl_lightning.params import FlatParameters, copy_buffers, set_buffers
+from fl_lightning.seeding import derive, generator, isolated, seed_globals
+from fl_lightning.strategy import gather_clients
+
+
+class FederatedOrchestrator(ClientHost):
+    """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
+
+    Each ``training_step`` lets the clients of its batch train from the global model; the last one of the epoch
+    aggregates their updates and steps the server optimizer, so that the Trainer validates, logs and saves the new
+    global model. Algorithms are the Trainer's callbacks: see :class:`FederatedCallback`.
+
+    Args:
+        client: the LightningModule that every client trains, unmodified; it holds the global model between clients.
+        local_epochs: passes over a client's data per round (1 unless ``local_steps`` is given).
+        local_steps: batches per client and round instead of epochs.
+        server_optimizer: over the global parameters, with gradient = -update; SGD(1.0) is FedAvg.
+        accumulate_grad_batches: a client's batches per optimizer step.
+        gradient_clip_val: largest local gradient norm or value.
+        gradient_clip_algorithm: "norm" or "value".
+        on_bad_update: what to do with a client that raises or whose update is not finite: "skip" it with a warning
+            that names it, or "raise".
+        seed: of local randomness (batch order, dropout) and of rules that draw.
+
+    Raises:
+        ConfigurationError: both epochs and steps are given, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        client: LightningModule,
+        local_epochs: int | None = None,
+        local_steps: int | None = None,
+        server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        on_bad_update: Literal["skip", "raise"] = "skip",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(client)
+        if local_epochs is not None and local_steps is not None:
+            raise ConfigurationError(f"give local_epochs or local_steps, got both: {local_epochs} and {local_steps}")
+        epochs = 1 if local_epochs is None and local_steps is None else local_epochs
+        for name, value in {"local_epochs": epochs, "local_steps": local_steps, "accumulate": accumulate_grad_batches}.items():
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+        self.automatic_optimization = False
+        self.settings = LocalSettings(
+            epochs, local_steps, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm
+        )
+        self.server_optimizer = server_optimizer
+        self.on_bad_update = on_bad_update
+        self.seed = seed
+        self.rounds_done = 0
+
+    # What callbacks use
+
+    @property
+    def round(self) -> int:
+        """The round under way, or next: 1, 2, …"""
+        return self.rounds_done + 1
+
+    @property
+    def params(self) -> Tensor:
+        """(P,) the global model's trainable parameters, live (a client's, while it trains)."""
+        return self._flat.vector
+
+    @property
+    def data(self) -> FederatedDataModule:
+        """The data module of this run."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
+        if not isinstance(data, FederatedDataModule):
+            raise ConfigurationError(
+                f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
+            )
+        return data
+
+    @property
+    def rules(self) -> list[FederatedCallback]:
+        """The run's federated callbacks, in the order given."""
+        return [c for c in self.trainer.callbacks if isinstance(c, FederatedCallback)]  # type: ignore[attr-defined]
+
+    def generator(self, purpose: str, *indices: int) -> torch.Generator:
+        """A CPU generator keyed by the seed, the purpose and the indices, for a rule that draws."""
+        return generator(self.seed, purpose, *indices)
+
+    def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
+        """Log one value of this round, from ``aggregate`` to ``on_round_end``; its step is the round on every logger."""
+        self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+    def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """The client module's training loss at some parameters, for rules that learn on the proxy set.
+
+        Args:
+            params: (P,); the global model's own are left as they are, buffers move as in training.
+            batch: of the proxy set, as its loader gives it.
+
+        Returns:
+            The loss, a scalar without graph, and its gradient (P,).
+        """
+        current = self.params.clone()
+        self.params.copy_(params)
+        try:
+            with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
+                outputs = self.client.training_step(self.prepare_batch(batch), 0)
+                loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+            parts = torch.autograd.grad(loss, self._flat.parameters, materialize_grads=True)
+            return loss.detach(), torch.cat([part.reshape(-1) for part in parts])
+        finally:
+            self.params.copy_(current)
+
+    @contextlib.contextmanager
+    def server_side(self, purpose: str) -> Iterator[None]:
+        """For work with the client module on the server: seeded by the round, logs dropped, buffers restored."""
+        buffers = copy_buffers(self.client)
+        with isolated(self.device):
+            seed_globals(derive(self.seed, purpose, self.round), self.device)
+            try:
+                yield
+            finally:
+                set_buffers(self.client, buffers)
+
+    # What the Trainer calls
+
+    def configure_callbacks(self) -> Any:
+        """Lightning's hook, the first that knows the Trainer: flags are checked here, before Lightning's own checks."""
+        check_trainer(self.trainer)
+        return super().configure_callbacks()
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook."""
+        super().setup(stage)
+        if stage == "fit":
+            check_rules(self.rules, self.data)
+        if not is_overridden("validation_step", self.client, LightningModule):
+            self.trainer.limit_val_batches = 0
+
+    def configure_optimizers(self) -> Optimizer:
+        """Lightning's hook, the first after the module stands on its device: flatten it here."""
+        self._flat = FlatParameters(self.client)
+        return self.server_optimizer(self._flat.parameters)
+
+    def on_fit_start(self) -> None:
+        """Lightning's hook."""
+        super().on_fit_start()
+        self._training = LocalTraining(self, self._flat, self.settings)
+
+    def training_step(self, batch: ClientIds, batch_idx: int) -> None:
+        """Train the clients of one batch; the epoch's last batch ends the round."""
+        if batch_idx == 0:
+            self._start_round()
+        with isolated(self.device):
+            for client in batch:
+                if client != PADDING:
+                    self._train_client(client)
+        if batch_idx + 1 == self.trainer.num_training_batches:
+            self._end_round()
+
+    def on_validation_epoch_end(self) -> None:
+        """Lightning's hook: what is logged after a round has the round as its step."""
+        self.client.on_validation_epoch_end()
+        self._log_round_number(self.rounds_done)
+
+    def on_test_epoch_end(self) -> None:
+        """Lightning's hook: see :meth:`on_validation_epoch_end`."""
+        self.client.on_test_epoch_end()
+        self._log_round_number(self.rounds_done)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning's hook."""
+        checkpoint["rounds_done"] = self.rounds_done
+        self.client.on_save_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning's hook: a round that was stopped half-way begins again."""
+        check_state(self.state_dict(), checkpoint["state_dict"])
+        self.rounds_done = checkpoint["rounds_done"]
+        self.client.on_load_checkpoint(checkpoint)
+
+    # The round
+
+    def _start_round(self) -> None:
+        rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
+        self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
+        self._deltas = self.params.new_empty(rows, len(self.params))
+        self._results: list[ClientResult] = []
+        self._failures: list[tuple[str, Exception | None]] = []
+
+    def _train_client(self, client: int) -> None:
+        seed_globals(derive(self.seed, "client", self.round, client), self.device)
+        try:
+            self._run = run = LocalRun(self._training, client, self.data.client_num_samples(client), self._anchor)
+            for rule in self.rules:
+                rule.on_client_start(self, run)
+            run.train(lambda epoch: self._batches(client, epoch))
+            for rule in self.rules:
+                rule.on_client_end(self, run)
+            delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
+            if bool(delta.isfinite().all()):
+                self._results.append(run.result(copy_buffers(self.client)))
+            else:
+                self._leave_out(client, "its update is not finite", None)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._leave_out(client, f"{type(error).__name__}: {error}", error)
+        finally:
+            self._run = None
+            self._flat.clear_gradient()
+            self.params.copy_(self._anchor)
+            set_buffers(self.client, self._anchor_buffers)
+
+    def _batches(self, client: int, epoch: int) -> Iterator[Any]:
+        order = self.generator("batches", self.round, client, epoch)
+        return map(self.prepare_batch, self.data.client_batches(client, order))
+
+    def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
+        message = f"round {self.round}: client {client} is left out: {reason}"
+        if self.on_bad_update == "raise":
+            raise RuntimeError(message) from error
+        warnings.warn(message, stacklevel=2)
+        self._failures.append((message, error))
+
+    def _end_round(self) -> None:
+        deltas, results = gather_clients(self.trainer, self._deltas, self._results)
+        if not results:
+            message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
+            raise RuntimeError(f"{message}; so is every other one") from error
+        cohort = Cohort.collect(self.round, self._anchor, deltas, results)
+        for rule in self.rules:
+            cohort = rule.aggregate(self, cohort)
+        self._step_server(self._reduce(cohort))
+        set_buffers(self.client, cohort.buffers)
+        for rule in self.rules:
+            rule.refine(self, cohort)
+        for rule in self.rules:
+            rule.on_round_end(self, cohort)
+        for name, value in cohort.metrics.items():
+            self.log_round(name, value, prog_bar=name == "train/loss")
+        self._log_round_number(self.round)
+        self.rounds_done += 1
+        del self._deltas, self._results
+
+    def _reduce(self, cohort: Cohort) -> Tensor:
+        rules = self.rules
+        reducer = next((rule.reduce for rule in rules if rule.reduce is not None), None)
+        update = cohort.update if reducer is None else reducer(self, cohort)
+        for rule in rules:
+            update = rule.update(self, cohort, update)
+        if not bool(update.isfinite().all()):
+            names = ", ".join(type(rule).__name__ for rule in rules)
+            raise RuntimeError(f"round {self.round}: every client's update is finite, what {names} made of them is not")
+        return update
+
+    def _step_server(self, update: Tensor) -> None:
+        self._flat.set_gradient(-update)
+        self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
+        self._flat.clear_gradient()
+
+    def _log_round_number(self, round: int) -> None:
+        self.log("step", float(round), batch_size=1)
+        self.log("round", float(round), batch_size=1)
