@@ -2,7 +2,8 @@
 
 if __name__ != "fl_lightning.datamodules":
     raise ImportError(
-        f"import this package as fl_lightning.datamodules, not as {__name__}: under two names every class would exist twice"
+        f"import this package as fl_lightning.datamodules, not as {__name__}: "
+        "under two names every class would exist twice"
     )
 
 from fl_lightning.datamodules.digits import Digits

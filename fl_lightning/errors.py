@@ -1,7 +1,7 @@
 """The one error that users are meant to see."""
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(Exception):
     """A mistake that the user can mend.
 
     The message is one line: what was expected, what came, how to mend it. The command line prints it without a

@@ -282,5 +282,5 @@ class FederatedOrchestrator(ClientHost):
         self._flat.clear_gradient()
 
     def _log_round_number(self, round: int) -> None:
-        self.log("step", float(round), batch_size=1)
-        self.log("round", float(round), batch_size=1)
+        self.log_round("step", float(round))
+        self.log_round("round", float(round))

@@ -1,0 +1,208 @@
+"""fl-lightning: the command line. The one place that imports the algorithms, so that YAML finds their short names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger, WandbLogger
+
+import fl_lightning.callbacks
+import fl_lightning.datamodules
+import fl_lightning.models  # noqa: F401
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.messages import ParsingError, mistake_in
+from fl_lightning.orchestrator import FederatedOrchestrator
+from fl_lightning.progress import RoundProgress
+from fl_lightning.runs import BestCheckpoint, LastCheckpoint, RunFolder, last_checkpoint
+
+CONFIGS = Path(__file__).parent / "configs"
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """The parser's hook; it would print its usage and leave."""
+        options = [name.removeprefix("--") for action in self._actions for name in action.option_strings]
+        raise ParsingError(message, options) from ex
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI where ``model:`` is the orchestrator and ``data:`` a FederatedDataModule.
+
+    One seed (``seed_everything``) governs everything; a run gets its folder, its checkpoints and its progress display;
+    ``--ckpt_path last`` goes on with the experiment's last run, and what the command line says wins over the checkpoint.
+    """
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Lightning's hook."""
+        parser.add_argument("--experiment", type=str | None, default=None, help="Name of the run's folder; default: the config's.")
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+
+    def _parse_ckpt_path(self) -> None:
+        """Find the checkpoint and the run folder it belongs to. (Lightning would let its hyper-parameters win here.)"""
+        config = self.config[self.config.subcommand]
+        root = Path(config.trainer.default_root_dir)
+        experiment, version = config.experiment or _config_name(config), None
+        if config.ckpt_path:
+            path = last_checkpoint(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
+            check_readable(path)
+            config.ckpt_path = str(path)
+            folder = path.absolute().parent.parent
+            if path.parent.name == "checkpoints" and (folder / "config.yaml").is_file():
+                root, experiment, version = folder.parent.parent, folder.parent.name, folder.name
+        self.folder = RunFolder(root, experiment, version)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Lightning's hook: what every run has beside what its config names."""
+        config = self._get(self.config_init, "trainer")
+        callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
+        if config.enable_checkpointing is not False:
+            callbacks += [LastCheckpoint(), *([] if _has_best(callbacks) else [BestCheckpoint()])]
+        if config.enable_progress_bar is not False:
+            callbacks.append(RoundProgress())
+        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
+        loggers = [logger for logger in loggers if isinstance(logger, Logger)]
+        if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
+            kwargs["strategy"] = "client_parallel"
+        logger = False if config.logger is False else [self.folder, *loggers]
+        return super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+
+    def before_instantiate_classes(self) -> None:
+        """Lightning's hook."""
+        if self.subcommand and "WandbLogger" in str(self._get(self.config, "trainer").logger):
+            offline_without_key()
+
+    def after_fit(self) -> None:
+        """Lightning's hook: say where everything is."""
+        if self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
+            print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
+
+
+def _config_name(config: Any) -> str:
+    return Path(str(config.config[0])).stem if config.get("config") else "experiment"
+
+
+def _has_best(callbacks: Sequence[Any]) -> bool:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    return any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+
+
+def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
+    """Whether a Trainer with these arguments has more than one device."""
+    if num_nodes > 1:
+        return True
+    gpus = torch.cuda.device_count() if str(accelerator) in ("auto", "gpu", "cuda") else 0
+    if devices in ("auto", -1, "-1"):
+        return gpus > 1
+    return len(devices) > 1 if isinstance(devices, list) else "," in str(devices).rstrip(",") or str(devices).isdigit() and int(devices) > 1
+
+
+def check_readable(path: Path) -> None:
+    """Refuse a checkpoint that is missing or damaged.
+
+    Raises:
+        ConfigurationError: says which, and what to do.
+    """
+    if not path.is_file():
+        raise ConfigurationError(f"ckpt_path: there is no file {path}; expected a path to a .ckpt, or 'last'")
+    try:
+        keys = torch.load(path, map_location="cpu", weights_only=True, mmap=True).keys()
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise ConfigurationError(
+            f"ckpt_path: {path} cannot be read, it is damaged or no checkpoint ({reason}): use another one of the "
+            "run's checkpoints"
+        ) from error
+    if not {"state_dict", "rounds_done"} <= set(keys):
+        raise ConfigurationError(f"ckpt_path: {path} is a checkpoint, but not of a federated run: it has no rounds_done")
+
+
+def offline_without_key() -> None:
+    """Let W&B write to disk where it has no key to send with."""
+    import wandb
+
+    if "WANDB_MODE" in os.environ or wandb.api.api_key:
+        return
+    os.environ["WANDB_MODE"] = "offline"
+    print("W&B: no API key found, so this run is recorded offline; send it later with: wandb sync wandb/offline-run-*")
+
+
+def find_config(name: str) -> str:
+    """The config of a name: a path, or a shipped one (``cifar10_gh.yaml``, ``papers/….yaml``).
+
+    Raises:
+        ConfigurationError: there is none; names those that exist.
+    """
+    if Path(name).is_file():
+        return name
+    for candidate in (CONFIGS / name, CONFIGS / f"{name}.yaml"):
+        if candidate.is_file():
+            return str(candidate)
+    shipped = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
+    raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {shipped}")
+
+
+def resolve_configs(args: Sequence[str]) -> list[str]:
+    """Command-line arguments with the configs' bare names replaced by paths."""
+    resolved: list[str] = []
+    for position, argument in enumerate(args):
+        if position and args[position - 1] in ("--config", "-c"):
+            resolved.append(find_config(argument))
+        elif argument.startswith("--config="):
+            resolved.append(f"--config={find_config(argument.removeprefix('--config='))}")
+        else:
+            resolved.append(argument)
+    return resolved
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status. 2 stands for a mistake that one line on standard error explains."""
+    sys.path.insert(0, str(Path.cwd()))  # a console script's path starts at the script: classes of the user live here
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_chatter)
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", ".*recommended to use `self.log.*sync_dist=True.*")
+    warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
+    try:
+        sys.argv[1:] = resolve_configs(sys.argv[1:] if args is None else args)
+        FederatedCLI(
+            FederatedOrchestrator,
+            FederatedDataModule,
+            subclass_mode_data=True,
+            parser_class=Parser,
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+        )
+    except Exception as error:
+        mistake = mistake_in(error)
+        if mistake is None:
+            raise
+        print(f"fl-lightning: error: {mistake}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _no_chatter(record: logging.LogRecord) -> bool:
+    return not re.match(r"💡|(GPU|TPU|HPU) available|.*litlogger", record.getMessage())

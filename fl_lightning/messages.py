@@ -1,0 +1,105 @@
+"""What the argument parser reports, in one line: where, what came, what would have done."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from fl_lightning.errors import ConfigurationError
+
+NAMED_IN_YAML: tuple[type, ...] = (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Logger,
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+)
+
+
+class ParsingError(Exception):
+    """What the argument parser reports; parsers nest, and only the outermost report is for the user.
+
+    Args:
+        message: the parser's.
+        options: the parser's long options, without dashes.
+    """
+
+    def __init__(self, message: str, options: Iterable[str]) -> None:
+        super().__init__(message)
+        self.message, self.options = message, options
+
+
+def mistake_in(error: BaseException) -> str | None:
+    """The user's mistake behind an exception that others may have wrapped, in one line; None if it is no mistake."""
+    if isinstance(error, ParsingError):
+        return explain(error.message, error.options)
+    if isinstance(error, ConfigurationError | MisconfigurationException):
+        return " ".join(str(error).split())
+    wrapped = error.__cause__ or error.__context__
+    return mistake_in(wrapped) if wrapped else None
+
+
+def explain(message: str, options: Iterable[str]) -> str:
+    """One line for what the argument parser says in many.
+
+    Args:
+        message: the parser's.
+        options: the command line's long options, without dashes.
+    """
+    text = " ".join(message.split())
+    keys = re.findall(r'Parser key "([^"]+)":', text)
+    where = f"{'.'.join(keys)}: " if keys else ""
+    if found := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text):
+        return f"there is no option --{found[1]}{_nearest(found[1], options)}"
+    if found := re.search(r"Option '([\w.]+)' is not accepted", text):
+        return f"{where}there is no option {found[1]}{_nearest(found[1], _parameters())}"
+    if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
+        return f"{where}{found[1]}:{found[2]}"
+    if found := re.search(r"[Ee]xpected a dot import path string: ([\w.]+)", text):
+        return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
+    if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
+        return f"{where}give a value for {found[1]}"
+    expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
+    if (found := re.search(r"Given value: (.{1,80})", text)) and expected:
+        return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
+    return text[:400]
+
+
+def _plain(expected: str) -> str:
+    return re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = {candidate.lower(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else "; --help lists what there is"
+
+
+def _subclasses(of: type) -> set[type]:
+    return {of}.union(*(_subclasses(subclass) for subclass in of.__subclasses__()))
+
+
+def _ours() -> list[type]:
+    from fl_lightning.datamodules import Partition
+
+    return [cls for base in (*NAMED_IN_YAML, Partition) for cls in _subclasses(base)]
+
+
+def _classes() -> set[str]:
+    return {cls.__name__ for cls in _ours()}
+
+
+def _parameters() -> set[str]:
+    mine: list[Any] = [cls for cls in _ours() if cls.__module__.startswith("fl_lightning")]
+    return {name for cls in mine for name in inspect.signature(cls).parameters}

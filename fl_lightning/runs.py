@@ -1,0 +1,135 @@
+"""The run folder: ``runs/<experiment>/<version>/`` with config.yaml, metrics.csv and checkpoints."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError
+
+FIRST_COLUMNS = ("round", "val/top1", "val/top3", "val/loss", "train/loss")
+
+
+class RunFolder(CSVLogger):
+    """Writes ``metrics.csv``, one row a round, and gives the run its folder.
+
+    A version that exists is continued: when its training goes on from round r, the rows of the rounds after r, which a
+    stopped run may have left, are dropped.
+
+    Args:
+        root: folder of all runs.
+        experiment: name of the experiment.
+        version: an existing version to continue, or None for the next free ``version_N``.
+    """
+
+    def __init__(self, root: str | Path = "runs", experiment: str = "experiment", version: str | None = None) -> None:
+        super().__init__(root, experiment, version)
+        self._rows: dict[int, dict[str, float]] | None = None
+
+    @property
+    def version(self) -> str:
+        """The run's own folder below the experiment's; taken at first use, so that no two runs share it."""
+        if self._version is None:
+            self._version = next_version(Path(self.root_dir), take=rank_zero_only.rank == 0)
+        return str(self._version)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add to the row of a round."""
+        values = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        round = int(values.get("round", step or 0))
+        if round < 1:
+            return
+        if self._rows is None:
+            self._rows = self._read()
+        if "train/loss" in values:
+            self._rows = {r: row for r, row in self._rows.items() if r <= round}
+        self._rows.setdefault(round, {}).update(values | {"round": round})
+        self.save()
+
+    def _read(self) -> dict[int, dict[str, float]]:
+        file = Path(self.log_dir) / "metrics.csv"
+        if not file.exists():
+            return {}
+        with file.open(newline="") as lines:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
+        return {int(row["round"]): row for row in rows}
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Write the file anew, whole or not at all."""
+        if not self._rows:
+            return
+        found = {name for row in self._rows.values() for name in row} - {"epoch"}
+        columns = [c for c in FIRST_COLUMNS if c in found] + sorted(found.difference(FIRST_COLUMNS))
+        folder = Path(self.log_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "metrics.csv.part").open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            for round, row in sorted(self._rows.items()):
+                writer.writerow({name: f"{value:.7g}" for name, value in row.items()} | {"round": round})
+        (folder / "metrics.csv.part").replace(folder / "metrics.csv")
+
+
+def next_version(experiment: Path, take: bool = True) -> str:
+    """The first free ``version_N`` of an experiment; its folder is made, which no second process can do."""
+    number = 0
+    while True:
+        folder = experiment / f"version_{number}"
+        if not folder.exists():
+            if not take:
+                return folder.name
+            try:
+                folder.mkdir(parents=True)
+                return folder.name
+            except FileExistsError:
+                pass
+        number += 1
+
+
+def last_checkpoint(experiment: Path) -> Path:
+    """The ``last.ckpt`` that was written last in an experiment's versions.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    found = sorted(experiment.glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise ConfigurationError(
+            f"ckpt_path: last looks for {experiment / '*' / 'checkpoints' / 'last.ckpt'}, and there is none: start "
+            "without ckpt_path, or give the path of a checkpoint"
+        )
+    return found[-1]
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """``checkpoints/last.ckpt`` after every round: where a stopped run goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """``checkpoints/best.ckpt``: the round with the best monitored metric, where the model logs it.
+
+    Args:
+        monitor: name of the metric.
+        mode: "max" or "min".
+    """
+
+    def __init__(self, monitor: str = "val/top1", mode: str = "max") -> None:
+        super().__init__(filename="best", monitor=monitor, mode=mode, enable_version_counter=False)
+
+    def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
+        if self.monitor in monitor_candidates:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)

@@ -1,0 +1,95 @@
+"""ImageClassifier: any network, trained to name the class of an image."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from fl_lightning import ConfigurationError
+
+
+class ImageClassifier(LightningModule):
+    """A network under cross-entropy, with loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
+
+    Args:
+        network: images (B, C, H, W) to logits (B, num_classes).
+        num_classes: of the data.
+        optimizer: makes a client's optimizer from the parameters.
+        scheduler: makes a schedule of its learning rate, stepped after each local epoch; starts anew every round.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int = 10,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
+        scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.num_classes = network, num_classes
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self.metrics = nn.ModuleDict({stage: self._metrics(f"{stage}/") for stage in ("val", "test")})
+
+    def _metrics(self, prefix: str) -> MetricCollection:
+        def accuracy(k: int) -> MulticlassAccuracy:
+            return MulticlassAccuracy(self.num_classes, top_k=min(k, self.num_classes), average="micro")
+
+        return MetricCollection({"top1": accuracy(1), "top3": accuracy(3), "loss": MeanMetric()}, prefix=prefix)
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook: the data must have as many classes as the metrics and the network."""
+        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
+        if classes != self.num_classes:
+            raise ConfigurationError(
+                f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
+                f"network's own to {classes}"
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, C, H, W)."""
+        logits: Tensor = self.network(images)
+        if logits.shape[1:] != (self.num_classes,):
+            raise ConfigurationError(
+                f"{type(self.network).__name__} gives an output of shape {tuple(logits.shape)}, expected (batch, "
+                f"{self.num_classes}): set the network's num_classes to the data's"
+            )
+        return logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Cross-entropy of one batch, with what rules that change the loss need."""
+        images, targets = batch
+        logits = self(images)
+        return {"loss": F.cross_entropy(logits, targets), "logits": logits, "targets": targets}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to ``val/…``."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to ``test/…``."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Class probabilities (B, num_classes)."""
+        images = batch[0] if isinstance(batch, list | tuple) else batch
+        return self(images).softmax(1)  # type: ignore[no-any-return]
+
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        images, targets = batch
+        logits = self(images)
+        metrics: Any = self.metrics[stage]
+        for name in ("top1", "top3"):
+            metrics[name].update(logits, targets)
+        metrics["loss"].update(F.cross_entropy(logits, targets, reduction="none"))
+        for name, metric in metrics.items():
+            self.log(name, metric, prog_bar=name.endswith("top1"), batch_size=len(targets))
+
+    def configure_optimizers(self) -> Any:
+        """Lightning's hook: the client's own optimizer, made anew for every client and round."""
+        optimizer = self.optimizer(self.parameters())
+        return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
