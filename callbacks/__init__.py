@@ -1,7 +1,7 @@
 """The algorithms: one file each."""
 
 if __name__ != "fl_lightning.callbacks":
-    raise ImportError(f"import this package as fl_lightning.callbacks, not as {__name__}: under two names every class would exist twice")
+    raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")
 
 from fl_lightning.callbacks.dgc import DominantGradientCorrection
 from fl_lightning.callbacks.fedavg import FedAvg

@@ -37,7 +37,9 @@ class FedLAW(FederatedCallback):
         if mode not in ("joint", "shrinking", "attentive"):
             raise ConfigurationError(f"mode must be 'joint', 'shrinking' or 'attentive', got {mode!r}")
         if not lr > 0 or epochs < 1 or decay_every < 1:
-            raise ConfigurationError(f"lr must be positive, epochs and decay_every at least 1: got {lr}, {epochs}, {decay_every}")
+            raise ConfigurationError(
+                f"lr must be positive, epochs and decay_every at least 1: got {lr}, {epochs}, {decay_every}"
+            )
         self.mode, self.lr, self.epochs, self.decay_every = mode, lr, epochs, decay_every
 
     def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:

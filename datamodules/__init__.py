@@ -1,10 +1,7 @@
 """Data sets, and how they are partitioned over clients."""
 
 if __name__ != "fl_lightning.datamodules":
-    raise ImportError(
-        f"import this package as fl_lightning.datamodules, not as {__name__}: "
-        "under two names every class would exist twice"
-    )
+    raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
 from fl_lightning.datamodules.digits import Digits
 from fl_lightning.datamodules.images import ImageData

@@ -26,11 +26,15 @@ def check_trainer(trainer: Trainer) -> None:
             "model.accumulate_grad_batches, which accumulates a client's batches",
         ),
         (
-            trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,  # type: ignore[attr-defined]
+            trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # likewise
             "limit_train_batches",
             "data.participation for fewer clients, or model.local_steps for less local work",
         ),
-        (bool(trainer.overfit_batches), "overfit_batches", "data.participation: 1, which trains one client a round"),
+        (
+            trainer.overfit_batches > 0,  # type: ignore[attr-defined]  # set outside Trainer.__init__
+            "overfit_batches",
+            "data.participation: 1, which trains one client a round",
+        ),
         (
             trainer.val_check_interval != 1.0,
             "val_check_interval",

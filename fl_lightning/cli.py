@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger
 
 import fl_lightning.callbacks
 import fl_lightning.datamodules
@@ -48,12 +48,20 @@ class FederatedCLI(LightningCLI):
     """LightningCLI where ``model:`` is the orchestrator and ``data:`` a FederatedDataModule.
 
     One seed (``seed_everything``) governs everything; a run gets its folder, its checkpoints and its progress display;
-    ``--ckpt_path last`` goes on with the experiment's last run, and what the command line says wins over the checkpoint.
+    ``--ckpt_path last`` goes on with the experiment's last run, and the command line wins over what it was made with.
     """
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Lightning's hook."""
-        parser.add_argument("--experiment", type=str | None, default=None, help="Name of the run's folder; default: the config's.")
+        parser.add_argument(
+            "--experiment", type=str | None, default=None, help="Name of the run's folder; default: the config's."
+        )
+        parser.add_argument(
+            "--num_threads",
+            type=int,
+            default=int(os.environ.get("OMP_NUM_THREADS", "1")),
+            help="CPU threads of each process. Several devices use more cores better, and change no result.",
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -88,6 +96,9 @@ class FederatedCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Lightning's hook."""
+        threads = self._get(self.config, "num_threads")
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # Lightning's launcher would choose by the number of devices
+        torch.set_num_threads(threads)
         if self.subcommand and "WandbLogger" in str(self._get(self.config, "trainer").logger):
             offline_without_key()
 
@@ -114,7 +125,11 @@ def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     gpus = torch.cuda.device_count() if str(accelerator) in ("auto", "gpu", "cuda") else 0
     if devices in ("auto", -1, "-1"):
         return gpus > 1
-    return len(devices) > 1 if isinstance(devices, list) else "," in str(devices).rstrip(",") or str(devices).isdigit() and int(devices) > 1
+    return (
+        len(devices) > 1
+        if isinstance(devices, list)
+        else "," in str(devices).rstrip(",") or (str(devices).isdigit() and int(devices) > 1)
+    )
 
 
 def check_readable(path: Path) -> None:
@@ -134,7 +149,9 @@ def check_readable(path: Path) -> None:
             "run's checkpoints"
         ) from error
     if not {"state_dict", "rounds_done"} <= set(keys):
-        raise ConfigurationError(f"ckpt_path: {path} is a checkpoint, but not of a federated run: it has no rounds_done")
+        raise ConfigurationError(
+            f"ckpt_path: {path} is a checkpoint, but not of a federated run: it has no rounds_done"
+        )
 
 
 def offline_without_key() -> None:

@@ -30,7 +30,8 @@ class ClientResult:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """One round's updates and how they are to be combined. Rules return a new one; the updates never change.
+    """One round's updates and how they are to be combined. Rules return a new one; the updates never change while the
+    round lasts (their memory then serves the next round: clone what is to be kept).
 
     The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
     numbers only: K is the cohort's size, P the number of trainable parameters.
@@ -92,7 +93,7 @@ class Cohort:
     def gram(self) -> Tensor:
         """(K, K) inner products of the updates as they came, float64, computed once a round."""
         gram = torch.zeros(len(self.deltas), len(self.deltas), dtype=torch.float64, device=self.deltas.device)
-        for block in self.deltas.split(COLUMNS, dim=1):
+        for block in torch.split(self.deltas, COLUMNS, dim=1):
             wide = block.double()
             gram.addmm_(wide, wide.T)
         return without_rounding(gram, gram.diagonal().sqrt())

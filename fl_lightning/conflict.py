@@ -34,7 +34,7 @@ def cosines(gram: Tensor) -> Tensor:
 
 def pairs(matrix: Tensor) -> Tensor:
     """The (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix: each unordered pair once."""
-    rows, columns = torch.triu_indices(*matrix.shape, offset=1)
+    rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1)
     return matrix[rows, columns]
 
 

@@ -114,7 +114,7 @@ class FederatedDataModule(LightningDataModule):
         dataset = self.client_dataset(client)
         indices = torch.randperm(len(dataset), generator=order)  # type: ignore[arg-type]  # map-style: it has a length
         if (tensors := gather(dataset, indices)) is not None:
-            return map(list, zip(*(tensor.split(self.batch_size) for tensor in tensors), strict=True))
+            return map(list, zip(*(torch.split(tensor, self.batch_size) for tensor in tensors), strict=True))
         seed = int(torch.randint(2**31, (), generator=order))
         return iter(
             DataLoader(
@@ -149,7 +149,7 @@ class _CohortBatches:
     def __iter__(self) -> Iterator[list[int]]:
         rank, devices = self._world()
         trainer = self.data.trainer
-        cohort = self.data.cohort(trainer.lightning_module.round if trainer else 1)  # type: ignore[arg-type, union-attr]
+        cohort = self.data.cohort(trainer.lightning_module.round if trainer else 1)  # type: ignore[arg-type]
         mine = cohort[rank::devices]
         mine += [PADDING] * (-(-len(cohort) // devices) - len(mine))
         size = self.data.clients_per_batch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -42,8 +42,8 @@ class ClientHost(LightningModule):
     def setup(self, stage: str) -> None:
         """Lightning's hook."""
         self.client.log = self._client_log  # type: ignore[method-assign]
-        self.client.optimizers = self._client_optimizers  # type: ignore[method-assign, assignment]
-        self.client.lr_schedulers = self._client_schedulers  # type: ignore[method-assign, assignment]
+        self.client.optimizers = self._client_optimizers  # type: ignore[method-assign]
+        self.client.lr_schedulers = self._client_schedulers  # type: ignore[method-assign]
         for hook in (*EVALUATION_HOOKS, *TRANSFER_HOOKS):
             if is_overridden(hook, self.client) and not is_overridden(hook, self):
                 setattr(self, hook, getattr(self.client, hook))

@@ -2,97 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.params import FlatParameters
-
-if TYPE_CHECKING:
-    from fl_lightning.callback import FederatedCallback
-    from fl_lightning.orchestrator import FederatedOrchestrator
-
-HOOKS = (
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "backward",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
-)
-
-
-@dataclass(frozen=True)
-class LocalSettings:
-    """What every client does in a round.
-
-    Attributes:
-        epochs: passes over the client's data, or None for a fixed number of steps.
-        steps: batches per round, or None; the data are begun again as often as needed.
-        accumulate: batches whose gradients make one optimizer step.
-        clip: largest gradient norm or value, or None.
-        clip_algorithm: "norm" or "value".
-    """
-
-    epochs: int | None = 1
-    steps: int | None = None
-    accumulate: int = 1
-    clip: float | None = None
-    clip_algorithm: Literal["norm", "value"] = "norm"
-
-
-class LocalTraining:
-    """How a LightningModule trains on any client: looked up once a fit, so that a step costs little."""
-
-    def __init__(self, orchestrator: FederatedOrchestrator, flat: FlatParameters, settings: LocalSettings) -> None:
-        module = orchestrator.client
-        self.orchestrator, self.module, self.flat, self.settings = orchestrator, module, flat, settings
-        self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
-        self.precision = orchestrator.trainer.precision_plugin
-        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
-        if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-            raise ConfigurationError(
-                f"{type(module).__name__}.training_step takes a dataloader_iter: on clients it must take batches"
-            )
-        if getattr(self.precision, "scaler", None) is not None and not module.automatic_optimization:
-            raise ConfigurationError(
-                f"{type(module).__name__} steps its optimizers itself, which loses the loss scale of precision="
-                "16-mixed: use bf16-mixed, or automatic optimization"
-            )
-        callbacks = orchestrator.rules
-        self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
-        self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
-        self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
-
-    def call(self, hook: str, *args: Any) -> Any:
-        """Call a hook of the module, if it defines it."""
-        return self.hooks[hook](*args) if hook in self.hooks else None
-
-
-def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Whether a callback defines a hook of its own."""
-    from fl_lightning.callback import FederatedCallback
-
-    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+from fl_lightning.training import LocalTraining, make_optimizers, with_last
 
 
 class LocalRun:
@@ -121,9 +40,8 @@ class LocalRun:
         self._num_losses = 0
         self._skipped = False  # the last training_step returned None: the optimizer had nothing to do
         self._logged: dict[str, list[Any]] = {}
-        self.optimizers, self._schedulers = _init_optimizers_and_lr_schedulers(self.module)
+        self.optimizers, self._schedulers = make_optimizers(self.module)
         self.schedulers = [config.scheduler for config in self._schedulers]
-        self._check_optimizers()
         self.optimizers[0].register_step_post_hook(self._count)
         if not self.module.automatic_optimization:
             self.optimizers[0].register_step_pre_hook(lambda *_: self._correct())
@@ -204,7 +122,7 @@ class LocalRun:
         while epoch != settings.epochs and left != 0:
             call("on_train_epoch_start")
             index = -1
-            for index, (batch, last) in enumerate(_with_last(epochs(epoch), left)):
+            for index, (batch, last) in enumerate(with_last(epochs(epoch), left)):
                 if call("on_train_batch_start", batch, index) == -1:
                     break
                 outputs = self._batch(batch, index, last)
@@ -214,7 +132,9 @@ class LocalRun:
                 call("on_train_batch_end", outputs, batch, index)
             call("on_train_epoch_end")
             if index < 0:
-                raise ConfigurationError(f"client {self.client} has no batches: a client without data must not be drawn")
+                raise ConfigurationError(
+                    f"client {self.client} has no batches: a client without data must not be drawn"
+                )
             left = None if left is None else left - index - 1
             epoch += 1
         call("on_train_end")
@@ -233,8 +153,9 @@ class LocalRun:
             nonlocal outputs
             outputs = self._forward(batch, index)
             loss = None if outputs is None else self._loss_of(outputs)
-            for hook in training.losses if loss is not None else ():
-                loss = hook(self, batch, outputs, loss)
+            if loss is not None:
+                for hook in training.losses:
+                    loss = hook(self, batch, outputs, loss)
             if index % accumulate == 0:
                 self._zero_grad(index)
             if loss is not None:
@@ -336,26 +257,3 @@ class LocalRun:
     def _count(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._skipped:
             self._step_sizes.append(float(optimizer.param_groups[0]["lr"]))
-
-    def _check_optimizers(self) -> None:
-        name = type(self.module).__name__
-        if not isinstance(self.optimizers[0], Optimizer):
-            raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got None")
-        if any(config.reduce_on_plateau for config in self._schedulers):
-            raise ConfigurationError(
-                f"{name}.configure_optimizers returns ReduceLROnPlateau, but a client has nothing to monitor within a "
-                "round: use a scheduler that goes by steps or epochs"
-            )
-
-
-def _with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
-    """Each batch with whether it is the last one, at most ``limit`` of them."""
-    waiting: list[Any] = []
-    for count, batch in enumerate(batches):
-        if count == limit:
-            break
-        if waiting:
-            yield waiting.pop(), False
-        waiting.append(batch)
-    if waiting:
-        yield waiting.pop(), True

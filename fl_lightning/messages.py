@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from fl_lightning.errors import ConfigurationError
@@ -87,7 +87,8 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _subclasses(of: type) -> set[type]:
-    return {of}.union(*(_subclasses(subclass) for subclass in of.__subclasses__()))
+    below: list[type] = of.__subclasses__()
+    return {of}.union(*map(_subclasses, below))
 
 
 def _ours() -> list[type]:

@@ -20,10 +20,11 @@ from fl_lightning.cohort import ClientResult, Cohort
 from fl_lightning.data import PADDING, ClientIds, FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.host import ClientHost
-from fl_lightning.local import LocalRun, LocalSettings, LocalTraining
-from fl_lightning.params import FlatParameters, copy_buffers, set_buffers
+from fl_lightning.local import LocalRun
+from fl_lightning.params import FlatParameters, copy_buffers, is_finite, set_buffers
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 from fl_lightning.strategy import gather_clients
+from fl_lightning.training import LocalSettings, LocalTraining
 
 
 class FederatedOrchestrator(ClientHost):
@@ -65,7 +66,11 @@ class FederatedOrchestrator(ClientHost):
         if local_epochs is not None and local_steps is not None:
             raise ConfigurationError(f"give local_epochs or local_steps, got both: {local_epochs} and {local_steps}")
         epochs = 1 if local_epochs is None and local_steps is None else local_epochs
-        for name, value in {"local_epochs": epochs, "local_steps": local_steps, "accumulate": accumulate_grad_batches}.items():
+        for name, value in {
+            "local_epochs": epochs,
+            "local_steps": local_steps,
+            "accumulate": accumulate_grad_batches,
+        }.items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"{name} must be at least 1, got {value}")
         self.automatic_optimization = False
@@ -109,7 +114,7 @@ class FederatedOrchestrator(ClientHost):
         return generator(self.seed, purpose, *indices)
 
     def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
-        """Log one value of this round, from ``aggregate`` to ``on_round_end``; its step is the round on every logger."""
+        """Log one value of this round, from ``aggregate`` to ``on_round_end``; every logger's step is the round."""
         self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
     def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
@@ -126,8 +131,8 @@ class FederatedOrchestrator(ClientHost):
         self.params.copy_(params)
         try:
             with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
-                outputs = self.client.training_step(self.prepare_batch(batch), 0)
-                loss = outputs["loss"] if isinstance(outputs, dict) else outputs
+                outputs: Any = self.client.training_step(self.prepare_batch(batch), 0)
+                loss: Tensor = outputs["loss"] if isinstance(outputs, dict) else outputs
             parts = torch.autograd.grad(loss, self._flat.parameters, materialize_grads=True)
             return loss.detach(), torch.cat([part.reshape(-1) for part in parts])
         finally:
@@ -162,6 +167,7 @@ class FederatedOrchestrator(ClientHost):
     def configure_optimizers(self) -> Optimizer:
         """Lightning's hook, the first after the module stands on its device: flatten it here."""
         self._flat = FlatParameters(self.client)
+        self._deltas = self.params.new_empty(0, len(self.params))
         return self.server_optimizer(self._flat.parameters)
 
     def on_fit_start(self) -> None:
@@ -198,6 +204,11 @@ class FederatedOrchestrator(ClientHost):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lightning's hook: a round that was stopped half-way begins again."""
         check_state(self.state_dict(), checkpoint["state_dict"])
+        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        if not batches["is_last_batch"]:
+            before = batches["total"]["ready"] - batches["current"]["ready"]
+            batches["total"] = dict.fromkeys(batches["total"], before)
+            batches["current"] = dict.fromkeys(batches["current"], 0)
         self.rounds_done = checkpoint["rounds_done"]
         self.client.on_load_checkpoint(checkpoint)
 
@@ -206,7 +217,8 @@ class FederatedOrchestrator(ClientHost):
     def _start_round(self) -> None:
         rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
         self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
-        self._deltas = self.params.new_empty(rows, len(self.params))
+        if len(self._deltas) != rows:  # kept from round to round: fresh memory costs as much
+            self._deltas = self.params.new_empty(rows, len(self.params))  # as reading it twice
         self._results: list[ClientResult] = []
         self._failures: list[tuple[str, Exception | None]] = []
 
@@ -220,7 +232,7 @@ class FederatedOrchestrator(ClientHost):
             for rule in self.rules:
                 rule.on_client_end(self, run)
             delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
-            if bool(delta.isfinite().all()):
+            if is_finite(delta):
                 self._results.append(run.result(copy_buffers(self.client)))
             else:
                 self._leave_out(client, "its update is not finite", None)
@@ -263,7 +275,7 @@ class FederatedOrchestrator(ClientHost):
             self.log_round(name, value, prog_bar=name == "train/loss")
         self._log_round_number(self.round)
         self.rounds_done += 1
-        del self._deltas, self._results
+        del self._results
 
     def _reduce(self, cohort: Cohort) -> Tensor:
         rules = self.rules
@@ -271,7 +283,7 @@ class FederatedOrchestrator(ClientHost):
         update = cohort.update if reducer is None else reducer(self, cohort)
         for rule in rules:
             update = rule.update(self, cohort, update)
-        if not bool(update.isfinite().all()):
+        if not is_finite(update):
             names = ", ".join(type(rule).__name__ for rule in rules)
             raise RuntimeError(f"round {self.round}: every client's update is finite, what {names} made of them is not")
         return update

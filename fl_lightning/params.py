@@ -43,7 +43,7 @@ class FlatParameters:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """A (P,) vector cut into the shapes of the parameters; shares memory with it."""
-        parts = vector.split([p.numel() for p in self.parameters])
+        parts = torch.split(vector, [p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     @property
@@ -71,6 +71,12 @@ class FlatParameters:
         """Leave every parameter without a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether no entry is infinite or nan."""
+    low, high = torch.aminmax(vector)  # one pass; nan spreads to both
+    return bool(low.isfinite() & high.isfinite())
 
 
 def copy_buffers(module: nn.Module) -> list[Tensor]:

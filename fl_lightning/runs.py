@@ -36,16 +36,16 @@ class RunFolder(CSVLogger):
     def version(self) -> str:
         """The run's own folder below the experiment's; taken at first use, so that no two runs share it."""
         if self._version is None:
-            self._version = next_version(Path(self.root_dir), take=rank_zero_only.rank == 0)
+            self._version = next_version(Path(self.root_dir), take=_is_first_process())
         return str(self._version)
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml holds them."""
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: dict[str, Tensor | float], step: int | None = None) -> None:  # type: ignore[override]
         """Add to the row of a round."""
-        values = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        values = {name: float(value) for name, value in metrics.items()}
         round = int(values.get("round", step or 0))
         if round < 1:
             return
@@ -79,6 +79,10 @@ class RunFolder(CSVLogger):
             for round, row in sorted(self._rows.items()):
                 writer.writerow({name: f"{value:.7g}" for name, value in row.items()} | {"round": round})
         (folder / "metrics.csv.part").replace(folder / "metrics.csv")
+
+
+def _is_first_process() -> bool:
+    return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 def next_version(experiment: Path, take: bool = True) -> str:

@@ -49,7 +49,9 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 def seed_globals(seed: int, device: torch.device) -> None:
     """Seed the global generators (dropout, augmentation) of torch, NumPy and Python; ``seed`` has 32 bits."""
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed also formats a stack trace for lazy CUDA: 1000x slower
+    torch.default_generator.manual_seed(
+        seed
+    )  # torch.manual_seed also formats a stack trace for lazy CUDA: 1000x slower
     np.random.seed(seed)
     random.seed(seed)
     if device.type == "cuda":

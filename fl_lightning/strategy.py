@@ -61,5 +61,5 @@ def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) 
         rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
         results = [result for part in lists for result in part]
     order = sorted(range(len(results)), key=lambda i: results[i].client)
-    in_place = order == list(range(len(rows)))
-    return (rows if in_place else rows[order]), [results[i] for i in order]
+    rows = rows[: len(order)] if order == sorted(order) else rows[order]
+    return rows, [results[i] for i in order]

@@ -1,5 +1,8 @@
-"""Networks of the FedGH experiments."""
+"""Networks of the papers' experiments."""
 
+import difflib
+
+import timm
 from torch import Tensor, nn
 
 from fl_lightning import ConfigurationError
@@ -63,4 +66,85 @@ class TwoLayerCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, num_classes) of images (B, in_channels, image_size, image_size)."""
         logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+class SimpleCNN(nn.Sequential):
+    """Three 3×3 convolutions and two linear layers, for 32×32 images (FedLAW, Appendix D.3).
+
+    The 64·4·4 features that the paper states need a second pooling, after the second convolution.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * 4 * 4, 64),
+            nn.ReLU(),
+            nn.Linear(64, num_classes),
+        )
+
+
+class LeNet(nn.Sequential):
+    """Two 5×5 convolutions and three linear layers, for 32×32 images (LeCun et al., 1998, with ReLU and max pooling).
+
+    FedMGC names a network of this form for CIFAR and leaves its widths open; these are LeCun's.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(16 * 5 * 5, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, num_classes),
+        )
+
+
+class TimmNetwork(nn.Module):
+    """Any network of timm by name, with a stem for small images.
+
+    Args:
+        name: timm's, for example "mobilenetv2_100".
+        num_classes: outputs.
+        in_channels: of the images.
+        small_images: the first convolution keeps the resolution, as is usual at 32×32.
+    """
+
+    def __init__(self, name: str, num_classes: int = 10, in_channels: int = 3, small_images: bool = True) -> None:
+        super().__init__()
+        if not timm.is_model(name):
+            near = difflib.get_close_matches(name, timm.list_models(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ": timm.list_models() names those that exist"
+            raise ConfigurationError(f"timm has no model {name!r}{hint}")
+        self.network = timm.create_model(name, num_classes=num_classes, in_chans=in_channels)
+        if small_images:
+            stem = next(module for module in self.network.modules() if isinstance(module, nn.Conv2d))
+            stem.stride = (1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, in_channels, H, W)."""
+        logits: Tensor = self.network(images)
         return logits

@@ -1,23 +1,31 @@
-"""Toy problem T: w ∈ R², w⁰ = 0, η = 0.1, ∇f_i(w) = A_i ∘ (w - B_i), full participation, float64.
+"""Toy problems in float64, small enough to follow by hand.
 
-Client 0: A = (1, 2), B = (1, -1), n = 1, τ = 2 steps. Client 1: A = (3, 0.5), B = (-2, 2), n = 3, τ = 3 steps.
-Plain SGD takes them to (0.19, -0.36) and (-1.314, 0.28525).
+T (``train``): w ∈ R², w⁰ = 0, η = 0.1, ∇f_i(w) = A_i ∘ (w - B_i), full participation. Client 0: A = (1, 2), B = (1, -1),
+n = 1, τ = 2 steps. Client 1: A = (3, 0.5), B = (-2, 2), n = 3, τ = 3 steps. Plain SGD takes them to (0.19, -0.36) and
+(-1.314, 0.28525).
+
+Given updates (``send``): client k's loss is w·c_k + l_k, so that one step of SGD(η) from w = 0 ends in the update
+-η c_k with the mean loss l_k. c_k is chosen to make the update what the test asks for.
+
+Batch normalisation (Normalized, NormalizedData): buffers that can be followed by hand.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator
+from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator, LocalRun
 
 ETA = 0.1
 A = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
 B = torch.tensor([[1.0, -1.0], [-2.0, 2.0]], dtype=torch.float64)
 SAMPLES, STEPS = [1, 3], [2, 3]
+UPDATES = [[2.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]]  # g₁·g₂ = -2, g₁·g₃ = -2, g₂·g₃ = -1: all in conflict
 
 
 class Quadratic(LightningModule):
@@ -32,7 +40,7 @@ class Quadratic(LightningModule):
         a, b = batch
         return (a * (self.w - b) ** 2 / 2).sum()
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
+    def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=ETA, momentum=self.momentum)
 
 
@@ -51,6 +59,119 @@ class ToyData(FederatedDataModule):
         return SAMPLES[client]
 
 
+class Linear(LightningModule):
+    """f_k(w) = w·c_k + l_k; a batch is one row (c_k, l_k)."""
+
+    def __init__(self, size: int, lr: float = 1.0, **sgd: Any) -> None:
+        super().__init__()
+        self.lr, self.sgd = lr, sgd
+        self.w = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        c, loss = batch
+        return (self.w * c).sum() + loss.sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, **self.sgd)
+
+
+class GivenData(FederatedDataModule):
+    """Client k's row (c_k, l_k), τ_k times, one a batch.
+
+    Args:
+        rows: (N, P) the c_k.
+        samples: n_k; 1 each by default. A client with 0 has no data.
+        losses: l_k; 0 each by default.
+        steps: τ_k; 1 each by default.
+        settings: of FederatedDataModule.
+    """
+
+    def __init__(
+        self,
+        rows: Tensor,
+        samples: Sequence[int] | None = None,
+        losses: Sequence[float] | None = None,
+        steps: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(batch_size=1, **settings)
+        self.num_clients, self.rows = len(rows), rows
+        self.samples, self.steps = samples or [1] * len(rows), steps or [1] * len(rows)
+        self.losses = torch.tensor(losses or [0.0] * len(rows), dtype=torch.float64)
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        count = self.steps[client] if self.samples[client] else 0
+        return TensorDataset(self.rows[client].expand(count, -1), self.losses[client].expand(count))
+
+    def client_num_samples(self, client: int) -> int:
+        return self.samples[client]
+
+
+class Normalized(LightningModule):
+    """A batch normalisation under a linear map: its buffers are what the clients' inputs make of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(1).double(), nn.Linear(1, 2).double()
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.head(self.norm(x)), y)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=ETA)
+
+
+class NormalizedData(FederatedDataModule):
+    """Inputs (1, 3) on client 0 and (0, 0, 3, 9) on client 1: means 2 and 3, unbiased variances 2 and 18.
+
+    With the momentum 0.1, one batch of them all takes the running mean and variance from (0, 1) to (0.2, 1.1) on client 0
+    and to (0.3, 2.7) on client 1. Averaged by n = (2, 4): (0.8/3, 6.5/3).
+    """
+
+    num_clients = 2
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        x = torch.tensor([[1.0, 3.0], [0.0, 0.0, 3.0, 9.0]][client], dtype=torch.float64)[:, None]
+        return TensorDataset(x, torch.arange(len(x)) % 2)
+
+    def proxy_dataloader(self) -> DataLoader[Any]:
+        x = torch.tensor([[50.0], [-50.0], [70.0], [0.0]], dtype=torch.float64)
+        return DataLoader(TensorDataset(x, torch.tensor([0, 1, 1, 0])), batch_size=2)
+
+
+class Capture(FederatedCallback):
+    """Keeps what a run shows to its callbacks; last in the list, it sees each cohort as the rules left it."""
+
+    def __init__(self) -> None:
+        self.cohorts: list[Cohort] = []
+        self.clients: list[int] = []
+        self.params: list[Tensor] = []
+        self.buffers: list[dict[str, Tensor]] = []
+        self.runs: list[LocalRun] = []
+
+    def on_client_end(self, orchestrator: FederatedOrchestrator, run: LocalRun) -> None:
+        self.clients.append(run.client)
+        self.params.append(run.params.clone())
+        self.buffers.append({name: buffer.clone() for name, buffer in run.module.named_buffers()})
+        self.runs.append(run)
+
+    def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        self.cohorts.append(cohort)
+
+    @property
+    def cohort(self) -> Cohort:
+        """The last round's."""
+        return self.cohorts[-1]
+
+    @property
+    def corrected(self) -> Tensor:
+        """(K, P) the last round's updates as the rules left them."""
+        return self.cohort.mixing @ self.cohort.deltas
+
+
 def trainer(*callbacks: Callback, rounds: int = 1, **settings: Any) -> lightning.Trainer:
     """A Trainer that leaves nothing behind, unless told otherwise."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
@@ -63,3 +184,31 @@ def train(*callbacks: Callback, rounds: int = 1, momentum: float = 0.0, **settin
     orchestrator = FederatedOrchestrator(Quadratic(momentum), **settings)
     trainer(*callbacks, rounds=rounds).fit(orchestrator, datamodule=ToyData())
     return orchestrator.client.w.detach()  # type: ignore[union-attr, operator, return-value]
+
+
+def send(
+    updates: Any, *callbacks: Callback, lr: float = 1.0, steps: Sequence[int] | None = None, **data: Any
+) -> tuple[Tensor, Capture]:
+    """One round from w = 0 of clients whose updates are given.
+
+    Args:
+        updates: (N, P), client k takes ``steps[k]`` equal steps to its row.
+        callbacks: the rules.
+        lr: η of the clients.
+        steps: τ_k; 1 each by default.
+        data: of GivenData.
+
+    Returns:
+        The new global model (P,), and what a last callback saw.
+    """
+    rows = -torch.as_tensor(updates, dtype=torch.float64)
+    rows = rows / lr / torch.tensor(steps or [1] * len(rows))[:, None]
+    orchestrator, capture = FederatedOrchestrator(Linear(rows.shape[1], lr)), Capture()
+    trainer(*callbacks, capture).fit(orchestrator, datamodule=GivenData(rows, steps=steps, **data))
+    return orchestrator.params.clone(), capture
+
+
+def close(actual: Tensor, expected: Any, tolerance: float = 1e-9) -> bool:
+    """Whether all entries agree to an absolute tolerance; shapes must agree, too."""
+    wanted = torch.as_tensor(expected, dtype=torch.float64)
+    return actual.shape == wanted.shape and bool((actual.double() - wanted).abs().max() <= tolerance)

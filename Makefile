@@ -1,0 +1,32 @@
+# Everything runs in .venv, which is made on first use from pyproject.toml and constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow format benchmark clean
+
+demo: .venv/installed
+	$(BIN)/python examples/demo.py
+
+test: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-slow: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+
+format: .venv/installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmark: .venv/installed
+	$(BIN)/python benchmarks/local.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .[dev]
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,161 @@
+"""What local training costs beside two loops written by hand.
+
+Three ways to train the same clients from the same model, interleaved; medians of the ratios:
+
+    ours        FederatedOrchestrator under the Trainer: everything a round does, aggregation included
+    dataloader  the plain PyTorch loop: a DataLoader a client, zero_grad, forward, backward, step
+    tuned       the same with the client's tensors gathered once per epoch and split into batches
+
+    python benchmarks/local.py [repeats]
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator
+from fl_lightning.models import TwoNN
+
+LEARNING_RATE = 0.01
+
+
+class Clients(FederatedDataModule):
+    """Clients with random 28×28 images of 10 classes."""
+
+    def __init__(self, num_clients: int, samples: int, batch_size: int, clients_per_batch: int) -> None:
+        super().__init__(batch_size=batch_size, clients_per_batch=clients_per_batch)
+        self.num_clients = num_clients
+        make = torch.Generator().manual_seed(0)
+        self.clients = [
+            TensorDataset(
+                torch.randn(samples, 784, generator=make), torch.randint(10, (samples,), generator=make)
+            )
+            for _ in range(num_clients)
+        ]
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return self.clients[client]
+
+
+class Module(LightningModule):
+    """Cross-entropy under plain SGD."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
+
+
+class Stopwatch(Callback):
+    """Seconds of every round, from its first batch to its end."""
+
+    def __init__(self) -> None:
+        self.rounds: list[float] = []
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self.rounds.append(time.perf_counter() - self.start)
+
+
+def ours(network: nn.Module, data: Clients) -> Callable[[], float]:
+    """A round's seconds under the Trainer, which stays alive between calls."""
+    watch = Stopwatch()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(**quiet, accelerator="cpu", enable_model_summary=False, max_epochs=0, callbacks=[watch])
+    orchestrator = FederatedOrchestrator(Module(network))
+
+    def round() -> float:
+        trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
+        trainer.fit(orchestrator, datamodule=data)
+        return watch.rounds[-1]
+
+    return round
+
+
+def by_hand(network: nn.Module, data: Clients, batches: Callable[[TensorDataset], Iterable[Any]]) -> Callable[[], float]:
+    """A round's seconds of a plain loop that averages the clients' parameters."""
+
+    def round() -> float:
+        start = time.perf_counter()
+        before = [p.detach().clone() for p in network.parameters()]
+        total = [torch.zeros_like(p) for p in before]
+        for dataset in data.clients:
+            with torch.no_grad():
+                for parameter, value in zip(network.parameters(), before, strict=True):
+                    parameter.copy_(value)
+            optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
+            for inputs, targets in batches(dataset):
+                optimizer.zero_grad()
+                F.cross_entropy(network(inputs), targets).backward()
+                optimizer.step()
+            for value, parameter in zip(total, network.parameters(), strict=True):
+                value.add_(parameter.detach(), alpha=1 / data.num_clients)
+        with torch.no_grad():
+            for parameter, value in zip(network.parameters(), total, strict=True):
+                parameter.copy_(value)
+        return time.perf_counter() - start
+
+    return round
+
+
+def from_loader(batch_size: int) -> Callable[[TensorDataset], Iterable[Any]]:
+    return lambda dataset: DataLoader(dataset, batch_size=batch_size, shuffle=True)
+
+
+def gathered(batch_size: int) -> Callable[[TensorDataset], Iterable[Any]]:
+    def batches(dataset: TensorDataset) -> Iterable[Any]:
+        order = torch.randperm(len(dataset))
+        inputs, targets = (tensor[order] for tensor in dataset.tensors)
+        return zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
+
+    return batches
+
+
+def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int, batch: int, repeats: int) -> None:
+    """Print one line of ratios."""
+    ways = {
+        "ours, grouped": ours(make(), Clients(clients, samples, batch, clients_per_batch=clients)),
+        "ours": ours(make(), Clients(clients, samples, batch, clients_per_batch=1)),
+        "dataloader": by_hand(make(), Clients(clients, samples, batch, 1), from_loader(batch)),
+        "tuned": by_hand(make(), Clients(clients, samples, batch, 1), gathered(batch)),
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for repeat in range(repeats + 1):
+        for way, run in ways.items():
+            elapsed = run()
+            if repeat:  # the first one warms up
+                seconds[way].append(elapsed)
+
+    def ratio(a: str, b: str) -> float:
+        return median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
+
+    print(f"{name}: " + ", ".join(f"{way} {1e3 * median(times):.1f} ms" for way, times in seconds.items()))
+    for way in ("ours, grouped", "ours"):
+        print(f"  {way}: {ratio(way, 'dataloader'):.2f} of dataloader, {ratio(way, 'tuned'):.2f} of tuned")
+
+
+if __name__ == "__main__":
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    compare("logistic regression 784×10, 10 clients × 6 steps of 10", lambda: nn.Linear(784, 10), 10, 60, 10, repeats)
+    compare("2NN, 20 clients × 500 samples, batch 64", TwoNN, 20, 500, 64, max(3, repeats // 3))

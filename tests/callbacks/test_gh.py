@@ -1,0 +1,133 @@
+"""Gradient harmonization of g₁ = (2, 0), g₂ = (-1, 1), g₃ = (-1, -2), by hand, and its properties."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy import UPDATES, Capture, GivenData, Linear, close, send, train, trainer
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, GradientHarmonization
+
+PAPER_ASCENDING = ((0.4, -0.2), (-0.4, 0.2), (-1.0, -1.0))
+PAPER_DESCENDING = ((0.4, 0.4), (0.0, 0.6), (0.0, -1.5))
+SLIDES_ASCENDING = ((0.4, -0.2), (0.0, 0.0), (-1.0, -2.0))
+SLIDES_DESCENDING = ((0.4, 0.4), (-0.9, 0.9), (0.0, 0.0))
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("rules", "harmonised", "mean"),
+    [
+        ([GradientHarmonization(order="ascending")], PAPER_ASCENDING, (-0.5, -0.5)),
+        ([FedAvg("uniform"), GradientHarmonization(order="ascending")], PAPER_ASCENDING, (-1 / 3, -1 / 3)),
+        ([GradientHarmonization(order="descending")], PAPER_DESCENDING, (0.1, -0.5)),
+        ([FedAvg("uniform"), GradientHarmonization(order="descending")], PAPER_DESCENDING, (0.4 / 3, -0.5 / 3)),
+        ([GradientHarmonization("slides", "ascending")], SLIDES_ASCENDING, (-0.2, -2.2 / 3)),
+        ([GradientHarmonization("slides", "descending")], SLIDES_DESCENDING, (-0.5 / 3, 1.3 / 3)),
+    ],
+)
+def test_three_updates_in_conflict(rules: list[Any], harmonised: Any, mean: tuple[float, float], lr: float) -> None:
+    """n = (1, 1, 2); ‖g‖² = (4, 2, 5). A client's learning rate changes nothing.
+
+    Paper, ascending. g₁: off g₂ (-2/2): (2, 0) + (-1, 1) = (1, 1); (1, 1)·g₃ = -3: (1, 1) + 3/5 (-1, -2) = (0.4, -0.2).
+    g₂: off g₁ (-2/4): (0, 1); (0, 1)·g₃ = -2: (0, 1) + 2/5 (-1, -2) = (-0.4, 0.2).
+    g₃: off g₁ (-2/4): (0, -2); (0, -2)·g₂ = -2: (0, -2) + (-1, 1) = (-1, -1).
+    Paper, descending. g₁: off g₃ (-2/5): (1.6, -0.8); ·g₂ = -2.4: + 1.2 (-1, 1) = (0.4, 0.4).
+    g₂: off g₃ (-1/5): (-1.2, 0.6); ·g₁ = -2.4: + 0.6 (2, 0) = (0, 0.6). g₃: off g₂ (-1/2): (-1.5, -1.5); ·g₁ = -3:
+    + 0.75 (2, 0) = (0, -1.5).
+    Slides, ascending. g₁ becomes (0.4, -0.2) as above. g₂·g₁ = -0.6, ‖g₁‖² = 0.2: (-1, 1) + 3 (0.4, -0.2) = (0.2, 0.4);
+    ·g₃ = -1: + 1/5 (-1, -2) = (0, 0). g₃·g₁ = 0: stays; g₂ has no direction left.
+    Slides, descending. g₁ becomes (0.4, 0.4). g₂: off g₃ (-1/5): (-1.2, 0.6); ·g₁ = -0.24, ‖g₁‖² = 0.32: + 0.75 (0.4,
+    0.4) = (-0.9, 0.9). g₃·g₂ = -0.9, ‖g₂‖² = 1.62: + 5/9 (-0.9, 0.9) = (-1.5, -1.5); ·g₁ = -1.2: + 3.75 (0.4, 0.4) = 0.
+    """
+    model, capture = send(UPDATES, *rules, samples=[1, 1, 2], lr=lr)
+    assert close(capture.corrected, harmonised)
+    assert close(model, mean)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+@pytest.mark.parametrize("variant", ["paper", "slides"])
+def test_no_conflict_is_exactly_fedavg(variant: Any, order: Any) -> None:
+    """(1, 0), (0, 2) are orthogonal, (1, 1) agrees with both."""
+    updates = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    weighting: Any = "samples" if variant == "paper" else "uniform"
+    average = send(updates, FedAvg(weighting), samples=[1, 1, 2])[0]
+    assert torch.equal(send(updates, GradientHarmonization(variant, order), samples=[1, 1, 2])[0], average)
+
+
+@pytest.mark.parametrize("order", ["random", "ascending", "descending"])
+@pytest.mark.parametrize("client", [0, 1, 2])
+@pytest.mark.parametrize("variant", ["paper", "slides"])
+def test_scaling_an_update_scales_only_its_own_harmonised_update(variant: Any, client: int, order: Any) -> None:
+    scales = torch.ones(3, 1, dtype=torch.float64)
+    scales[client] = 7.5
+    rule = GradientHarmonization(variant, order)
+    plain = send(UPDATES, rule)[1].corrected
+    assert close(send(torch.tensor(UPDATES) * scales, rule)[1].corrected, scales * plain)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_commutes_with_fednova(reverse: bool) -> None:
+    """n = (1, 1, 2), τ = (1, 2, 3): τ_eff = 0.25 + 0.5 + 1.5 = 2.25.
+
+    2.25·((0.4, -0.2)/4 + (-0.4, 0.2)/8 + (-1, -1)/6) = 2.25·(0.05 - 1/6, -0.025 - 1/6).
+    """
+    rules = [FedNova(), GradientHarmonization(order="ascending")]
+    model, _ = send(UPDATES, *(rules[::-1] if reverse else rules), samples=[1, 1, 2], steps=[1, 2, 3])
+    assert close(model, (2.25 * (0.05 - 1 / 6), 2.25 * (-0.025 - 1 / 6)))
+
+
+def test_samples_enter_the_average_only() -> None:
+    rule = GradientHarmonization(order="ascending")
+    first, second = (send(UPDATES, rule, samples=n)[1].corrected for n in ([1, 1, 2], [50, 3, 1]))
+    assert torch.equal(first, second)
+
+
+def test_opposite_updates_vanish() -> None:
+    """Each is projected off the other: nothing is left of either, and no direction comes of rounding."""
+    updates = torch.tensor([[0.1, 0.7, -0.3], [-0.3, -2.1, 0.9]], dtype=torch.float64)
+    assert close(send(updates, GradientHarmonization(order="ascending"))[0], (0.0, 0.0, 0.0), 1e-15)
+
+
+def test_zero_update_is_no_partner() -> None:
+    """(0, 0) has no direction; (2, 0) and (-1, 1) become (1, 1) and (0, 1)."""
+    _, capture = send([[2.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], GradientHarmonization(order="ascending"))
+    assert close(capture.corrected, ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0)))
+
+
+def test_one_client_alone_is_left_as_it_is() -> None:
+    assert close(send([[1.0, -3.0]], GradientHarmonization())[0], (1.0, -3.0), 0.0)
+
+
+def test_one_round_of_the_toy_problem() -> None:
+    """The two updates of T conflict: (0.19, -0.36)·(-1.314, 0.28525) = -0.35235.
+
+    ‖Δ₀‖² = 0.1657, ‖Δ₁‖² = 1.8079635625: each minus its part along the other, weighted 1/4 and 3/4.
+    """
+    first, second = torch.tensor([[0.19, -0.36], [-1.314, 0.28525]], dtype=torch.float64)
+    product = -0.19 * 1.314 - 0.36 * 0.28525
+    expected: Tensor = (first - product / 1.8079635625 * second) / 4 + (second - product / 0.1657 * first) * 3 / 4
+    assert close(train(GradientHarmonization()), expected)
+
+
+def drawn(seed: int, *others: Any) -> Tensor:
+    """(8, 8) what harmonization in random order makes of eight random updates."""
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    capture = Capture()
+    orchestrator = FederatedOrchestrator(Linear(4), seed=seed)
+    trainer(*others, GradientHarmonization(), capture).fit(orchestrator, datamodule=GivenData(rows))
+    return capture.cohort.mixing
+
+
+def test_random_order_depends_on_the_seed_alone() -> None:
+    assert torch.equal(drawn(1), drawn(1, ConflictMonitor()))
+    assert not close(drawn(1), drawn(2))
+
+
+def test_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ConfigurationError, match="variant must be 'paper' or 'slides', got 'talk'"):
+        GradientHarmonization("talk")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="order must be 'random', 'ascending' or 'descending', got 'up'"):
+        GradientHarmonization(order="up")  # type: ignore[arg-type]

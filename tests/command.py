@@ -1,0 +1,103 @@
+"""Runs the command line inside the test's process (a process of its own would take seconds), and leaves no trace."""
+
+import contextlib
+import csv
+import gc
+import io
+import logging
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_lightning.cli import main
+
+RANK_ZERO = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+
+# Four clients of scikit-learn's digits: a round takes 0.1 s.
+TINY = """
+trainer:
+  max_epochs: 2
+  accelerator: cpu
+model:
+  client:
+    class_path: ImageClassifier
+    init_args:
+      network: {class_path: TwoNN, init_args: {in_features: 64}}
+      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  class_path: Digits
+  init_args:
+    num_clients: 4
+    partition: {class_path: Dirichlet, init_args: {alpha: 0.1}}
+    batch_size: 32
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended.
+
+    Attributes:
+        status: the process's exit status.
+        out: its standard output.
+        err: its standard error, without warnings and Lightning's own log.
+        warnings: the warnings' texts.
+    """
+
+    status: int
+    out: str
+    err: str
+    warnings: tuple[str, ...]
+
+
+def run(*args: object) -> Result:
+    """``fl-lightning ARGS`` in the working directory."""
+    out, err = io.StringIO(), io.StringIO()
+    with _restored() as caught, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main([str(argument) for argument in args])
+        except SystemExit as leaving:  # --print_config and --help leave this way
+            status = int(leaving.code or 0)
+    return Result(status, out.getvalue(), err.getvalue(), tuple(str(warning.message) for warning in caught))
+
+
+def fit(*args: object, config: str = "tiny.yaml") -> Result:
+    """``fl-lightning fit --config tiny.yaml ARGS``, which must end well."""
+    result = run("fit", "--config", config, *args)
+    assert result.status == 0, result.err
+    return result
+
+
+def process(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``fl-lightning ARGS`` as a process of its own, where the process is the point."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+
+
+def rows(file: Path | str) -> list[dict[str, float]]:
+    """A metrics.csv, one dict a round; a cell without a value is left out."""
+    with Path(file).open(newline="") as lines:
+        return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
+
+
+@contextlib.contextmanager
+def _restored() -> Iterator[list[warnings.WarningMessage]]:
+    """Undo what a process may do to itself, and forget the modules that it found in its working directory."""
+    argv, path, modules, environment = list(sys.argv), list(sys.path), set(sys.modules), dict(os.environ)
+    filters = list(RANK_ZERO.filters)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            yield caught
+    finally:
+        sys.argv[:], sys.path[:], RANK_ZERO.filters[:] = argv, path, filters
+        os.environ.clear()
+        os.environ.update(environment)
+        new = set(sys.modules) - modules
+        if mine := [n for n in new if str(getattr(sys.modules[n], "__file__", None)).startswith(str(Path.cwd()))]:
+            for name in mine:
+                del sys.modules[name]
+            gc.collect()  # their classes, which the parser would find by their short names

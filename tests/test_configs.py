@@ -1,0 +1,98 @@
+"""Every YAML that ships: it parses, says what it is, and runs a round on generated data of the right shape."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from command import rows, run
+from PIL import Image
+
+import fl_lightning.datamodules
+from fl_lightning.cli import CONFIGS
+from fl_lightning.datamodules import VisionData
+
+SHIPPED = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
+PER_CLASS = 3
+
+
+@pytest.fixture(params=SHIPPED)
+def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shipped config's bare name; the working directory is empty."""
+    monkeypatch.chdir(tmp_path)
+    return str(request.param)
+
+
+def contents(name: str) -> dict[str, Any]:
+    return dict(yaml.safe_load((CONFIGS / name).read_text()))
+
+
+def write_images(root: Path, data: type[VisionData], test_per_class: int) -> Path:
+    """``{train,test}/<class>/*.png`` of noise, as large and as many-coloured as the data set's own; made once."""
+    generator = np.random.default_rng(0)
+    shape = (*data.image_size, 3)[: 2 if len(data.mean) == 1 else 3]
+    for split, count in (("train", PER_CLASS), ("test", test_per_class)):
+        for label in range(data.num_classes):
+            folder = root / split / f"{label:03}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(256, size=shape, dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png", compress_level=0)
+    return root
+
+
+def generated_data(config: dict[str, Any], root: Path) -> list[str]:
+    """What the command line needs beside the config to run without the real data."""
+    data = getattr(fl_lightning.datamodules, config["data"]["class_path"])
+    if not issubclass(data, VisionData):
+        return []
+    proxy = config["data"].get("init_args", {}).get("proxy_per_class", 0)
+    return ["--data.root", str(write_images(root, data, proxy + 1))]
+
+
+def test_there_is_a_config_for_every_method_and_data_set() -> None:
+    names = {"mnist_gh.yaml", "digits_gh.yaml", "cifar10_gh.yaml", "cifar100_gh.yaml", "cifar10_fedlaw.yaml"}
+    assert names | {"cifar10_fedmgc.yaml"} <= set(SHIPPED)
+
+
+def test_begins_with_what_it_is_and_how_to_launch_it(name: str) -> None:
+    """A comment: the table it comes from (or that there is none), its launch line, and one more with an override."""
+    header = re.match(r"(#[^\n]*\n)+", (CONFIGS / name).read_text())
+    assert header is not None
+    text = header[0]
+    assert re.search(r"\b(Table|Tables|Fig\.|No paper's table)", text)
+    launches = re.findall(rf"^#   fl-lightning fit --config {re.escape(name)}(.*)$", text, flags=re.MULTILINE)
+    assert len(launches) >= 2
+    assert any(re.search(r"--(data|trainer|model)\.(?!root|download)", launch) for launch in launches[1:])
+    assert "val/*" in text, "the papers hold nothing out: the config must say what val/* is"
+
+
+def test_launch_lines_in_the_header_parse(name: str) -> None:
+    """They are there to be copied."""
+    launches = re.findall(r"^#   fl-lightning (fit .*)$", (CONFIGS / name).read_text(), flags=re.MULTILINE)
+    for launch in launches:
+        result = run(*shlex.split(launch, comments=True), "--print_config")
+        assert (result.status, result.err) == (0, ""), launch
+        parsed = yaml.safe_load(result.out)
+        assert parsed["trainer"]["max_epochs"] == contents(name)["trainer"]["max_epochs"]
+        assert parsed["data"]["class_path"].startswith("fl_lightning.datamodules.")
+
+
+def test_runs_a_round(name: str, tmp_path: Path) -> None:
+    config = contents(name)
+    local = "local_steps" if "local_steps" in config["model"] else "local_epochs"
+    short = ["--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
+    result = run("fit", "--config", name, *generated_data(config, tmp_path / "images"), *short)
+    assert result.status == 0, result.err
+    assert not [text for text in result.warnings if "left out" in text]
+    (row,) = rows(Path("runs", Path(name).stem, "version_0", "metrics.csv"))
+    assert row["round"] == 1
+    assert 0 <= row["val/top1"] <= row["val/top3"] <= 1
+    assert math.isfinite(row["val/loss"])
+    assert math.isfinite(row["train/loss"])
+    if "ConflictMonitor" in str(config["trainer"]["callbacks"]):
+        assert 0 <= row["conflict/ratio"] <= 1
