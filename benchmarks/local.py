@@ -35,9 +35,7 @@ class Clients(FederatedDataModule):
         self.num_clients = num_clients
         make = torch.Generator().manual_seed(0)
         self.clients = [
-            TensorDataset(
-                torch.randn(samples, 784, generator=make), torch.randint(10, (samples,), generator=make)
-            )
+            TensorDataset(torch.randn(samples, 784, generator=make), torch.randint(10, (samples,), generator=make))
             for _ in range(num_clients)
         ]
 
@@ -87,7 +85,9 @@ def ours(network: nn.Module, data: Clients) -> Callable[[], float]:
     return round
 
 
-def by_hand(network: nn.Module, data: Clients, batches: Callable[[TensorDataset], Iterable[Any]]) -> Callable[[], float]:
+def by_hand(
+    network: nn.Module, data: Clients, batches: Callable[[TensorDataset], Iterable[Any]]
+) -> Callable[[], float]:
     """A round's seconds of a plain loop that averages the clients' parameters."""
 
     def round() -> float:

@@ -60,12 +60,12 @@ def _classes(folder: Path, split: str, num_classes: int) -> list[str]:
     if len(names) != num_classes:
         raise ConfigurationError(
             f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
-            "do check that this is the data set"
+            "check that this is the data set"
         )
     if train != test:
         raise ConfigurationError(
             f"expected the same class folders in train and test of {folder}, got "
-            f"{sorted(set(train) ^ set(test))[0]} in one of them alone: do name them alike"
+            f"{sorted(set(train) ^ set(test))[0]} in one of them alone: name them alike"
         )
     return names
 
@@ -74,7 +74,7 @@ def _images(folder: Path) -> list[Path]:
     """The sorted image files of one class, at least one."""
     found = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
     if not found:
-        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: do add them")
+        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add them")
     return found
 
 
@@ -85,13 +85,13 @@ def _decode(path: Path, channels: int, height: int, width: int) -> np.ndarray[tu
             if image.size != (width, height):
                 raise ConfigurationError(
                     f"expected images of {width}x{height} pixels, got {image.width}x{image.height} in {path}: "
-                    "do resize the images beforehand"
+                    "resize the images beforehand"
                 )
             mode = MODES[channels]
             converted = image if image.mode == mode else image.convert(mode)
             return np.asarray(converted).reshape(height, width, channels)
     except OSError:  # also PIL's own errors
-        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: do replace the file") from None
+        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
 
 
 def _plain(name: str) -> str:

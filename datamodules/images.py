@@ -65,7 +65,7 @@ class ImageData(FederatedDataModule):
         if min(num_clients, proxy_batch_size, eval_batch_size) < 1 or proxy_per_class < 0:
             raise ConfigurationError(
                 "expected num_clients, proxy_batch_size and eval_batch_size >= 1 and proxy_per_class >= 0, got "
-                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: do raise them"
+                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: raise them"
             )
         self.num_clients = num_clients
         self.partition = partition or IID()
@@ -147,7 +147,7 @@ class ImageData(FederatedDataModule):
             if self.proxy_per_class >= len(examples):
                 raise ConfigurationError(
                     f"expected proxy_per_class below {len(examples)}, the test images of class {label}, so that some "
-                    f"are left for evaluation, got {self.proxy_per_class}: do lower it"
+                    f"are left for evaluation, got {self.proxy_per_class}: lower it"
                 )
             drawn = generator.choice(len(examples), self.proxy_per_class, replace=False)
             in_proxy[examples[torch.from_numpy(drawn)]] = True
@@ -159,17 +159,17 @@ class ImageData(FederatedDataModule):
         if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != channels or not len(images):
             raise ConfigurationError(
                 f"expected {type(self).__name__}.load to give uint8 images (n, {channels}, H, W), n > 0, got "
-                f"{images.dtype} {tuple(images.shape)}: do convert them"
+                f"{images.dtype} {tuple(images.shape)}: convert them"
             )
         if labels.dtype != torch.int64 or labels.shape != images.shape[:1]:
             raise ConfigurationError(
                 f"expected {type(self).__name__}.load to give int64 labels ({len(images)},), one per image, got "
-                f"{labels.dtype} {tuple(labels.shape)}: do convert them"
+                f"{labels.dtype} {tuple(labels.shape)}: convert them"
             )
         if labels.min() < 0 or labels.max() >= self.num_classes:
             raise ConfigurationError(
                 f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
-                f"{int(labels.min())} to {int(labels.max())}: do set num_classes or renumber them"
+                f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber them"
             )
         return images, labels
 

@@ -98,12 +98,12 @@ class Dirichlet(Partition):
     def __init__(self, alpha: float, form: Form = "class", min_samples: int = 10) -> None:
         if not alpha > 0:  # also refuses nan
             raise ConfigurationError(
-                f"expected alpha > 0, got {alpha}: do use a small number such as 0.01 for strong skew, .inf for none"
+                f"expected alpha > 0, got {alpha}: use a small number such as 0.01 for strong skew, .inf for none"
             )
         if form not in get_args(Form):
-            raise ConfigurationError(f"expected form to be one of {get_args(Form)}, got {form!r}: do pick one of them")
+            raise ConfigurationError(f"expected form to be one of {get_args(Form)}, got {form!r}: pick one of them")
         if min_samples < 0:
-            raise ConfigurationError(f"expected min_samples >= 0, got {min_samples}: do use 0 for no lower bound")
+            raise ConfigurationError(f"expected min_samples >= 0, got {min_samples}: use 0 for no lower bound")
         self.alpha = alpha
         self.form = form
         self.min_samples = min_samples
@@ -113,7 +113,7 @@ class Dirichlet(Partition):
         if self.form == "rebalanced" and self.min_samples * num_clients > len(labels):
             raise ConfigurationError(
                 f"expected at least {num_clients} x min_samples = {self.min_samples * num_clients} examples, "
-                f"got {len(labels)}: do lower min_samples or num_clients"
+                f"got {len(labels)}: lower min_samples or num_clients"
             )
         if np.isinf(self.alpha):
             return IID().owners(labels, num_clients, generator)
@@ -158,7 +158,7 @@ class Dirichlet(Partition):
         raise ConfigurationError(
             f"expected every client to get min_samples={self.min_samples} examples, got no such split of "
             f"{sizes.sum()} examples over {num_clients} clients in {MAX_REDRAWS} draws at alpha={self.alpha}: "
-            "do raise alpha, or lower min_samples or num_clients"
+            "raise alpha, or lower min_samples or num_clients"
         )
 
 
@@ -179,7 +179,7 @@ class ClassesPerClient(Partition):
 
     def __init__(self, classes: int) -> None:
         if classes < 1:
-            raise ConfigurationError(f"expected classes >= 1 per client, got {classes}: do use 1 or more")
+            raise ConfigurationError(f"expected classes >= 1 per client, got {classes}: use 1 or more")
         self.classes = classes
 
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
@@ -187,12 +187,12 @@ class ClassesPerClient(Partition):
         codes, sizes = _classes(labels)
         if self.classes > len(sizes):
             raise ConfigurationError(
-                f"expected classes <= {len(sizes)}, the classes there are, got {self.classes}: do lower it"
+                f"expected classes <= {len(sizes)}, the classes there are, got {self.classes}: lower it"
             )
         if num_clients * self.classes < len(sizes):
             raise ConfigurationError(
                 f"expected num_clients x classes >= {len(sizes)}, so that every class has a holder, "
-                f"got {num_clients} x {self.classes}: do raise one of them"
+                f"got {num_clients} x {self.classes}: raise one of them"
             )
         holds = self._holds(len(sizes), num_clients, generator)
         counts = np.zeros(holds.shape, dtype=np.int64)

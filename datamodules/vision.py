@@ -89,7 +89,7 @@ class VisionData(ImageData):
             reason = " ".join(str(error).split())
             raise ConfigurationError(
                 f"expected to download {self.source.__name__} to {self._root()}, got {reason!r}: "
-                "do check the network and that the folder can be written, or put the files there yourself"
+                "check the network and that the folder can be written, or put the files there yourself"
             ) from None
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ class VisionData(ImageData):
         except (RuntimeError, ValueError, KeyError, AssertionError, OSError):  # missing; the others: damaged
             raise ConfigurationError(
                 f"expected {name} in {root / self.folder} (torchvision's files) or as an image folder "
-                f"{{train,test}}/<class>/* in {root / name} or {root}, got none or damaged files: do set "
+                f"{{train,test}}/<class>/* in {root / name} or {root}, got none or damaged files: set "
                 "download: true (--data.download true), point root to the data, or put an image folder there"
             ) from None
         images = torch.as_tensor(source.data)

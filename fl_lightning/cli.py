@@ -19,6 +19,7 @@ from lightning.pytorch.loggers import Logger
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
+from fl_lightning.checks import check_trainer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.messages import ParsingError, mistake_in
@@ -74,9 +75,9 @@ class FederatedCLI(LightningCLI):
             path = last_checkpoint(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
             check_readable(path)
             config.ckpt_path = str(path)
-            folder = path.absolute().parent.parent
+            folder = path.resolve().parent.parent
             if path.parent.name == "checkpoints" and (folder / "config.yaml").is_file():
-                root, experiment, version = folder.parent.parent, folder.parent.name, folder.name
+                root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
         self.folder = RunFolder(root, experiment, version)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -92,7 +93,9 @@ class FederatedCLI(LightningCLI):
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
         logger = False if config.logger is False else [self.folder, *loggers]
-        return super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+        trainer = super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+        check_trainer(trainer)  # here once, before other devices' processes start and say the same
+        return trainer
 
     def before_instantiate_classes(self) -> None:
         """Lightning's hook."""
@@ -222,4 +225,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _no_chatter(record: logging.LogRecord) -> bool:
-    return not re.match(r"💡|(GPU|TPU|HPU) available|.*litlogger", record.getMessage())
+    chatter = r"💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
+    return not re.match(chatter, record.getMessage())

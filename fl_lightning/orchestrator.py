@@ -177,14 +177,15 @@ class FederatedOrchestrator(ClientHost):
 
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
-        if batch_idx == 0:
-            self._start_round()
-        with isolated(self.device):
-            for client in batch:
-                if client != PADDING:
-                    self._train_client(client)
-        if batch_idx + 1 == self.trainer.num_training_batches:
-            self._end_round()
+        with torch.autocast(self.device.type, enabled=False):  # the Trainer's is for the clients' forward passes alone
+            if batch_idx == 0:
+                self._start_round()
+            with isolated(self.device):
+                for client in batch:
+                    if client != PADDING:
+                        self._train_client(client)
+            if batch_idx + 1 == self.trainer.num_training_batches:
+                self._end_round()
 
     def on_validation_epoch_end(self) -> None:
         """Lightning's hook: what is logged after a round has the round as its step."""
@@ -204,11 +205,12 @@ class FederatedOrchestrator(ClientHost):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Lightning's hook: a round that was stopped half-way begins again."""
         check_state(self.state_dict(), checkpoint["state_dict"])
-        batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        if not batches["is_last_batch"]:
-            before = batches["total"]["ready"] - batches["current"]["ready"]
-            batches["total"] = dict.fromkeys(batches["total"], before)
-            batches["current"] = dict.fromkeys(batches["current"], 0)
+        if "loops" in checkpoint:  # not in one of weights alone
+            batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            if not batches["is_last_batch"]:
+                before = batches["total"]["ready"] - batches["current"]["ready"]
+                batches["total"] = dict.fromkeys(batches["total"], before)
+                batches["current"] = dict.fromkeys(batches["current"], 0)
         self.rounds_done = checkpoint["rounds_done"]
         self.client.on_load_checkpoint(checkpoint)
 

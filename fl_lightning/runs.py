@@ -39,6 +39,11 @@ class RunFolder(CSVLogger):
             self._version = next_version(Path(self.root_dir), take=_is_first_process())
         return str(self._version)
 
+    @property
+    def experiment(self) -> Any:
+        """The logger itself: it needs no writer, and Lightning's would delete what stands in the folder."""
+        return self
+
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml holds them."""
 

@@ -57,7 +57,9 @@ def same_weights(*checkpoints: Path) -> bool:
 # Configs and overrides
 
 
-@pytest.mark.parametrize("spelling", [("--config", "digits_gh.yaml"), ("--config=digits_gh.yaml",), ("-c", "digits_gh")])
+@pytest.mark.parametrize(
+    "spelling", [("--config", "digits_gh.yaml"), ("--config=digits_gh.yaml",), ("-c", "digits_gh")]
+)
 def test_bare_name_finds_the_shipped_config(spelling: tuple[str, ...]) -> None:
     config = printed(*spelling)
     classes = [callback["class_path"] for callback in config["trainer"]["callbacks"]]
@@ -226,7 +228,7 @@ def test_continued_run_equals_the_uninterrupted_one() -> None:
 
 
 def test_continuing_from_an_earlier_round_drops_the_later_rows() -> None:
-    """From the best checkpoint, round 1 of 3: its rows 2 and 3 are trained again, here with another learning rate."""
+    """From round 1 of 3: rounds 2 and 3 are trained again, here with another learning rate, and stop at 2."""
     fit("--trainer.max_epochs", 3)
     before = rows(RUN / "metrics.csv")
     assert before[0]["val/top1"] == max(row["val/top1"] for row in before), "best.ckpt is of round 1"
@@ -235,6 +237,15 @@ def test_continuing_from_an_earlier_round_drops_the_later_rows() -> None:
     assert after[0] == before[0]
     assert [row["round"] for row in after] == [1, 2]
     assert after[1] != before[1]
+
+
+def test_a_round_that_is_trained_again_keeps_nothing_of_the_first_time() -> None:
+    """Round 2 was tested; then it is trained anew from round 1: its ``test/*`` were another model's."""
+    fit()
+    assert run("test", "--config", "tiny.yaml", "--ckpt_path", LAST).status == 0
+    assert torch.load(RUN / "checkpoints" / "best.ckpt", weights_only=True)["rounds_done"] == 1
+    fit("--ckpt_path", RUN / "checkpoints" / "best.ckpt", "--model.client.optimizer.lr", 0.05)
+    assert [row.keys() for row in rows(RUN / "metrics.csv")] == [FEDERATED, FEDERATED]
 
 
 def test_last_is_the_newest_run_of_the_experiment() -> None:
@@ -313,11 +324,12 @@ def test_wandb_without_a_key_records_offline(given: str) -> None:
 
 def test_tensorboard_from_the_command_line() -> None:
     """Its events read back: the step is the round, the values are those of metrics.csv."""
-    fit("--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", "tb", "--trainer.callbacks+=ConflictMonitor")
+    logger = ("--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", "tb")
+    fit(*logger, "--trainer.callbacks+=ConflictMonitor")
     (file,) = Path("tb").rglob("events.out.tfevents.*")
     events = EventAccumulator(str(file.parent)).Reload()
     table = rows(RUN / "metrics.csv")
-    for name in FEDERATED | CONFLICT:
+    for name in (FEDERATED | CONFLICT) - {"round"}:  # which comes twice a round, after training and after validation
         scalars = events.Scalars(name)
         assert [scalar.step for scalar in scalars] == [1, 2]
         assert [scalar.value for scalar in scalars] == pytest.approx([row[name] for row in table], rel=1e-6)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy import UPDATES, close
 from torch import Tensor
+from toy import UPDATES, close
 
 import fl_lightning.cohort
 from fl_lightning import Cohort
@@ -61,7 +61,7 @@ def test_gram_of_float32_updates_accumulates_in_float64() -> None:
 
 
 def test_update() -> None:
-    """weights @ mixing = (1/4, 1/8 + 1/4 + 1/4, 1) = (0.25, 0.625, 1): 0.5 - 0.625 - 1, 0.625 - 2."""
+    """Weights @ mixing = (1/4, 1/8 + 1/4 + 1/4, 1) = (0.25, 0.625, 1): 0.5 - 0.625 - 1, 0.625 - 2."""
     assert close(collect().update, (-0.25, -0.75), 0.0)
     assert close(collect().replace(mixing=MIXING).update, (-1.125, -1.375), 0.0)
 

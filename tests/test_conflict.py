@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from toy import UPDATES, close
 from torch import Tensor
+from toy import UPDATES, close
 
 from fl_lightning.callbacks.dgc import dominant_updates
 from fl_lightning.callbacks.gh import harmonize_in_turn
@@ -105,7 +105,10 @@ def test_dominant_correction_equals_direct_projection(degenerate: str, size: int
         g = updates(size, degenerate, seed)
         losses = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
         length = [float(v.norm()) for v in g]
-        along = [[(1 / length[i] + 1 / length[j]) / 2 if length[i] * length[j] else 0.0 for j in range(size)] for i in range(size)]
+        along = [
+            [(1 / length[i] + 1 / length[j]) / 2 if length[i] * length[j] else 0.0 for j in range(size)]
+            for i in range(size)
+        ]
         z = [sum(float(g[i] @ g[j]) * along[i][j] for j in range(size)) / float(losses[i]) for i in range(size)]
         expected = sorted(range(size), key=lambda i: -z[i])[: math.ceil(ratio * size)]
         dominant = dominant_updates(gram_of(g), losses, ratio)

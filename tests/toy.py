@@ -1,16 +1,17 @@
 """Toy problems in float64, small enough to follow by hand.
 
-T (``train``): w ∈ R², w⁰ = 0, η = 0.1, ∇f_i(w) = A_i ∘ (w - B_i), full participation. Client 0: A = (1, 2), B = (1, -1),
-n = 1, τ = 2 steps. Client 1: A = (3, 0.5), B = (-2, 2), n = 3, τ = 3 steps. Plain SGD takes them to (0.19, -0.36) and
-(-1.314, 0.28525).
+T (``train``): w ∈ R², w⁰ = 0, η = 0.1, ∇f_i(w) = A_i ∘ (w - B_i), full participation. Client 0: A = (1, 2),
+B = (1, -1), n = 1, τ = 2 steps. Client 1: A = (3, 0.5), B = (-2, 2), n = 3, τ = 3 steps. Plain SGD takes them to
+(0.19, -0.36) and (-1.314, 0.28525).
 
 Given updates (``send``): client k's loss is w·c_k + l_k, so that one step of SGD(η) from w = 0 ends in the update
 -η c_k with the mean loss l_k. c_k is chosen to make the update what the test asks for.
 
-Batch normalisation (Normalized, NormalizedData): buffers that can be followed by hand.
+Batch normalisation (Normalized, NormalizedData): buffers that can be followed by hand. A plain network and its batches
+(Net, Same) for what no hand can follow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import lightning
@@ -25,6 +26,8 @@ ETA = 0.1
 A = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
 B = torch.tensor([[1.0, -1.0], [-2.0, 2.0]], dtype=torch.float64)
 SAMPLES, STEPS = [1, 3], [2, 3]
+DRAW = torch.Generator().manual_seed(0)
+BATCHES = [[torch.randn(6, 4, generator=DRAW), torch.randint(3, (6,), generator=DRAW)] for _ in range(5)]
 UPDATES = [[2.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]]  # g₁·g₂ = -2, g₁·g₃ = -2, g₂·g₃ = -1: all in conflict
 
 
@@ -127,8 +130,8 @@ class Normalized(LightningModule):
 class NormalizedData(FederatedDataModule):
     """Inputs (1, 3) on client 0 and (0, 0, 3, 9) on client 1: means 2 and 3, unbiased variances 2 and 18.
 
-    With the momentum 0.1, one batch of them all takes the running mean and variance from (0, 1) to (0.2, 1.1) on client 0
-    and to (0.3, 2.7) on client 1. Averaged by n = (2, 4): (0.8/3, 6.5/3).
+    With the momentum 0.1, one batch of them all takes the running mean and variance from (0, 1) to (0.2, 1.1) on client
+    0 and to (0.3, 2.7) on client 1. Averaged by n = (2, 4): (0.8/3, 6.5/3).
     """
 
     num_clients = 2
@@ -140,6 +143,40 @@ class NormalizedData(FederatedDataModule):
     def proxy_dataloader(self) -> DataLoader[Any]:
         x = torch.tensor([[50.0], [-50.0], [70.0], [0.0]], dtype=torch.float64)
         return DataLoader(TensorDataset(x, torch.tensor([0, 1, 1, 0])), batch_size=2)
+
+
+class Same(FederatedDataModule):
+    """One client, always the same batches in the same order."""
+
+    num_clients = 1
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.cat([x for x, _ in BATCHES]))
+
+    def client_batches(self, client: int, order: torch.Generator) -> Iterator[list[Tensor]]:
+        return iter(BATCHES)
+
+
+class Net(LightningModule):
+    """The plain case: a two-layer network under SGD with momentum and weight decay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(4, 8), *self.between(), nn.Linear(8, 3))
+        self.seen: list[Any] = []
+
+    def between(self) -> list[nn.Module]:
+        return [nn.Tanh()]
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 class Capture(FederatedCallback):
@@ -159,7 +196,7 @@ class Capture(FederatedCallback):
         self.runs.append(run)
 
     def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
-        self.cohorts.append(cohort)
+        self.cohorts.append(cohort.replace(deltas=cohort.deltas.clone()))  # the next round uses their memory
 
     @property
     def cohort(self) -> Cohort:

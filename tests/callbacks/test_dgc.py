@@ -28,7 +28,7 @@ def test_projections_by_hand() -> None:
 
 @pytest.mark.parametrize(("ratio", "expected"), [(0.3, [2]), (0.5, [2, 0]), (1.0, [2, 0, 1])])
 def test_dominant_updates(ratio: float, expected: list[int]) -> None:
-    """l = (0.5, 1, 2): z = p/l = (-0.3086, -0.3701, 0.3558), so 2 before 0 before 1; ⌈0.9⌉ = 1, ⌈1.5⌉ = 2, 3."""
+    """L = (0.5, 1, 2): z = p/l = (-0.3086, -0.3701, 0.3558), so 2 before 0 before 1; ⌈0.9⌉ = 1, ⌈1.5⌉ = 2, 3."""
     assert dominant([0.5, 1.0, 2.0], ratio) == expected
 
 
@@ -42,7 +42,7 @@ def test_rank_is_projection_over_loss_to_nine_digits(shift: float, expected: lis
     ("ratio", "mean"), [(0.3, (-0.2, -2.2 / 3)), (0.5, (1.6 / 3, -2.2 / 3)), (1.0, (-0.2, 0.0))], ids=str
 )
 def test_three_updates_in_conflict(ratio: float, mean: tuple[float, float]) -> None:
-    """l = (0.5, 1, 2), dominant in turn: update 3, then 1, then 2; n = (1, 1, 2) does not count.
+    """L = (0.5, 1, 2), dominant in turn: update 3, then 1, then 2; n = (1, 1, 2) does not count.
 
     λ = 0.3, off g₃: (2, 0) + 2/5 (-1, -2) = (1.6, -0.8); (-1, 1) + 1/5 (-1, -2) = (-1.2, 0.6); g₃ stays.
     λ = 0.5, then off g₁: (-1.2, 0.6)·g₁ = -2.4: + 0.6 (2, 0) = (0, 0.6); g₃·g₁ = -2: (-1, -2) + (1, 0) = (0, -2).
@@ -55,8 +55,8 @@ def test_three_updates_in_conflict(ratio: float, mean: tuple[float, float]) -> N
 def test_ranks_updates_as_the_rule_before_left_them() -> None:
     """After harmonization in ascending order: (0.4, -0.2), (-0.4, 0.2), (-1, -1), products (-0.2, -0.2, 0.2).
 
-    Norms a, a, b with a² = 0.2, b² = 2. p₁ = a - 0.2/a - 0.1(1/a + 1/b) = -0.294, p₂ = +0.294, p₃ = b: with equal losses
-    update 3 is dominant. Only update 1 conflicts with it: (0.4, -0.2) + 0.1 (-1, -1) = (0.3, -0.3).
+    Norms a, a, b with a² = 0.2, b² = 2. p₁ = a - 0.2/a - 0.1(1/a + 1/b) = -0.294, p₂ = +0.294, p₃ = b: with equal
+    losses update 3 is dominant. Only update 1 conflicts with it: (0.4, -0.2) + 0.1 (-1, -1) = (0.3, -0.3).
     """
     rules = GradientHarmonization(order="ascending"), DominantGradientCorrection(0.3)
     model, capture = send(UPDATES, *rules, losses=[1.0, 1.0, 1.0])

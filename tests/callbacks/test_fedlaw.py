@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Capture, GivenData, Linear, Normalized, NormalizedData, ToyData, Quadratic, close, trainer
+from toy import Capture, GivenData, Linear, Normalized, NormalizedData, Quadratic, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedLAW, GradientHarmonization
@@ -71,10 +71,11 @@ def first_gradients(*rules: Any) -> list[Tensor]:
 
 
 def test_first_loss_and_gradients() -> None:
-    """γ = 1, λ = (1/4, 3/4): w = (0.25, 1.5, 0.75, 0.125), logits (0.25, 0.75), (1.5, 0.125), (1.75, 0.875), (0.5, -0.6875).
+    """γ = 1, λ = (1/4, 3/4): w = (0.25, 1.5, 0.75, 0.125).
 
-    Their cross-entropies for y = (0, 1, 1, 0) have the mean 1.0160310134. With s_k = ⟨∂L/∂w, W_k⟩: ∂γ̂ = s₁/4 + 3 s₂/4 and
-    ∂x₁ = -∂x₂ = (3/16)(s₁ - s₂).
+    The logits (0.25, 0.75), (1.5, 0.125), (1.75, 0.875), (0.5, -0.6875) have, for y = (0, 1, 1, 0), the cross-entropies
+    log(1 + e^d) with d = 0.5, 1.375, 0.875, -1.1875: 0.974077, 1.600413, 1.223445, 0.266190, mean 1.0160310134.
+    With s_k = ⟨∂L/∂w, W_k⟩: ∂γ̂ = s₁/4 + 3 s₂/4 and ∂x₁ = -∂x₂ = (3/16)(s₁ - s₂).
     """
     _, orchestrator, _ = fit(FedLAW())
     assert orchestrator.client.proxy_losses[0] == pytest.approx(1.0160310134, abs=1e-9)  # type: ignore[union-attr]

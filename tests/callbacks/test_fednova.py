@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, ToyData, Quadratic, close, send, train, trainer
+from toy import Capture, GivenData, Linear, Quadratic, ToyData, close, send, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedNova, FedProx
@@ -26,7 +26,7 @@ def test_one_round_of_the_toy_problem(
 ) -> None:
     """w⁺ = τ_eff Σ p_k Δ_k / ‖a_k‖₁ with p = (1/4, 3/4) and τ_eff = Σ p_k ‖a_k‖₁.
 
-    Plain: a = (2, 3), τ_eff = 2.75; 2.75·(0.19/8 - 3·1.314/12) = -0.8380625, 2.75·(-0.36/8 + 3·0.28525/12) = 0.072359375.
+    Plain: a = (2, 3), τ_eff = 2.75; 2.75·(0.19/8 - 3·1.314/12), 2.75·(-0.36/8 + 3·0.28525/12).
     Momentum 0.9: a₀ = 1 + 1.9 = 2.9, a₁ = 1 + 1.9 + 2.71 = 5.61, τ_eff = 4.9325, Δ = (0.28, -0.54), (-2.556, 0.53725);
     4.9325·(0.07/2.9 - 1.917/5.61), 4.9325·(-0.135/2.9 + 0.4029375/5.61).
     Proximal μ = 0.5, ημ = 0.05: a₀ = 1 + 0.95 = 1.95, a₁ = 1 + 0.95 + 0.9025 = 2.8525, τ_eff = 2.626875,
@@ -43,7 +43,7 @@ def test_one_round_of_the_toy_problem(
     "sgd", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"momentum": 0.5, "dampening": 0.3}], ids=str
 )
 def test_normalizer_is_the_weight_of_the_gradients_in_the_update(sgd: dict[str, Any], mu: float) -> None:
-    """f = w·c has the gradient c wherever it is taken, so Δ = -η ‖a‖₁ c, whatever torch's optimizer does."""
+    """F = w·c has the gradient c wherever it is taken, so Δ = -η ‖a‖₁ c, whatever torch's optimizer does."""
     rows = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=torch.float64)
     capture = Capture()
     trainer(FedProx(mu), capture).fit(
@@ -92,7 +92,7 @@ class Idle(Quadratic):
 
 
 def test_a_client_that_took_no_step_moves_nothing() -> None:
-    """p = (1/4, 3/4), a = (0, 3): τ_eff = 2.25, d₀ = 0, w⁺ = 2.25·(3/4)·Δ₁/3 = 0.5625·(-1.314, 0.28525)."""
+    """P = (1/4, 3/4), a = (0, 3): τ_eff = 2.25, d₀ = 0, w⁺ = 2.25·(3/4)·Δ₁/3 = 0.5625·(-1.314, 0.28525)."""
     orchestrator = FederatedOrchestrator(Idle())
     trainer(FedNova()).fit(orchestrator, datamodule=ToyData())
     assert close(orchestrator.params, (-0.739125, 0.160453125))

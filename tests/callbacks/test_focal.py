@@ -111,7 +111,7 @@ def test_gradient_is_finite_where_the_true_class_is_certain(gamma: float) -> Non
 
 
 def test_needs_logits_and_targets() -> None:
-    with pytest.raises(ConfigurationError, match="FocalLoss needs Quadratic.training_step to return a dict with"):
+    with pytest.raises(ConfigurationError, match=r"FocalLoss needs Quadratic\.training_step to return a dict with"):
         trainer(FocalLoss()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
 
 

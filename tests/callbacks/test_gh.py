@@ -29,7 +29,7 @@ SLIDES_DESCENDING = ((0.4, 0.4), (-0.9, 0.9), (0.0, 0.0))
     ],
 )
 def test_three_updates_in_conflict(rules: list[Any], harmonised: Any, mean: tuple[float, float], lr: float) -> None:
-    """n = (1, 1, 2); ‖g‖² = (4, 2, 5). A client's learning rate changes nothing.
+    """N = (1, 1, 2); ‖g‖² = (4, 2, 5). A client's learning rate changes nothing.
 
     Paper, ascending. g₁: off g₂ (-2/2): (2, 0) + (-1, 1) = (1, 1); (1, 1)·g₃ = -3: (1, 1) + 3/5 (-1, -2) = (0.4, -0.2).
     g₂: off g₁ (-2/4): (0, 1); (0, 1)·g₃ = -2: (0, 1) + 2/5 (-1, -2) = (-0.4, 0.2).
@@ -70,7 +70,7 @@ def test_scaling_an_update_scales_only_its_own_harmonised_update(variant: Any, c
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_commutes_with_fednova(reverse: bool) -> None:
-    """n = (1, 1, 2), τ = (1, 2, 3): τ_eff = 0.25 + 0.5 + 1.5 = 2.25.
+    """N = (1, 1, 2), τ = (1, 2, 3): τ_eff = 0.25 + 0.5 + 1.5 = 2.25.
 
     2.25·((0.4, -0.2)/4 + (-0.4, 0.2)/8 + (-1, -1)/6) = 2.25·(0.05 - 1/6, -0.025 - 1/6).
     """

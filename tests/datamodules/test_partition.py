@@ -216,7 +216,7 @@ def test_classes_per_client_is_disjoint_when_they_just_suffice() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan])
 def test_refuses_alpha(alpha: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected alpha > 0, got .*: do use"):
+    with pytest.raises(ConfigurationError, match=r"expected alpha > 0, got .*: use"):
         Dirichlet(alpha)
 
 
@@ -249,7 +249,7 @@ def test_refuses_what_cannot_be_split() -> None:
 def test_refuses_when_redrawing_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two classes, each to one client (alpha -> 0): three clients never all have data."""
     monkeypatch.setattr("fl_lightning.datamodules.partition.MAX_REDRAWS", 50)
-    with pytest.raises(ConfigurationError, match=r"min_samples=1 examples.*in 50 draws.*do raise alpha"):
+    with pytest.raises(ConfigurationError, match=r"min_samples=1 examples.*in 50 draws.*raise alpha"):
         split(Dirichlet(1e-300, form="rebalanced", min_samples=1), torch.arange(10) % 2, 3)
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.local import LocalRun
@@ -111,7 +111,7 @@ def test_network_output_of_the_wrong_size_is_named() -> None:
 
 
 def test_data_with_other_classes_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the data has 10 classes, the model 4: set model.client.num_classes"):
+    with pytest.raises(ConfigurationError, match=r"the data has 10 classes, the model 4: set model\.client"):
         trainer().fit(FederatedOrchestrator(classifier()), datamodule=TenClasses())
 
 

@@ -70,5 +70,7 @@ def test_two_layer_cnn_refuses_sizes_it_cannot_pool(side: int) -> None:
 
 
 def test_misspelt_timm_model_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigurationError, match=r"timm has no model 'mobilenetv2_100x'; did you mean mobilenetv2_100\?"):
+    with pytest.raises(
+        ConfigurationError, match=r"timm has no model 'mobilenetv2_100x'; did you mean mobilenetv2_100\?"
+    ):
         TimmNetwork("mobilenetv2_100x")

@@ -1,0 +1,394 @@
+"""A user's mistake ends in one line that says what was expected, what came and what to do; nothing is lost by it."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, Result, fit, process, run
+
+MINE = """
+from fl_lightning import FederatedCallback
+from fl_lightning.models import ImageClassifier
+
+
+class Median(FederatedCallback):
+    def reduce(self, orchestrator, cohort):
+        return cohort.deltas.median(0).values
+
+
+class Mean(FederatedCallback):
+    def reduce(self, orchestrator, cohort):
+        return cohort.deltas.mean(0)
+
+
+class Detached(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)["loss"].detach()
+
+
+class WithoutLoss(ImageClassifier):
+    def training_step(self, batch, batch_idx):
+        return {"logits": self(batch[0])}
+"""
+TINY_FIT = ("fit", "--config", "tiny.yaml")
+MEANING = "means something else here, where an epoch is a round and a batch is a client: use "
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory with a run of two rounds in runs/tiny/version_0; copy it."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("tiny.yaml").write_text(TINY)
+        fit()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("mine.py").write_text(MINE)
+
+
+def refused(*args: object) -> str:
+    """The one line on standard error, without what every such line starts with."""
+    result = run(*args)
+    check(result)
+    return result.err.removeprefix("fl-lightning: error: ").removesuffix("\n")
+
+
+def check(result: Result) -> None:
+    """Exit status 2, one printable line on standard error, no round done."""
+    assert result.status == 2, (result.out, result.err)
+    assert result.err.startswith("fl-lightning: error: ")
+    assert result.err.count("\n") == 1
+    assert result.err.endswith("\n")
+    assert result.err[:-1].isprintable(), "no escape sequences"
+    assert "Traceback" not in result.err + result.out
+    assert "round 1/2" not in result.out
+
+
+# Names that do not exist
+
+
+@pytest.mark.parametrize("spelling", [["--config", "mnist_hg.yaml"], ["--config=mnist_hg.yaml"], ["-c", "mnist_hg"]])
+def test_unknown_config(spelling: list[str]) -> None:
+    message = refused("fit", *spelling)
+    assert re.match(r"there is no config mnist_hg(\.yaml)? here, nor among the shipped ones: ", message)
+    assert {"mnist_gh.yaml", "digits_gh.yaml", "cifar10_gh.yaml"} <= set(re.findall(r"[\w/]+\.yaml", message))
+
+
+CLASSES = {
+    "a rule": ("--trainer.callbacks+=GradientHarmonisation", "GradientHarmonization"),
+    "a rule in other letters": ("--trainer.callbacks+=fednova", "FedNova"),
+    "a data module": ("--data=Digitz", "Digits"),
+    "a partition": ("--data.partition=Dirichlett", "Dirichlet"),
+    "a module": ("--model.client=ImageClasifier", "ImageClassifier"),
+    "a network": ("--model.client.network=TwoNNN", "TwoNN"),
+    "an optimizer": ("--model.client.optimizer=SGDD", "SGD"),
+    "a logger": ("--trainer.logger=WandbLoger", "WandbLogger"),
+}
+
+
+@pytest.mark.parametrize("what", CLASSES)
+def test_misspelt_class(what: str) -> None:
+    argument, nearest = CLASSES[what]
+    message = refused(*TINY_FIT, argument)
+    key, name = argument.lstrip("-").replace("+", "").split("=")
+    assert message.endswith(f"there is no class {name}; did you mean {nearest}?")
+    assert message.split(":")[0] in (key, key.rpartition(".")[2]), "says where"
+
+
+def test_misspelt_class_in_the_config() -> None:
+    Path("typo.yaml").write_text(TINY.replace("Digits", "Digitz"))
+    assert refused("fit", "--config", "typo.yaml") == "data: there is no class Digitz; did you mean Digits?"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere.MyRule", "No module named 'nowhere'"), ("mine.MyRule", "has no attribute 'MyRule'")]
+)
+def test_users_class_that_is_not_there(name: str, message: str) -> None:
+    said = refused(*TINY_FIT, f"--trainer.callbacks+={name}")
+    assert said.startswith(f"trainer.callbacks: {name}: ")
+    assert said.endswith(message)
+
+
+OPTIONS = {
+    "--data.num_clinets=2": "num_clients",
+    "--data.partition.alhpa=1": "alpha",
+    "--model.local_epcohs=2": "model.local_epochs",
+    "--model.client.network.in_fetaures=64": "in_features",
+    "--trainer.max_epohcs=2": "trainer.max_epochs",
+    "--ckpt_pth=last": "ckpt_path",
+}
+
+
+@pytest.mark.parametrize("argument", OPTIONS)
+def test_misspelt_option(argument: str) -> None:
+    assert re.search(
+        rf"there is no option -*[\w.]+; did you mean -*(\w+\.)*{OPTIONS[argument]}\?$", refused(*TINY_FIT, argument)
+    )
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("max_epochs", "max_epoch"),
+        ("trainer", "trianer"),
+        ("num_clients", "num_client"),
+        ("alpha", "alfa"),
+        ("network", "netwrok"),
+    ],
+)
+def test_misspelt_option_in_the_config(right: str, wrong: str) -> None:
+    """The nearest match is named here too."""
+    Path("typo.yaml").write_text(TINY.replace(f"{right}:", f"{wrong}:"))
+    message = refused("fit", "--config", "typo.yaml")
+    assert re.search(rf"\b{wrong}\b", message)
+    assert re.search(rf"did you mean (\w+\.)*{right}\?$", message)
+
+
+def test_unknown_command() -> None:
+    message = refused("fti", "--config", "tiny.yaml")
+    assert "'fti'" in message
+    assert "'fit'" in message
+
+
+def test_no_yaml() -> None:
+    Path("broken.yaml").write_text("trainer: [\n")
+    assert "line 2, column 1" in refused("fit", "--config", "broken.yaml")
+
+
+# Values outside their range
+
+VALUES = {
+    "--data.num_clients=many": r"data.num_clients: expected int.*, got many$",
+    "--trainer.max_epochs=many": r"trainer.max_epochs: expected int or null, got many$",
+    "--data.partition.alpha=0": r"expected alpha > 0, got 0\.0: .*0\.01",
+    "--data.partition.alpha=-1": r"expected alpha > 0, got -1\.0: .*0\.01",
+    "--data.participation=0": r"participation must be a share in \(0, 1\] or a whole number .*, got 0: ",
+    "--data.participation=-0.5": r"participation must be a share in \(0, 1\] or a whole number .*, got -0\.5: ",
+    "--data.participation=1.5": r"participation must be a share in \(0, 1\] or a whole number .*, got 1\.5: ",
+    "--data.participation=5": r"participation asks for 5 clients per round, there are 4$",
+    "--data.num_clients=1443": r"expected 1 to 1442 clients .*, got num_clients=1443: lower num_clients$",
+    "--data.num_clients=0": r"expected num_clients, .* >= 1 .*, got 0, ",
+    "--data.batch_size=0": r"batch_size .*must be at least 1, got 0",
+    "--model.local_epochs=0": r"local_epochs must be at least 1, got 0$",
+    "--model.on_bad_update=ignore": r"on_bad_update: .*skip.*raise.*ignore",
+}
+
+
+@pytest.mark.parametrize("argument", VALUES)
+def test_value_out_of_range(argument: str) -> None:
+    assert re.match(VALUES[argument], refused(*TINY_FIT, argument))
+
+
+def test_epochs_and_steps_at_once() -> None:
+    message = refused(*TINY_FIT, "--model.local_epochs", 2, "--model.local_steps", 3)
+    assert message == "give local_epochs or local_steps, got both: 2 and 3"
+
+
+@pytest.mark.parametrize("root", [[], ["--data.root", "images"]])
+def test_data_that_is_not_there(root: list[str], tmp_path: Path) -> None:
+    """Says what it looked for, where, and how to get it."""
+    folder = tmp_path / (root[-1] if root else "data")
+    message = refused("fit", "--config", "mnist_gh.yaml", *root)
+    assert f"expected MNIST in {folder}/MNIST/raw (torchvision's files)" in message
+    assert f"or as an image folder {{train,test}}/<class>/* in {folder}/MNIST or {folder}" in message
+    assert "--data.download true" in message
+
+
+# What does not fit together
+
+
+def test_fedlaw_without_proxy_set() -> None:
+    message = refused(*TINY_FIT, "--trainer.callbacks+=FedLAW")
+    assert message.startswith("FedLAW learns on a proxy set, but Digits has none: set data.proxy_per_class")
+
+
+def test_two_reducers() -> None:
+    """Either alone is fine."""
+    message = refused(*TINY_FIT, "--trainer.callbacks+=mine.Median", "--trainer.callbacks+=mine.Mean")
+    assert message.startswith("expected at most one rule that replaces the weighted sum of updates, got Median, Mean")
+    fit("--trainer.callbacks+=mine.Median", "--trainer.max_epochs", 1)
+
+
+def test_network_output_of_the_wrong_size() -> None:
+    message = refused(*TINY_FIT, "--model.client.network.num_classes", 7)
+    assert re.match(r"TwoNN gives an output of shape \(\d+, 7\), expected \(batch, 10\): set .*num_classes", message)
+
+
+def test_data_with_another_number_of_classes() -> None:
+    message = refused(*TINY_FIT, "--model.client.num_classes", 7)
+    assert message.startswith("the data has 10 classes, the model 7: set model.client.num_classes")
+
+
+@pytest.mark.parametrize(("name", "got"), [("Detached", "a loss without a gradient"), ("WithoutLoss", "NoneType")])
+def test_training_step_without_a_gradient(name: str, got: str) -> None:
+    message = refused(*TINY_FIT, "--model.client", f"mine.{name}")
+    assert message.startswith(f"{name}.training_step must return a loss that depends on the parameters")
+    assert f"got {got}: " in message
+
+
+FLAGS = {
+    "gradient_clip_val=1": "model.gradient_clip_val",
+    "accumulate_grad_batches=2": "model.accumulate_grad_batches",
+    "limit_train_batches=2": "data.participation",
+    "limit_train_batches=1": "data.participation",
+    "limit_train_batches=0.5": "data.participation",
+    "val_check_interval=2": "trainer.check_val_every_n_epoch",
+    "val_check_interval=1": "trainer.check_val_every_n_epoch",
+    "val_check_interval=0.5": "trainer.check_val_every_n_epoch",
+    "overfit_batches=1": "data.participation",
+    "overfit_batches=0.5": "data.participation",
+    "precision=bf16-true": "bf16-mixed",
+    "sync_batchnorm=true": "nothing",
+}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_trainer_flag_that_means_something_else(flag: str) -> None:
+    """A whole 1 is one batch, of one client, where 1.0 is all of them."""
+    message = refused(*TINY_FIT, f"--trainer.{flag}")
+    assert message.startswith(f"trainer.{flag.split('=')[0]}")
+    assert MEANING + FLAGS[flag] in message
+
+
+def test_the_same_flags_at_their_defaults_are_fine() -> None:
+    fit("--trainer.limit_train_batches=1.0", "--trainer.val_check_interval=1.0", "--trainer.overfit_batches=0.0")
+
+
+def test_ddp_on_one_device_is_no_traceback() -> None:
+    """With one device there is nothing to split: it runs, or is refused in one line."""
+    result = run(*TINY_FIT, "--trainer.strategy", "ddp")
+    if result.status:
+        check(result)
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def last(trained: Path, tmp_path: Path) -> Path:
+    """The last.ckpt of a run of two rounds in the working directory."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    return Path("runs", "tiny", "version_0", "checkpoints", "last.ckpt")
+
+
+def bytes_of_the_run() -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
+
+
+def test_missing_checkpoint(last: Path) -> None:
+    before = bytes_of_the_run()
+    message = refused(*TINY_FIT, "--ckpt_path", "nowhere.ckpt")
+    assert message == "ckpt_path: there is no file nowhere.ckpt; expected a path to a .ckpt, or 'last'"
+    message = refused(*TINY_FIT, "--ckpt_path", "last", "--experiment", "other")
+    assert message.startswith("ckpt_path: last looks for runs/other/*/checkpoints/last.ckpt, and there is none: start")
+    assert bytes_of_the_run() == before
+
+
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "cut at the end": lambda content: content[:-100],
+    "random": lambda content: os.urandom(4096),
+    "empty": lambda content: b"",
+}
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint(damage: str, command: str, last: Path) -> None:
+    last.write_bytes(DAMAGES[damage](last.read_bytes()))
+    before = bytes_of_the_run()
+    message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last)
+    assert message.startswith(f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint (")
+    assert message.endswith("): use another one of the run's checkpoints")
+    assert bytes_of_the_run() == before
+
+
+def test_damaged_last_checkpoint_by_its_short_name(last: Path) -> None:
+    last.write_bytes(last.read_bytes()[:1000])
+    before = bytes_of_the_run()
+    message = refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+    assert message.startswith(f"ckpt_path: {last} cannot be read")
+    assert bytes_of_the_run() == before
+
+
+def test_flipped_bytes_in_a_checkpoint(last: Path) -> None:
+    """The archive's directory is whole, a tensor is not: its checksum tells."""
+    content = bytearray(last.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(byte ^ 0xFF for byte in content[middle : middle + 64])
+    last.write_bytes(content)
+    before = bytes_of_the_run()
+    assert refused(*TINY_FIT, "--ckpt_path", last).startswith(f"ckpt_path: {last} cannot be read")
+    assert bytes_of_the_run() == before
+
+
+def test_checkpoint_of_something_else(last: Path) -> None:
+    torch.save({"state_dict": {}}, "plain.ckpt")
+    message = refused(*TINY_FIT, "--ckpt_path", "plain.ckpt")
+    assert message == "ckpt_path: plain.ckpt is a checkpoint, but not of a federated run: it has no rounds_done"
+    torch.save(torch.nn.Linear(1, 1), "pickled.ckpt")
+    assert refused(*TINY_FIT, "--ckpt_path", "pickled.ckpt").startswith("ckpt_path: pickled.ckpt cannot be read")
+    torch.save([1], "list.ckpt")
+    assert refused(*TINY_FIT, "--ckpt_path", "list.ckpt").startswith("ckpt_path: list.ckpt ")
+
+
+OTHER_MODELS = {
+    "another size": (
+        ["--model.client.network.in_features", "100"],
+        "client.network.1.weight has (512, 64) there and (512, 100) here",
+    ),
+    "another network": (
+        ["--model.client.network", "TwoLayerCNN"],
+        "client.network.features.0.weight has no such tensor there and (32, 3, 5, 5) here",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+@pytest.mark.parametrize("other", OTHER_MODELS)
+def test_checkpoint_of_another_model(other: str, command: str, last: Path) -> None:
+    """The run folder keeps its config.yaml too: the message points to it."""
+    options, difference = OTHER_MODELS[other]
+    before = bytes_of_the_run()
+    message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last, *options)
+    assert message.startswith(f"the checkpoint is of another model: {difference}; start with the config")
+    assert bytes_of_the_run() == before
+
+
+@pytest.mark.parametrize(
+    "mistake", ["--trainer.gradient_clip_val=1", "--data.participation=5", "--trainer.callbacks+=FedLAW"]
+)
+def test_failed_continuation_leaves_the_run_as_it_was(mistake: str, last: Path) -> None:
+    before = bytes_of_the_run()
+    refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3, mistake)
+    assert bytes_of_the_run() == before
+
+
+# The process
+
+
+def test_console_script_says_one_line() -> None:
+    done = process(*TINY_FIT, "--data.participation", 2.5)
+    assert (done.returncode, done.stdout) == (2, "")
+    lines = [line for line in done.stderr.splitlines() if line and line != "Seed set to 1"]
+    assert len(lines) == 1
+    assert lines[0].startswith("fl-lightning: error: participation must be a share in (0, 1]")
+
+
+def test_plain_ddp_on_two_devices() -> None:
+    """It would split each client's batches. Two processes, and still one line."""
+    done = process(*TINY_FIT, "--trainer.devices", 2, "--trainer.strategy", "ddp")
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("fl-lightning: error:")]
+    assert f"trainer.strategy=DDPStrategy on 2 devices {MEANING}strategy: client_parallel" in line
+    assert "round 1" not in done.stdout

@@ -1,0 +1,106 @@
+"""The wheel: what is in it, and that it works beside a user's own models/ and callbacks/, far from the repository."""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from command import rows
+
+REPOSITORY = Path(__file__).parents[1]
+FOLDERS = ("callbacks", "configs", "datamodules", "models")
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+MY_RULE = """
+from models import SHARE
+
+import fl_lightning
+from fl_lightning import FederatedCallback
+
+print("imported from", fl_lightning.__file__)
+
+
+class MyRule(FederatedCallback):
+    def aggregate(self, orchestrator, cohort):
+        orchestrator.log_round("mine/share", SHARE)
+        return cohort.replace(weights=SHARE * cohort.weights)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what git knows, or would add: links stay links."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    names = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if os.path.lexists(REPOSITORY / name):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(REPOSITORY / name, source / name, follow_symlinks=False)
+    command = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(built), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (file,) = built.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed into an empty folder."""
+    folder = tmp_path_factory.mktemp("site")
+    subprocess.run([*PIP, "install", "--no-deps", "--no-index", "--target", str(folder), str(wheel)], check=True)
+    return folder
+
+
+def test_nothing_generic_is_in_the_wheel(wheel: Path) -> None:
+    """Only fl_lightning, every file of the four folders in it as a plain file, once."""
+    entries = zipfile.ZipFile(wheel).infolist()
+    names = [entry.filename for entry in entries]
+    assert {name.split("/")[0] for name in names} == {"fl_lightning", re.sub(r"-py3.*", ".dist-info", wheel.name)}
+    assert len(set(names)) == len(names)
+    assert not [entry.filename for entry in entries if (entry.external_attr >> 16) & 0o170000 == 0o120000], "links"
+    files = [REPOSITORY / "fl_lightning" / "py.typed", *(REPOSITORY / "fl_lightning").glob("*.py")]
+    expected = {f"fl_lightning/{file.name}" for file in files}
+    for folder in FOLDERS:
+        files = [file for suffix in ("py", "yaml") for file in (REPOSITORY / folder).rglob(f"*.{suffix}")]
+        expected |= {f"fl_lightning/{file.relative_to(REPOSITORY)}" for file in files}
+    assert {"fl_lightning/callbacks/gh.py", "fl_lightning/configs/digits_gh.yaml"} <= expected
+    assert expected <= set(names)
+
+
+def test_installed_files_are_plain(site: Path) -> None:
+    assert not [path for path in site.rglob("*") if path.is_symlink()]
+    for folder in FOLDERS:
+        assert (site / "fl_lightning" / folder / "__init__.py").is_file()
+        assert not (site / folder).exists()
+
+
+def test_installed_command_runs_beside_a_users_own_packages(site: Path, tmp_path: Path) -> None:
+    """The user's models/ and callbacks/ are theirs, and a rule of theirs that imports them is named in one word."""
+    for name, content in (("models", "SHARE = 0.5\n"), ("callbacks", "raise ImportError('not for fl_lightning')\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(content)
+    (tmp_path / "my_rule.py").write_text(MY_RULE)
+    command = [sys.executable, "-P", str(site / "bin" / "fl-lightning"), "fit", "--config", "digits_gh.yaml"]
+    command += ["--trainer.max_epochs", "1", "--trainer.callbacks+=my_rule.MyRule"]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"imported from {site / 'fl_lightning' / '__init__.py'}\n" in done.stdout
+    (row,) = rows(tmp_path / "runs" / "digits_gh" / "version_0" / "metrics.csv")
+    assert row["mine/share"] == 0.5
+    assert 0 < row["val/top1"] < 1
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_refuse_to_be_imported_under_their_bare_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from the repository's root, or under pytest: every class would exist twice."""
+    monkeypatch.syspath_prepend(REPOSITORY)
+    message = rf"import .*fl_lightning\.{name}, not (as )?{name}: under two names every class would exist twice"
+    with pytest.raises(ImportError, match=message):
+        importlib.import_module(name)
+    assert importlib.import_module(f"fl_lightning.{name}").__name__ == f"fl_lightning.{name}"

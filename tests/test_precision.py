@@ -1,0 +1,61 @@
+"""Mixed precision is for the clients' forward passes; the server's arithmetic stays what the parameters are."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from toy import trainer
+
+from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator
+
+
+class Linear(LightningModule):
+    """Remembers in which dtype its layer computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.computed_in: set[torch.dtype] = set()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        output = self.layer(batch[0])
+        self.computed_in.add(output.dtype)
+        return output.square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Data(FederatedDataModule):
+    num_clients = 3
+
+    def client_dataset(self, client: int) -> TensorDataset:
+        return TensorDataset(torch.ones(4, 3) * (client + 1))
+
+
+class Watch(FederatedCallback):
+    """Remembers the dtypes on the server."""
+
+    def update(self, orchestrator: Any, cohort: Cohort, update: Tensor) -> Tensor:
+        self.dtypes = {update.dtype, cohort.deltas.dtype, orchestrator.params.dtype, (cohort.deltas @ update).dtype}
+        self.gram = cohort.gram.dtype
+        return update
+
+
+@pytest.mark.parametrize(
+    ("precision", "forward", "server"),
+    [
+        ("32-true", torch.float32, torch.float32),
+        ("bf16-mixed", torch.bfloat16, torch.float32),
+        ("64-true", torch.float64, torch.float64),
+    ],
+)
+def test_server_precision(precision: str, forward: torch.dtype, server: torch.dtype) -> None:
+    watch, client = Watch(), Linear()
+    trainer(watch, precision=precision).fit(FederatedOrchestrator(client), datamodule=Data())
+    assert client.computed_in == {forward}
+    assert watch.dtypes == {server}
+    assert watch.gram == torch.float64

@@ -1,0 +1,53 @@
+"""What the README shows runs exactly as printed."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from command import run
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+OWN = {text.splitlines()[0].removeprefix("# "): text for text in PYTHON if text.startswith("# my_")}
+COMMAND = next(text for language, text in BLOCKS if language == "bash" and "my_rules" in text)
+
+
+def test_own_rules_are_short() -> None:
+    """At most 15 lines each, the comment that names the file and blank lines not counted."""
+    assert set(OWN) == {"my_rules.py", "my_tether.py"}
+    for text in OWN.values():
+        assert len([line for line in text.splitlines()[1:] if line.strip()]) <= 15
+
+
+def test_own_rules_run_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both act: with either left out, the run ends elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in OWN.items():
+        Path(name).write_text(text)
+    arguments = [*shlex.split(COMMAND)[1:], "--trainer.max_epochs", "2"]
+    runs = [arguments, [a for a in arguments if "Tether" not in a], [a for a in arguments if "Median" not in a]]
+    for number, args in enumerate(runs):
+        result = run(*args, "--experiment", number)
+        assert result.status == 0, result.err
+    metrics = {Path(f"runs/{number}/version_0/metrics.csv").read_text() for number in range(3)}
+    assert len(metrics) == 3
+
+
+def test_python_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = next(text for text in PYTHON if text not in OWN.values())
+    exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
+    printed = re.search(r"tensor\(([\d.]+)", capsys.readouterr().out)
+    assert printed
+    assert float(printed[1]) < 30  # the clients' targets differ by up to 7: the mean squared error starts near 25 + 5
+
+
+def test_configs_named_in_the_readme_exist() -> None:
+    configs = Path(__file__).parents[1] / "configs"
+    named = set(re.findall(r"--config (\S+\.yaml)", README))
+    assert named
+    assert all((configs / name).is_file() for name in named)
