@@ -8,6 +8,7 @@ from torch import Tensor
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.conflict import project_conflicts
 
+DIGITS = 12
 SMALLEST_LOSS = 1e-12  # a client that fits its data perfectly still has a finite rank
 
 
@@ -29,6 +30,7 @@ def dominant_updates(gram: Tensor, losses: Tensor, ratio: float) -> Tensor:
     inverse = torch.where(norms > 0, 1 / norms, 0.0)
     projections = gram * (inverse[:, None] + inverse) / 2
     ranks = projections.sum(1) / losses.clamp(min=SMALLEST_LOSS)
+    ranks = (ranks / ranks.abs().max().clamp(min=SMALLEST_LOSS)).round(decimals=DIGITS)  # a tie must not be rounding's
     count = math.ceil(round(ratio * len(gram), 9))  # 0.07 · 100 is 7.000000000000001 in floating point
     return ranks.argsort(descending=True, stable=True)[:count]
 

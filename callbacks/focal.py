@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -21,7 +22,9 @@ def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Te
         A scalar.
     """
     cross_entropy = F.cross_entropy(logits, targets, reduction="none")
-    return (beta * (1 - (-cross_entropy).exp()) ** gamma * cross_entropy).mean()
+    miss = 1 - (-cross_entropy).exp()
+    miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # at 0 a power below 1 has no derivative
+    return (beta * miss**gamma * cross_entropy).mean()
 
 
 class FocalLoss(FederatedCallback):

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
-from fl_lightning.conflict import EPSILON, project_conflicts
+from fl_lightning.conflict import project_conflicts
+
+CANCELLED = 1e-7  # of its squared norm: less is left of an update than the Gram matrix can tell the direction of
 
 
 def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
@@ -24,7 +26,7 @@ def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
     """
     projection = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     running = gram.clone()  # inner products of the updates as they stand
-    floor = EPSILON * gram.diagonal()
+    floor = CANCELLED * gram.diagonal()
     for k, partners in enumerate(order.tolist()):
         for j in partners:
             if running[k, j] < 0 and running[j, j] > floor[j]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError
@@ -26,33 +27,29 @@ def check_trainer(trainer: Trainer) -> None:
             "model.accumulate_grad_batches, which accumulates a client's batches",
         ),
         (
-            trainer.limit_train_batches != 1.0 and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # likewise
-            "limit_train_batches",
-            "data.participation for fewer clients, or model.local_steps for less local work",
-        ),
-        (
             trainer.overfit_batches > 0,  # type: ignore[attr-defined]  # set outside Trainer.__init__
             "overfit_batches",
             "data.participation: 1, which trains one client a round",
         ),
         (
-            trainer.val_check_interval != 1.0,
-            "val_check_interval",
-            "trainer.check_val_every_n_epoch, which counts rounds",
+            _is_not_all(trainer.limit_train_batches) and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # likewise
+            "limit_train_batches",
+            "data.participation for fewer clients, or model.local_steps for less local work",
         ),
+        (_is_not_all(trainer.val_check_interval), "val_check_interval", "trainer.check_val_every_n_epoch, in rounds"),
         (
             trainer.precision in ("16-true", "bf16-true"),
             f"precision={trainer.precision}",
             "bf16-mixed or 16-mixed: the global model and the updates must stay float32",
         ),
         (
-            trainer.world_size > 1 and not isinstance(trainer.strategy, ClientParallelStrategy),
-            f"strategy={type(trainer.strategy).__name__} on {trainer.world_size} devices",
+            isinstance(trainer.strategy, ParallelStrategy) and not isinstance(trainer.strategy, ClientParallelStrategy),
+            f"strategy={type(trainer.strategy).__name__}",
             "strategy: client_parallel, whose devices train different clients (this one would split each client's "
             "batches, and so train another algorithm)",
         ),
         (
-            getattr(trainer._accelerator_connector, "sync_batchnorm", False) or False,
+            trainer._accelerator_connector._layer_sync is not None,
             "sync_batchnorm",
             "nothing: it would mix the statistics of different clients",
         ),
@@ -63,6 +60,10 @@ def check_trainer(trainer: Trainer) -> None:
                 f"trainer.{flag} means something else here, where an epoch is a round and a batch is a client: "
                 f"use {instead}"
             )
+
+
+def _is_not_all(limit: float) -> bool:
+    return limit != 1.0 or isinstance(limit, int)  # 1.0 is the whole, 1 a single batch
 
 
 def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -> None:

@@ -7,13 +7,15 @@ import os
 import re
 import sys
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+import requests
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 
 import fl_lightning.callbacks
@@ -41,8 +43,28 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """The parser's hook; it would print its usage and leave."""
-        options = [name.removeprefix("--") for action in self._actions for name in action.option_strings]
-        raise ParsingError(message, options) from ex
+        raise ParsingError(message, _options(self)) from ex
+
+
+def _options(parser: Any) -> list[str]:
+    """The long options of a parser and its subcommands, without dashes."""
+    own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
+    below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
+    return own + [option for sub in below for option in _options(sub)]
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the run folder's config.yaml when training begins: no run that fails before touches an earlier one's."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lightning's hook, where its own class would write."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lightning's hook: what a new run needs to be the same, so without the checkpoint this one came from."""
+        config, folder = self.config.clone(), trainer.log_dir  # known to all devices only when all ask
+        config.ckpt_path = None
+        if trainer.is_global_zero:
+            self.parser.save(config, Path(str(folder)) / "config.yaml", skip_none=False, overwrite=True)
 
 
 class FederatedCLI(LightningCLI):
@@ -70,15 +92,17 @@ class FederatedCLI(LightningCLI):
         """Find the checkpoint and the run folder it belongs to. (Lightning would let its hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
-        experiment, version = config.experiment or _config_name(config), None
+        experiment, version, rounds = config.experiment or _config_name(config), None, None
         if config.ckpt_path:
             path = last_checkpoint(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
-            check_readable(path)
+            rounds_done = check_readable(path)
             config.ckpt_path = str(path)
             folder = path.resolve().parent.parent
             if path.parent.name == "checkpoints" and (folder / "config.yaml").is_file():
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
-        self.folder = RunFolder(root, experiment, version)
+                rounds = rounds_done if self.config.subcommand == "fit" else None
+        config.experiment = experiment
+        self.folder = RunFolder(root, experiment, version, rounds)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Lightning's hook: what every run has beside what its config names."""
@@ -92,8 +116,7 @@ class FederatedCLI(LightningCLI):
         loggers = [logger for logger in loggers if isinstance(logger, Logger)]
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
-        logger = False if config.logger is False else [self.folder, *loggers]
-        trainer = super().instantiate_trainer(callbacks=callbacks, logger=logger, **kwargs)
+        trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
         check_trainer(trainer)  # here once, before other devices' processes start and say the same
         return trainer
 
@@ -135,36 +158,39 @@ def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     )
 
 
-def check_readable(path: Path) -> None:
-    """Refuse a checkpoint that is missing or damaged.
+def check_readable(path: Path) -> int:
+    """The rounds that a checkpoint holds.
 
     Raises:
-        ConfigurationError: says which, and what to do.
+        ConfigurationError: the file is missing, damaged or not a federated run's; says which, and what to do.
     """
     if not path.is_file():
         raise ConfigurationError(f"ckpt_path: there is no file {path}; expected a path to a .ckpt, or 'last'")
     try:
-        keys = torch.load(path, map_location="cpu", weights_only=True, mmap=True).keys()
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        content = None if damaged else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception:
+        content = None
+    if content is None:
         raise ConfigurationError(
-            f"ckpt_path: {path} cannot be read, it is damaged or no checkpoint ({reason}): use another one of the "
-            "run's checkpoints"
-        ) from error
-    if not {"state_dict", "rounds_done"} <= set(keys):
+            f"ckpt_path: {path} cannot be read, it is damaged or no checkpoint: "
+            "use another one of the run's checkpoints"
+        )
+    if not {"state_dict", "rounds_done"} <= set(content):
         raise ConfigurationError(
             f"ckpt_path: {path} is a checkpoint, but not of a federated run: it has no rounds_done"
         )
+    return int(content["rounds_done"])
 
 
 def offline_without_key() -> None:
     """Let W&B write to disk where it has no key to send with."""
-    import wandb
-
-    if "WANDB_MODE" in os.environ or wandb.api.api_key:
-        return
-    os.environ["WANDB_MODE"] = "offline"
-    print("W&B: no API key found, so this run is recorded offline; send it later with: wandb sync wandb/offline-run-*")
+    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+    has_key = os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)
+    if "WANDB_MODE" not in os.environ and not has_key:
+        os.environ["WANDB_MODE"] = "offline"
+        print("W&B: no API key found: this run is recorded offline; send it later with wandb sync wandb/offline-run-*")
 
 
 def find_config(name: str) -> str:
@@ -211,7 +237,7 @@ def main(args: Sequence[str] | None = None) -> int:
             subclass_mode_data=True,
             parser_class=Parser,
             trainer_defaults=TRAINER_DEFAULTS,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=SaveConfig,
             seed_everything_default=1,
             auto_configure_optimizers=False,
         )

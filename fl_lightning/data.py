@@ -102,8 +102,7 @@ class FederatedDataModule(LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Any]:
         """The round's cohort, dealt to the devices: batches of client ids, ``clients_per_batch`` each."""
-        clients: Dataset[Any] = range(self.num_clients)  # type: ignore[assignment]  # has all that a Dataset needs
-        return DataLoader(clients, batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
+        return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
 
     def client_batches(self, client: int, order: torch.Generator) -> Iterator[list[Any]]:
         """One epoch of a client's batches, shuffled by ``order``.
@@ -134,6 +133,13 @@ def gather(dataset: Dataset[Any], indices: Tensor) -> Sequence[Tensor] | None:
     if type(dataset) is TensorDataset:
         return [tensor[indices] for tensor in dataset.tensors]
     return None
+
+
+class _Ids(Dataset[int]):
+    """Every id is its own example; so is the padding."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 class _CohortBatches:

@@ -8,6 +8,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fl_lightning.data import ClientIds
 
@@ -20,7 +21,12 @@ EVALUATION_HOOKS = tuple(
     for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-BORROWED = ("log", "optimizers", "lr_schedulers")  # of the client module: they would reach for the server's
+BORROWED = (
+    "log",
+    "manual_backward",
+    "optimizers",
+    "lr_schedulers",
+)  # of the client module: they would reach for the server's
 
 
 class ClientHost(LightningModule):
@@ -42,6 +48,7 @@ class ClientHost(LightningModule):
     def setup(self, stage: str) -> None:
         """Lightning's hook."""
         self.client.log = self._client_log  # type: ignore[method-assign]
+        self.client.manual_backward = self._client_backward  # type: ignore[method-assign]
         self.client.optimizers = self._client_optimizers  # type: ignore[method-assign]
         self.client.lr_schedulers = self._client_schedulers  # type: ignore[method-assign]
         for hook in (*EVALUATION_HOOKS, *TRANSFER_HOOKS):
@@ -120,6 +127,10 @@ class ClientHost(LightningModule):
             self._run.log(name, value)
         elif not self.trainer.training:  # else the server trains on its proxy set: not the clients' losses
             self.log(name, value, *args, **kwargs)
+
+    def _client_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if self._run is not None:
+            self._run.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         optimizers = self._run.optimizers if self._run else []

@@ -36,15 +36,14 @@ class LocalRun:
         self.proximal = 0.0
         self._training = training
         self._step_sizes: list[float] = []
-        self._loss_sum: Tensor | float = 0.0
-        self._num_losses = 0
-        self._skipped = False  # the last training_step returned None: the optimizer had nothing to do
+        self._losses: list[Tensor] = []
+        self._has_gradient = False  # since the last step; training_step may return None for every batch
         self._logged: dict[str, list[Any]] = {}
         self.optimizers, self._schedulers = make_optimizers(self.module)
         self.schedulers = [config.scheduler for config in self._schedulers]
         self.optimizers[0].register_step_post_hook(self._count)
-        if not self.module.automatic_optimization:
-            self.optimizers[0].register_step_pre_hook(lambda *_: self._correct())
+        for optimizer in () if training.automatic else self.optimizers:
+            optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
 
     @property
     def params(self) -> Tensor:
@@ -64,7 +63,7 @@ class LocalRun:
     @property
     def loss(self) -> float:
         """Mean training loss over the local steps so far; nan before the first."""
-        return float(self._loss_sum) / self._num_losses if self._num_losses else float("nan")
+        return float(torch.stack(self._losses).mean()) if self._losses else float("nan")
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -81,11 +80,13 @@ class LocalRun:
 
     @property
     def normalizer(self) -> float:
-        """‖a_k‖₁: how much gradient the update holds, in units of the first step size (FedNova, Wang et al., 2020).
+        """‖a_k‖₁: how much gradient the update holds, in units of the learning rate (FedNova, Wang et al., 2020).
 
         The displacement that this client's step sizes, momentum and proximal terms make of a gradient of 1. τ_k for
         plain SGD, and for optimizers whose step is not linear in the gradients.
         """
+        if not self._step_sizes:
+            return 0.0
         group = self.optimizers[0].param_groups[0]
         momentum, dampening = group.get("momentum", 0.0), group.get("dampening", 0.0)
         displacement, velocity = 0.0, None
@@ -94,7 +95,8 @@ class LocalRun:
             velocity = gradient if velocity is None else momentum * velocity + (1 - dampening) * gradient
             direction = gradient + momentum * velocity if group.get("nesterov") else velocity
             displacement += size * (direction if momentum else gradient)
-        return displacement / self._step_sizes[0] if displacement else float(self.num_steps)
+        unit = group.get("initial_lr") or max(self._step_sizes)  # the former where a scheduler varies it
+        return displacement / unit if displacement else float(self.num_steps)
 
     def result(self, buffers: list[Tensor]) -> ClientResult:
         """What this client sends beside its update."""
@@ -104,7 +106,7 @@ class LocalRun:
 
     def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
         """Collect what the module's ``self.log`` gives; the round logs the mean over its clients."""
-        self._logged.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+        self._logged.setdefault(name, []).append(value.detach().clone() if isinstance(value, Tensor) else value)
 
     def train(self, epochs: Callable[[int], Iterable[Any]]) -> None:
         """Train for the settings' epochs or steps.
@@ -113,41 +115,57 @@ class LocalRun:
             epochs: gives the batches of local epoch 0, 1, …, on the device.
 
         Raises:
-            ConfigurationError: the loss has no gradient.
+            ConfigurationError: the loss has no gradient, or there are no batches.
         """
-        call, settings = self._training.call, self._training.settings
+        call, left, epoch = self._training.call, self._training.settings.steps, 0
         call("on_train_start")
-        left = settings.steps
-        epoch = 0
-        while epoch != settings.epochs and left != 0:
+        while epoch != self._training.settings.epochs and left != 0:
             call("on_train_epoch_start")
-            index = -1
-            for index, (batch, last) in enumerate(with_last(epochs(epoch), left)):
-                if call("on_train_batch_start", batch, index) == -1:
-                    break
-                outputs = self._batch(batch, index, last)
-                self._step_schedulers("step", index)
-                if last:
-                    self._step_schedulers("epoch", epoch)
-                call("on_train_batch_end", outputs, batch, index)
+            batches = self._epoch(epochs(epoch), epoch, left)
             call("on_train_epoch_end")
-            if index < 0:
+            if not batches:
                 raise ConfigurationError(
                     f"client {self.client} has no batches: a client without data must not be drawn"
                 )
-            left = None if left is None else left - index - 1
+            left = None if left is None else left - batches
             epoch += 1
         call("on_train_end")
         self._training.flat.clear_gradient()
 
-    def _batch(self, batch: Any, index: int, last: bool) -> Any:
-        training = self._training
-        if not self.module.automatic_optimization:
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Back-propagate, with the module's hooks around it; its ``manual_backward`` comes here."""
+        training, scaler = self._training, self._training.scaler
+        training.call("on_before_backward", loss)
+        loss = loss if scaler is None else scaler.scale(loss)
+        training.hooks.get("backward", torch.Tensor.backward)(loss, *args, **kwargs)
+        training.call("on_after_backward")
+
+    def _epoch(self, batches: Iterable[Any], epoch: int, limit: int | None) -> int:
+        """One pass over some batches, at most ``limit`` of them; how many there were."""
+        call, index = self._training.call, -1
+        for index, (batch, last) in enumerate(with_last(batches, limit)):
+            leave = call("on_train_batch_start", batch, index) == -1
+            stepping = last or leave or (index + 1) % self._training.settings.accumulate == 0
+            outputs = None if leave else self._batch(batch, index, stepping)
+            if stepping:
+                self._step_schedulers("step", index)
+            if last or leave:
+                self._step_schedulers("epoch", epoch)
+            if leave:
+                break
+            if "on_train_batch_end" in self._training.hooks:
+                call("on_train_batch_end", self._shown(outputs), batch, index)
+        return index + 1
+
+    def _batch(self, batch: Any, index: int, stepping: bool) -> Any:
+        """What ``training_step`` returned, after its gradient, if ``stepping``, has been followed."""
+        training, outputs = self._training, None
+        if not training.automatic:
             outputs = self._forward(batch, index)
-            self._add_loss(self._loss_of(outputs) if outputs is not None else None)
+            loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+            self._add_loss(loss)
             return outputs
         accumulate = training.settings.accumulate
-        outputs = None
 
         def evaluate() -> Tensor | None:
             nonlocal outputs
@@ -159,24 +177,26 @@ class LocalRun:
             if index % accumulate == 0:
                 self._zero_grad(index)
             if loss is not None:
-                self._backward(loss / accumulate if accumulate > 1 else loss)
+                self.backward(loss / accumulate if accumulate > 1 else loss)
+                self._has_gradient = True
             return loss
 
         for wrap in training.closures:
             evaluate = wrap(self, evaluate)
-        if last or (index + 1) % accumulate == 0:
+        if stepping:
             self._step(evaluate, index)
         else:
             self._add_loss(evaluate())
         return outputs
 
     def _forward(self, batch: Any, index: int) -> Any:
-        with self._training.precision.train_step_context():
-            return self.module.training_step(*((batch, index) if self._training.takes_index else (batch,)))
+        step = self.module.training_step
+        with self._training.forward_context():
+            return step(batch, index) if self._training.takes_index else step(batch)
 
     def _loss_of(self, outputs: Any) -> Tensor:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, Tensor) or (self.module.automatic_optimization and not loss.requires_grad):
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
             name = type(self.module).__name__
             got = "a loss without a gradient" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
             raise ConfigurationError(
@@ -184,6 +204,13 @@ class LocalRun:
                 f"'loss'), got {got}: is it detached, or computed under no_grad?"
             )
         return loss
+
+    def _shown(self, outputs: Any) -> dict[str, Any]:
+        """What ``on_train_batch_end`` gets: always a dict, its loss without a graph."""
+        shown = {} if outputs is None else dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
+        if "loss" in shown:
+            shown["loss"] = shown["loss"].detach() / self._training.settings.accumulate
+        return shown
 
     def _zero_grad(self, index: int) -> None:
         hooks, optimizer = self._training.hooks, self.optimizers[0]
@@ -193,24 +220,15 @@ class LocalRun:
         else:
             self._training.flat.clear_gradient()
 
-    def _backward(self, loss: Tensor) -> None:
-        training, scaler = self._training, self._scaler
-        training.call("on_before_backward", loss)
-        loss = loss if scaler is None else scaler.scale(loss)
-        training.hooks.get("backward", torch.Tensor.backward)(loss)
-        training.call("on_after_backward")
-
     def _step(self, evaluate: Callable[[], Tensor | None], index: int) -> None:
-        training, optimizer, scaler = self._training, self.optimizers[0], self._scaler
+        training, optimizer, scaler = self._training, self.optimizers[0], self._training.scaler
 
         def closure() -> Tensor | None:
             loss = evaluate()
-            self._skipped = loss is None
             self._add_loss(loss)
             if scaler is not None:
                 scaler.unscale_(optimizer)
-            self._correct()
-            training.call("on_before_optimizer_step", optimizer)
+            self._before_step(optimizer)
             self._clip(optimizer)
             return loss
 
@@ -223,13 +241,17 @@ class LocalRun:
         else:
             optimizer.step(closure)  # type: ignore[arg-type]  # the closure may return None, as a training_step may
 
-    @property
-    def _scaler(self) -> Any:
-        return getattr(self._training.precision, "scaler", None)
-
-    def _correct(self) -> None:
-        for hook in self._training.before_step:
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Let the rules correct the gradients that this optimizer is about to follow, and no others."""
+        training, others = self._training, {}
+        if training.before_step and len(self.optimizers) > 1:
+            mine = {p for group in optimizer.param_groups for p in group["params"]}
+            others = {p: None if p.grad is None else p.grad.clone() for p in training.flat.parameters if p not in mine}
+        for hook in training.before_step:
             hook(self)
+        for parameter, gradient in others.items():
+            parameter.grad = gradient
+        training.call("on_before_optimizer_step", optimizer)
 
     def _clip(self, optimizer: Optimizer) -> None:
         settings, hooks = self._training.settings, self._training.hooks
@@ -242,7 +264,7 @@ class LocalRun:
             clip(parameters, settings.clip)
 
     def _step_schedulers(self, interval: str, index: int) -> None:
-        for config in self._schedulers if self.module.automatic_optimization else ():
+        for config in self._schedulers if self._training.automatic else ():
             if config.interval == interval and (index + 1) % config.frequency == 0:
                 if "lr_scheduler_step" in self._training.hooks:
                     self._training.hooks["lr_scheduler_step"](config.scheduler, None)
@@ -251,9 +273,9 @@ class LocalRun:
 
     def _add_loss(self, loss: Tensor | None) -> None:
         if loss is not None:
-            self._loss_sum = self._loss_sum + loss.detach()
-            self._num_losses += 1
+            self._losses.append(loss.detach())
 
     def _count(self, optimizer: Optimizer, *_: Any) -> None:
-        if not self._skipped:
+        if self._has_gradient or not self._training.automatic:
             self._step_sizes.append(float(optimizer.param_groups[0]["lr"]))
+        self._has_gradient = False

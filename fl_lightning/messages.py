@@ -62,7 +62,9 @@ def explain(message: str, options: Iterable[str]) -> str:
     where = f"{'.'.join(keys)}: " if keys else ""
     if found := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text):
         return f"there is no option --{found[1]}{_nearest(found[1], options)}"
-    if found := re.search(r"Option '([\w.]+)' is not accepted", text):
+    if found := re.search(r"does not accept option '([\w.]+)'", text):
+        return f"there is no option {found[1]}{_nearest(found[1], options)}"
+    if found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text):
         return f"{where}there is no option {found[1]}{_nearest(found[1], _parameters())}"
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
@@ -70,6 +72,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
         return f"{where}give a value for {found[1]}"
+    if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
+        return f"{where}expected {_plain(found[1])}, got {found[2]}"
     expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
     if (found := re.search(r"Given value: (.{1,80})", text)) and expected:
         return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
@@ -77,7 +81,7 @@ def explain(message: str, options: Iterable[str]) -> str:
 
 
 def _plain(expected: str) -> str:
-    return re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null")
+    return re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

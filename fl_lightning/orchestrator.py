@@ -21,7 +21,7 @@ from fl_lightning.data import PADDING, ClientIds, FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.host import ClientHost
 from fl_lightning.local import LocalRun
-from fl_lightning.params import FlatParameters, copy_buffers, is_finite, set_buffers
+from fl_lightning.params import FlatParameters, copy_buffers, is_finite, set_buffers, turned_bad
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 from fl_lightning.strategy import gather_clients
 from fl_lightning.training import LocalSettings, LocalTraining
@@ -63,19 +63,11 @@ class FederatedOrchestrator(ClientHost):
         seed: int = 0,
     ) -> None:
         super().__init__(client)
-        if local_epochs is not None and local_steps is not None:
-            raise ConfigurationError(f"give local_epochs or local_steps, got both: {local_epochs} and {local_steps}")
-        epochs = 1 if local_epochs is None and local_steps is None else local_epochs
-        for name, value in {
-            "local_epochs": epochs,
-            "local_steps": local_steps,
-            "accumulate": accumulate_grad_batches,
-        }.items():
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+        if on_bad_update not in ("skip", "raise"):
+            raise ConfigurationError(f"on_bad_update must be 'skip' or 'raise', got {on_bad_update!r}")
         self.automatic_optimization = False
         self.settings = LocalSettings(
-            epochs, local_steps, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm
+            local_epochs, local_steps, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm
         )
         self.server_optimizer = server_optimizer
         self.on_bad_update = on_bad_update
@@ -168,12 +160,19 @@ class FederatedOrchestrator(ClientHost):
         """Lightning's hook, the first after the module stands on its device: flatten it here."""
         self._flat = FlatParameters(self.client)
         self._deltas = self.params.new_empty(0, len(self.params))
-        return self.server_optimizer(self._flat.parameters)
+        optimizer = self.server_optimizer(self._flat.parameters)
+        self._server_settings = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        return optimizer
 
     def on_fit_start(self) -> None:
         """Lightning's hook."""
         super().on_fit_start()
         self._training = LocalTraining(self, self._flat, self.settings)
+
+    def on_train_start(self) -> None:
+        """Lightning's hook: on resume, the server optimizer's settings are the run's, not the checkpoint's."""
+        for group, settings in zip(self.trainer.optimizers[0].param_groups, self._server_settings, strict=True):
+            group.update(settings)
 
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
@@ -234,10 +233,13 @@ class FederatedOrchestrator(ClientHost):
             for rule in self.rules:
                 rule.on_client_end(self, run)
             delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
-            if is_finite(delta):
-                self._results.append(run.result(copy_buffers(self.client)))
-            else:
+            buffers = copy_buffers(self.client)
+            if not is_finite(delta):
                 self._leave_out(client, "its update is not finite", None)
+            elif turned_bad(self._anchor_buffers, buffers):
+                self._leave_out(client, "a buffer of it is not finite", None)
+            else:
+                self._results.append(run.result(buffers))
         except ConfigurationError:
             raise
         except Exception as error:

@@ -1,5 +1,6 @@
 """A module's parameters as one flat vector; its buffers beside them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,6 @@ class FlatParameters:
         module: its parameters' storage is replaced, their values are kept.
 
     Attributes:
-        vector: (P,) the parameters, live: writing to it writes to the module.
         parameters: the parameters in the order of ``module.parameters()``.
 
     Raises:
@@ -35,11 +35,24 @@ class FlatParameters:
                 f"{dtypes or 'none'}: train in lower precision with bf16-mixed or 16-mixed, unfreeze what is to learn"
             )
         with torch.no_grad():
-            self.vector = torch.cat([p.reshape(-1) for p in self.parameters])
-        for parameter, view in zip(self.parameters, self.views(self.vector), strict=True):
+            self._vector = torch.cat([p.reshape(-1) for p in self.parameters])
+        self._views = self.views(self._vector)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.data = view
         self._gradient: Tensor | None = None
         self._gradient_views: list[Tensor] = []
+
+    @property
+    def vector(self) -> Tensor:
+        """(P,) the parameters, live: writing to it writes to the module.
+
+        A parameter whose storage has been replaced (``p.data = …``) is taken in again.
+        """
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.detach())
+                parameter.data = view
+        return self._vector
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """A (P,) vector cut into the shapes of the parameters; shares memory with it."""
@@ -75,8 +88,12 @@ class FlatParameters:
 
 def is_finite(vector: Tensor) -> bool:
     """Whether no entry is infinite or nan."""
-    low, high = torch.aminmax(vector)  # one pass; nan spreads to both
-    return bool(low.isfinite() & high.isfinite())
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass, nan reaches both
+
+
+def turned_bad(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether a buffer that was finite has become infinite or nan (a mask of -inf always was)."""
+    return any(bool((old.isfinite() & ~new.isfinite()).any()) for old, new in zip(before, after, strict=True))
 
 
 def copy_buffers(module: nn.Module) -> list[Tensor]:
@@ -105,9 +122,12 @@ def average_buffers(rows: Sequence[Sequence[Tensor]], num_samples: Tensor) -> li
     merged = []
     for values in zip(*rows, strict=True):
         first = values[0]
-        if first.is_floating_point():
-            shift = sum(p * (value.double() - first.double()) for p, value in zip(shares, values, strict=True))
-            merged.append((first.double() + shift).to(first.dtype))
+        if first.is_floating_point() or first.is_complex():
+            wide = torch.complex128 if first.is_complex() else torch.float64
+            total = first.to(wide)
+            for share, value in zip(shares, values, strict=True):
+                total = total + share * torch.where(value == first, 0, value.to(wide) - first.to(wide))
+            merged.append(total.to(first.dtype))
         else:
             merged.append(torch.stack(values).amax(0))
     return merged

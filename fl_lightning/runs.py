@@ -13,23 +13,28 @@ from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError
 
-FIRST_COLUMNS = ("round", "val/top1", "val/top3", "val/loss", "train/loss")
+FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")
 
 
 class RunFolder(CSVLogger):
     """Writes ``metrics.csv``, one row a round, and gives the run its folder.
 
-    A version that exists is continued: when its training goes on from round r, the rows of the rounds after r, which a
-    stopped run may have left, are dropped.
-
     Args:
         root: folder of all runs.
         experiment: name of the experiment.
         version: an existing version to continue, or None for the next free ``version_N``.
+        rounds: how many rounds of that version to keep, those that the run goes on from; None for all.
     """
 
-    def __init__(self, root: str | Path = "runs", experiment: str = "experiment", version: str | None = None) -> None:
+    def __init__(
+        self,
+        root: str | Path = "runs",
+        experiment: str = "experiment",
+        version: str | None = None,
+        rounds: int | None = None,
+    ) -> None:
         super().__init__(root, experiment, version)
+        self.rounds = rounds
         self._rows: dict[int, dict[str, float]] | None = None
 
     @property
@@ -49,17 +54,15 @@ class RunFolder(CSVLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, Tensor | float], step: int | None = None) -> None:  # type: ignore[override]
-        """Add to the row of a round."""
-        values = {name: float(value) for name, value in metrics.items()}
-        round = int(values.get("round", step or 0))
-        if round < 1:
-            return
+        """Add to the row of the round that the metrics name, or else of the round under way."""
         if self._rows is None:
             self._rows = self._read()
-        if "train/loss" in values:
-            self._rows = {r: row for r, row in self._rows.items() if r <= round}
-        self._rows.setdefault(round, {}).update(values | {"round": round})
-        self.save()
+        values = {name: float(value) for name, value in metrics.items()}
+        finished = max((r for r, row in self._rows.items() if "train/loss" in row), default=0)
+        round = int(values.pop("round", finished + 1))
+        if round > 0:
+            self._rows.setdefault(round, {}).update(values)
+            self.save()
 
     def _read(self) -> dict[int, dict[str, float]]:
         file = Path(self.log_dir) / "metrics.csv"
@@ -67,7 +70,7 @@ class RunFolder(CSVLogger):
             return {}
         with file.open(newline="") as lines:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
-        return {int(row["round"]): row for row in rows}
+        return {int(row.pop("round")): row for row in rows if self.rounds is None or row["round"] <= self.rounds}
 
     @rank_zero_only
     def save(self) -> None:
@@ -75,7 +78,8 @@ class RunFolder(CSVLogger):
         if not self._rows:
             return
         found = {name for row in self._rows.values() for name in row} - {"epoch"}
-        columns = [c for c in FIRST_COLUMNS if c in found] + sorted(found.difference(FIRST_COLUMNS))
+        first = [name for name in FIRST_COLUMNS if name in found]
+        columns = ["round", *first, *sorted(found.difference(first))]
         folder = Path(self.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.csv.part").open("w", newline="") as file:

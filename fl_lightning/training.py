@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,8 +12,8 @@ from lightning.pytorch.core.optimizer import (
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
     _configure_schedulers_manual_opt,
-    _validate_multiple_optimizers_support,
 )
+from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -49,18 +50,35 @@ class LocalSettings:
     """What every client does in a round.
 
     Attributes:
-        epochs: passes over the client's data, or None for a fixed number of steps.
-        steps: batches per round, or None; the data are begun again as often as needed.
+        epochs: passes over the client's data; 1 if neither this nor ``steps`` is given.
+        steps: batches per round instead; the data are begun again as often as needed.
         accumulate: batches whose gradients make one optimizer step.
         clip: largest gradient norm or value, or None.
         clip_algorithm: "norm" or "value".
+
+    Raises:
+        ConfigurationError: a value is out of range, or both epochs and steps are given.
     """
 
-    epochs: int | None = 1
-    steps: int | None = None
-    accumulate: int = 1
-    clip: float | None = None
-    clip_algorithm: Literal["norm", "value"] = "norm"
+    epochs: int | None
+    steps: int | None
+    accumulate: int
+    clip: float | None
+    clip_algorithm: Literal["norm", "value"]
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigurationError(f"give local_epochs or local_steps, got both: {self.epochs} and {self.steps}")
+        if self.steps is None and self.epochs is None:
+            object.__setattr__(self, "epochs", 1)
+        counts = {"local_epochs": self.epochs, "local_steps": self.steps, "accumulate_grad_batches": self.accumulate}
+        for name, value in counts.items():
+            if value is not None and value < 1:
+                raise ConfigurationError(f"{name} must be at least 1, got {value}")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigurationError(f"gradient_clip_val must be positive, or null for none, got {self.clip}")
+        if self.clip_algorithm not in ("norm", "value"):
+            raise ConfigurationError(f"gradient_clip_algorithm must be 'norm' or 'value', got {self.clip_algorithm!r}")
 
 
 class LocalTraining:
@@ -71,20 +89,37 @@ class LocalTraining:
         self.orchestrator, self.module, self.flat, self.settings = orchestrator, module, flat, settings
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
         self.precision = orchestrator.trainer.precision_plugin
+        plain = type(self.precision) is Precision  # its context does nothing, at a price
+        self.forward_context: Callable[[], AbstractContextManager[None]]
+        self.forward_context = nullcontext if plain else self.precision.train_step_context
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
             raise ConfigurationError(
                 f"{type(module).__name__}.training_step takes a dataloader_iter: on clients it must take batches"
             )
-        if getattr(self.precision, "scaler", None) is not None and not module.automatic_optimization:
+        self.automatic = module.automatic_optimization
+        self.scaler: Any = getattr(self.precision, "scaler", None)
+        if self.scaler is not None and not self.automatic:
             raise ConfigurationError(
                 f"{type(module).__name__} steps its optimizers itself, which loses the loss scale of precision="
                 "16-mixed: use bf16-mixed, or automatic optimization"
             )
         callbacks = orchestrator.rules
+        self._check_manual(callbacks)
         self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
         self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
         self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
+
+    def _check_manual(self, callbacks: Sequence[FederatedCallback]) -> None:
+        """A module that steps its optimizers itself leaves no room for what acts between loss and step."""
+        needy = [f"{type(c).__name__}" for c in callbacks if overrides(c, "loss") or overrides(c, "closure")]
+        needy += ["gradient_clip_val"] if self.settings.clip is not None else []
+        needy += ["accumulate_grad_batches"] if self.settings.accumulate > 1 else []
+        if needy and not self.automatic:
+            raise ConfigurationError(
+                f"{', '.join(needy)} acts between a loss and its step, but {type(self.module).__name__} uses manual "
+                "optimization and does these itself: use automatic optimization, or leave that out"
+            )
 
     def call(self, hook: str, *args: Any) -> Any:
         """Call a hook of the module, if it defines it."""
@@ -113,7 +148,11 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
         if module.automatic_optimization
         else _configure_schedulers_manual_opt(schedules)
     )
-    _validate_multiple_optimizers_support(optimizers, module)
+    if module.automatic_optimization and len(optimizers) > 1:
+        raise ConfigurationError(
+            f"{name}.configure_optimizers returns {len(optimizers)} optimizers: automatic optimization takes one, for "
+            "more set automatic_optimization = False"
+        )
     if any(config.reduce_on_plateau for config in configs):
         raise ConfigurationError(
             f"{name}.configure_optimizers returns ReduceLROnPlateau, but a client has nothing to monitor within a "

@@ -150,7 +150,7 @@ def test_misspelt_option_in_the_config(right: str, wrong: str) -> None:
     Path("typo.yaml").write_text(TINY.replace(f"{right}:", f"{wrong}:"))
     message = refused("fit", "--config", "typo.yaml")
     assert re.search(rf"\b{wrong}\b", message)
-    assert re.search(rf"did you mean (\w+\.)*{right}\?$", message)
+    assert re.search(rf"did you mean (\w+\.)*{right}(\.\w+)?\?$", message)
 
 
 def test_unknown_command() -> None:
@@ -179,7 +179,7 @@ VALUES = {
     "--data.num_clients=0": r"expected num_clients, .* >= 1 .*, got 0, ",
     "--data.batch_size=0": r"batch_size .*must be at least 1, got 0",
     "--model.local_epochs=0": r"local_epochs must be at least 1, got 0$",
-    "--model.on_bad_update=ignore": r"on_bad_update: .*skip.*raise.*ignore",
+    "--model.on_bad_update=ignore": r"model.on_bad_update: .*skip.*raise.*ignore",
 }
 
 
@@ -307,8 +307,9 @@ def test_damaged_checkpoint(damage: str, command: str, last: Path) -> None:
     last.write_bytes(DAMAGES[damage](last.read_bytes()))
     before = bytes_of_the_run()
     message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last)
-    assert message.startswith(f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint (")
-    assert message.endswith("): use another one of the run's checkpoints")
+    assert message == (
+        f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
+    )
     assert bytes_of_the_run() == before
 
 
@@ -390,5 +391,5 @@ def test_plain_ddp_on_two_devices() -> None:
     assert done.returncode == 2, done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("fl-lightning: error:")]
-    assert f"trainer.strategy=DDPStrategy on 2 devices {MEANING}strategy: client_parallel" in line
+    assert f"trainer.strategy=DDPStrategy {MEANING}strategy: client_parallel" in line
     assert "round 1" not in done.stdout

@@ -2,6 +2,7 @@
 
 import filecmp
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -278,48 +279,68 @@ def test_continued_run_saves_the_config_that_it_ran_with() -> None:
 # Loggers, and Lightning's own callbacks
 
 
-def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    """What an offline run logged, read back from its file."""
+def wandb_records(file: Path) -> Iterator[Any]:
+    """The records of an offline run: LevelDB's log format after 7 bytes, in blocks of 32 KiB.
+
+    A chunk begins with its checksum (4 bytes), length (2) and kind: 1 is a whole record; 2, 3, 4 its parts in turn.
+    """
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    store, history = DataStore(), []
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-            history.append({name: json.loads(value) for name, value in items.items()})
-    return history
-
-
-WANDB = {
-    "command line": ["--config", "tiny.yaml", "--trainer.logger", "WandbLogger"],
-    "yaml": ["--config", "wandb.yaml"],
-}
+    content, position, record = file.read_bytes(), 7, b""
+    while position + 7 <= len(content):
+        if (room := 32768 - position % 32768) < 7:
+            position += room
+            continue
+        length, kind = int.from_bytes(content[position + 4 : position + 6], "little"), content[position + 6]
+        record += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):
+            yield Record.FromString(record)
+            record = b""
 
 
-@pytest.mark.parametrize("given", WANDB)
-def test_wandb_without_a_key_records_offline(given: str) -> None:
-    """In a process of its own, as W&B leaves a service behind. Values are those of metrics.csv, to its digits."""
-    logger = "  logger: {class_path: WandbLogger, init_args: {project: digits}}\n  max_epochs"
-    Path("wandb.yaml").write_text(TINY.replace("  max_epochs", logger))
-    done = process("fit", *WANDB[given], "--trainer.callbacks+=ConflictMonitor", "--experiment", "tiny")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "recorded offline" in done.stdout
-    assert "wandb sync" in done.stdout
-    table = rows(RUN / "metrics.csv")
-    assert len(table) == 2
+def wandb_rounds() -> dict[int, dict[str, float]]:
+    """What the one offline run in the working directory logged, by round."""
+    (file,) = Path().glob("wandb/offline-run-*/run-*.wandb")
     logged: dict[int, dict[str, float]] = {}
-    for entry in wandb_history(Path()):
-        logged.setdefault(int(entry["round"]), {}).update(entry)
-    assert sorted(logged) == [1, 2]
+    for record in wandb_records(file):
+        if record.WhichOneof("record_type") == "history":
+            entry = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            logged.setdefault(int(entry["round"]), {}).update(entry)
+    return logged
+
+
+def check_wandb(out: str) -> None:
+    """Says where the run is, and every value of metrics.csv is in it, to the digits there; the x-axis is the round."""
+    assert "recorded offline" in out
+    assert "wandb sync" in out
+    table, logged = rows(RUN / "metrics.csv"), wandb_rounds()
+    assert sorted(logged) == [row["round"] for row in table] == [1, 2]
     for row in table:
         entry = logged[int(row["round"])]
+        assert row.keys() == FEDERATED | CONFLICT
         assert {name: entry[name] for name in row} == pytest.approx(row, rel=1e-6)
-        assert entry["trainer/global_step"] == row["round"], "W&B's x-axis is the round"
+        assert entry["trainer/global_step"] == row["round"]
+
+
+def test_wandb_from_the_command_line_without_a_key_records_offline() -> None:
+    """A process of its own: nobody but its end closes the run."""
+    arguments = ["--trainer.logger", "WandbLogger", "--trainer.callbacks+=ConflictMonitor"]
+    done = process("fit", "--config", "tiny.yaml", *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    check_wandb(done.stdout)
+
+
+def test_wandb_from_yaml_without_a_key_records_offline() -> None:
+    import wandb
+
+    logger = "  logger: {class_path: WandbLogger, init_args: {project: digits}}\n  max_epochs"
+    Path("tiny.yaml").write_text(TINY.replace("  max_epochs", logger))
+    try:
+        result = fit("--trainer.callbacks+=ConflictMonitor")
+    finally:
+        wandb.teardown()
+    check_wandb(result.out)
 
 
 def test_tensorboard_from_the_command_line() -> None:

@@ -1,14 +1,14 @@
-"""Cohort: the Gram matrix, the update, changes without recomputing, by hand."""
+"""Cohort: the Gram matrix, the update, changes without recomputing, by hand; and who is in it."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toy import UPDATES, close
+from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
 
 import fl_lightning.cohort
-from fl_lightning import Cohort
+from fl_lightning import Cohort, ConfigurationError, FederatedOrchestrator
 from fl_lightning.cohort import ClientResult
 
 ANCHOR = torch.tensor([10.0, -10.0], dtype=torch.float64)
@@ -81,9 +81,9 @@ def test_corrected_gram() -> None:
 
 
 def test_corrected_gram_of_a_cancelled_update_is_zero() -> None:
-    """Row 0 becomes g₁ - 2 g₂ = 0 for g₁ = 2 g₂; what rounding leaves of it must not be a direction."""
-    deltas = torch.tensor([[0.1, 0.7], [0.05, 0.35], [3.0, -1.0]], dtype=torch.float64)
-    mixing = torch.tensor([[1.0, -2.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    """Row 0 becomes g₁ - 3 g₂ = 0 for g₁ = 3 g₂; what rounding leaves of it, -6e-16, must not be a direction."""
+    deltas = torch.tensor([[0.3, 2.1], [0.1, 0.7], [3.0, -1.0]], dtype=torch.float64)
+    mixing = torch.tensor([[1.0, -3.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
     gram = collect(deltas).replace(mixing=mixing).corrected_gram
     assert not gram[0].any()
     assert not gram[:, 0].any()
@@ -120,3 +120,78 @@ def test_replace_computes_the_gram_of_other_updates() -> None:
 def test_is_frozen() -> None:
     with pytest.raises(AttributeError):
         collect().weights = torch.ones(3)  # type: ignore[misc]
+
+
+# Who is in it
+
+
+def rounds_of(count: int, number: int, **data: Any) -> list[list[int]]:
+    """The clients that trained in each of ``number`` rounds, in the order in which they did, of ``count`` in all."""
+    capture = Capture()
+    module = FederatedOrchestrator(Linear(2))
+    given = GivenData(torch.ones(count, 2, dtype=torch.float64), **data)
+    trainer(capture, rounds=number).fit(module, datamodule=given)
+    assert [client for cohort in capture.cohorts for client in cohort.clients] == capture.clients
+    return [list(cohort.clients) for cohort in capture.cohorts]
+
+
+def test_clients_train_in_ascending_order_whatever_the_sampler_says() -> None:
+    assert rounds_of(5, 2) == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_a_client_without_data_is_never_drawn() -> None:
+    """Of five clients, two have no data: a cohort of four is the other three, one of two is drawn from them."""
+    samples = [1, 0, 2, 0, 3]
+    assert rounds_of(5, 3, samples=samples, participation=4) == [[0, 2, 4]] * 3
+    drawn = rounds_of(5, 12, samples=samples, participation=2)
+    assert {client for cohort in drawn for client in cohort} == {0, 2, 4}
+    assert all(len(cohort) == 2 for cohort in drawn)
+
+
+@pytest.mark.parametrize(("participation", "size"), [(0.5, 5), (0.25, 2), (0.01, 1), (3, 3), (1, 1), (1.0, 10)])
+def test_participation_is_a_share_or_a_number(participation: float, size: int) -> None:
+    """Of ten clients; 2.5 rounds to the even 2, a tenth of a client to one."""
+    assert [len(cohort) for cohort in rounds_of(10, 2, participation=participation)] == [size] * 2
+
+
+def test_cohorts_depend_on_the_seed_alone() -> None:
+    first = rounds_of(10, 6, participation=3)
+    assert first == rounds_of(10, 6, participation=3, clients_per_batch=2)
+    assert first != rounds_of(10, 6, participation=3, seed=1)
+    assert len({tuple(cohort) for cohort in first}) > 1
+    assert all(len(set(cohort)) == 3 for cohort in first)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"participation": 0}, "participation"),
+        ({"participation": 1.5}, "participation"),
+        ({"participation": 6}, "participation asks for 6 clients per round, there are 5"),
+        ({"samples": [0] * 5}, "none of the 5 clients has data"),
+    ],
+)
+def test_impossible_cohorts_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        rounds_of(5, 1, **settings)
+
+
+def test_partial_participation_averages_over_the_cohort() -> None:
+    """Three clients of n = 1, 2, 3 send (1, 0), (0, 1), (1, 1); two of them take part."""
+    updates, samples = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64), torch.tensor([1, 2, 3])
+    model, capture = send(updates, samples=samples.tolist(), participation=2)
+    cohort = list(capture.cohort.clients)
+    assert len(cohort) == 2
+    assert close(model, (samples[cohort, None] * updates[cohort]).sum(0) / samples[cohort].sum())
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 9])
+def test_clients_per_batch_change_nothing(size: int) -> None:
+    rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    models = []
+    for clients_per_batch in (1, size):
+        orchestrator = FederatedOrchestrator(Linear(4, lr=0.1, momentum=0.9))
+        data = GivenData(rows, samples=[3, 1, 4, 1, 5], steps=[1, 2, 3, 4, 5], clients_per_batch=clients_per_batch)
+        trainer(rounds=3).fit(orchestrator, datamodule=data)
+        models.append(orchestrator.params)
+    assert torch.equal(*models)

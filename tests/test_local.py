@@ -7,10 +7,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from toy import BATCHES, Capture, Net, Same, trainer
+from toy import Capture, Net, alone, as_client
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import ConfigurationError
 
 
 class Scheduled(Net):
@@ -156,22 +155,6 @@ class Projects(Net):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         for parameter in self.parameters():
             parameter.data = parameter.data.clamp(-0.3, 0.3)
-
-
-def alone(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> Net:
-    """The module trained by Trainer.fit."""
-    module = make()
-    loader = DataLoader(BATCHES, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
-    trainer(rounds=epochs, **settings).fit(module, train_dataloaders=loader)
-    return module
-
-
-def as_client(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> tuple[Any, Capture]:
-    """The module trained by LocalRun, and what it was at the end of its client's training."""
-    capture = Capture()
-    orchestrator = FederatedOrchestrator(make(), local_epochs=epochs, on_bad_update="raise", **settings)
-    trainer(capture).fit(orchestrator, datamodule=Same())
-    return orchestrator.client, capture
 
 
 def assert_same(make: Callable[[], Net], module: Net, client: Any, capture: Capture) -> None:

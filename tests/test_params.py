@@ -5,16 +5,21 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import close
+from toy import Capture, Normalized, NormalizedData, close, trainer
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.params import FlatParameters, average_buffers, copy_buffers, set_buffers
 
 
 def network() -> nn.Sequential:
     """A 2×3 weight 0 … 5 and a bias 6, 7, frozen (1,), then 8 … of a 1×2."""
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(1, 1, bias=False), nn.Linear(2, 1, bias=False))
-    values = [torch.arange(6.0).reshape(2, 3), torch.tensor([6.0, 7.0]), torch.tensor([[-1.0]]), torch.tensor([[8.0, 9.0]])]
+    values = [
+        torch.arange(6.0).reshape(2, 3),
+        torch.tensor([6.0, 7.0]),
+        torch.tensor([[-1.0]]),
+        torch.tensor([[8.0, 9.0]]),
+    ]
     for parameter, value in zip(model.parameters(), values, strict=True):
         parameter.data.copy_(value)
     model[1].requires_grad_(False)
@@ -90,7 +95,9 @@ def test_gradient_is_one_memory_with_the_parameters_gradients() -> None:
     ],
 )
 def test_refuses_other_dtypes_and_nothing_to_train(model: nn.Module, got: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{type(model).__name__} must have trainable parameters of one .*{got}"):
+    with pytest.raises(
+        ConfigurationError, match=f"{type(model).__name__} must have trainable parameters of one .*{got}"
+    ):
         FlatParameters(model)
 
 
@@ -118,7 +125,7 @@ def test_bool_buffers_take_the_maximum() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e30, float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 6e4, float("inf"), float("-inf")])
 def test_what_all_clients_agree_on_stays_as_it_is(value: float, dtype: torch.dtype) -> None:
     """Attention masks hold -inf; the weights 1/7, 2/7, 4/7 do not sum to 1 in floating point."""
     assert torch.equal(merged([value] * 3, [1, 2, 4], dtype), torch.tensor(value, dtype=dtype))
@@ -142,3 +149,17 @@ def test_snapshots_are_copies() -> None:
     set_buffers(norm, after)
     norm(torch.zeros(2, 1))
     assert after[2].item() == 1
+
+
+def test_batch_norm_through_a_round() -> None:
+    """Means weighted by n = (2, 4); in batches of 2 and two epochs, client 0 sees 2 batches, client 1 sees 4."""
+    capture, orchestrator = Capture(), FederatedOrchestrator(Normalized(), local_epochs=2)
+    trainer(capture).fit(orchestrator, datamodule=NormalizedData(batch_size=2))
+    ends = [(b["norm.running_mean"], b["norm.running_var"], b["norm.num_batches_tracked"]) for b in capture.buffers]
+    mean, var, count = orchestrator.client.buffers()
+    assert close(mean, (ends[0][0] + 2 * ends[1][0]) / 3)
+    assert close(var, (ends[0][1] + 2 * ends[1][1]) / 3)
+    assert float(var) > 0
+    assert [int(end[2]) for end in ends] == [2, 4]
+    assert count.item() == 4
+    assert count.dtype == torch.int64
