@@ -6,11 +6,13 @@ Three ways to train the same clients from the same model, interleaved; medians o
     dataloader  the plain PyTorch loop: a DataLoader a client, zero_grad, forward, backward, step
     tuned       the same with the client's tensors gathered once per epoch and split into batches
 
-    python benchmarks/local.py [repeats]
+    python benchmarks/local.py [rounds]
 """
 
+import logging
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
@@ -57,32 +59,20 @@ class Module(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=LEARNING_RATE)
 
 
-class Stopwatch(Callback):
-    """Seconds of every round, from its first batch to its end."""
+class Interleave(Callback):
+    """Times every round of a fit from its first batch to its end, and runs the other ways between the rounds."""
 
-    def __init__(self) -> None:
-        self.rounds: list[float] = []
+    def __init__(self, others: dict[str, Callable[[], float]]) -> None:
+        self.others = others
+        self.seconds: dict[str, list[float]] = {way: [] for way in ("ours", *others)}
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.start = time.perf_counter()
 
     def on_train_epoch_end(self, *_: Any) -> None:
-        self.rounds.append(time.perf_counter() - self.start)
-
-
-def ours(network: nn.Module, data: Clients) -> Callable[[], float]:
-    """A round's seconds under the Trainer, which stays alive between calls."""
-    watch = Stopwatch()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(**quiet, accelerator="cpu", enable_model_summary=False, max_epochs=0, callbacks=[watch])
-    orchestrator = FederatedOrchestrator(Module(network))
-
-    def round() -> float:
-        trainer.fit_loop.max_epochs = (trainer.fit_loop.max_epochs or 0) + 1
-        trainer.fit(orchestrator, datamodule=data)
-        return watch.rounds[-1]
-
-    return round
+        self.seconds["ours"].append(time.perf_counter() - self.start)
+        for way, run in self.others.items():
+            self.seconds[way].append(run())
 
 
 def by_hand(
@@ -127,35 +117,30 @@ def gathered(batch_size: int) -> Callable[[TensorDataset], Iterable[Any]]:
 
 
 def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int, batch: int, repeats: int) -> None:
-    """Print one line of ratios."""
-    ways = {
-        "ours, grouped": ours(make(), Clients(clients, samples, batch, clients_per_batch=clients)),
-        "ours": ours(make(), Clients(clients, samples, batch, clients_per_batch=1)),
-        "dataloader": by_hand(make(), Clients(clients, samples, batch, 1), from_loader(batch)),
-        "tuned": by_hand(make(), Clients(clients, samples, batch, 1), gathered(batch)),
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for repeat in range(repeats + 1):
-        for way, run in ways.items():
-            elapsed = run()
-            if repeat:  # the first one warms up
-                seconds[way].append(elapsed)
-
-    def ratio(a: str, b: str) -> float:
-        return median(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
-
-    print(f"{name}: " + ", ".join(f"{way} {1e3 * median(times):.1f} ms" for way, times in seconds.items()))
-    for way in ("ours, grouped", "ours"):
-        print(f"  {way}: {ratio(way, 'dataloader'):.2f} of dataloader, {ratio(way, 'tuned'):.2f} of tuned")
+    """Print ratios: one client to a batch of the Trainer, and the whole cohort to one."""
+    print(name)
+    for group in (1, clients):
+        data = Clients(clients, samples, batch, clients_per_batch=group)
+        others = {
+            "dataloader": by_hand(make(), data, from_loader(batch)),
+            "tuned": by_hand(make(), data, gathered(batch)),
+        }
+        watch = Interleave(others)
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        trainer = Trainer(**quiet, accelerator="cpu", max_epochs=repeats + 2, callbacks=[watch], enable_model_summary=False)
+        trainer.fit(FederatedOrchestrator(Module(make())), datamodule=data)
+        seconds = {way: times[2:] for way, times in watch.seconds.items()}  # the first ones warm up
+        times = ", ".join(f"{way} {1e3 * median(values):.1f} ms" for way, values in seconds.items())
+        to = {w: median(a / b for a, b in zip(seconds["ours"], seconds[w], strict=True)) for w in others}
+        print(
+            f"  clients_per_batch {group}: {to['dataloader']:.2f} of dataloader, {to['tuned']:.2f} of tuned ({times})"
+        )
 
 
 if __name__ == "__main__":
-    import logging
-    import warnings
-
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     compare("logistic regression 784×10, 10 clients × 6 steps of 10", lambda: nn.Linear(784, 10), 10, 60, 10, repeats)
     compare("2NN, 20 clients × 500 samples, batch 64", TwoNN, 20, 500, 64, max(3, repeats // 3))

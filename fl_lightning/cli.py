@@ -227,6 +227,7 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_chatter)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", ".*defined a `validation_step` but have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", ".*recommended to use `self.log.*sync_dist=True.*")
     warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
     try:

@@ -173,6 +173,7 @@ class FederatedOrchestrator(ClientHost):
         """Lightning's hook: on resume, the server optimizer's settings are the run's, not the checkpoint's."""
         for group, settings in zip(self.trainer.optimizers[0].param_groups, self._server_settings, strict=True):
             group.update(settings)
+        self._set_step(self.round)
 
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
@@ -298,5 +299,9 @@ class FederatedOrchestrator(ClientHost):
         self._flat.clear_gradient()
 
     def _log_round_number(self, round: int) -> None:
-        self.log_round("step", float(round))
+        self._set_step(round)
         self.log_round("round", float(round))
+
+    def _set_step(self, round: int) -> None:
+        """What Lightning counts for the loggers' x-axis are batches, which are clients here: make it the round."""
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = round
