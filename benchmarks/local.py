@@ -127,7 +127,9 @@ def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int
         }
         watch = Interleave(others)
         quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = Trainer(**quiet, accelerator="cpu", max_epochs=repeats + 2, callbacks=[watch], enable_model_summary=False)
+        trainer = Trainer(
+            **quiet, accelerator="cpu", max_epochs=repeats + 2, callbacks=[watch], enable_model_summary=False
+        )
         trainer.fit(FederatedOrchestrator(Module(make())), datamodule=data)
         seconds = {way: times[2:] for way, times in watch.seconds.items()}  # the first ones warm up
         times = ", ".join(f"{way} {1e3 * median(values):.1f} ms" for way, values in seconds.items())

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import requests
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import Logger
 
@@ -109,7 +110,8 @@ class FederatedCLI(LightningCLI):
         config = self._get(self.config_init, "trainer")
         callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
         if config.enable_checkpointing is not False:
-            callbacks += [LastCheckpoint(), *([] if _has_best(callbacks) else [BestCheckpoint()])]
+            chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+            callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
         if config.enable_progress_bar is not False:
             callbacks.append(RoundProgress())
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
@@ -136,12 +138,6 @@ class FederatedCLI(LightningCLI):
 
 def _config_name(config: Any) -> str:
     return Path(str(config.config[0])).stem if config.get("config") else "experiment"
-
-
-def _has_best(callbacks: Sequence[Any]) -> bool:
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    return any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
 
 
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:

@@ -21,12 +21,8 @@ EVALUATION_HOOKS = tuple(
     for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-BORROWED = (
-    "log",
-    "manual_backward",
-    "optimizers",
-    "lr_schedulers",
-)  # of the client module: they would reach for the server's
+# Of the client module, while it is hosted: its own would reach for the Trainer's, which are the server's.
+BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 
 
 class ClientHost(LightningModule):

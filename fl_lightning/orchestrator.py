@@ -23,7 +23,7 @@ from fl_lightning.host import ClientHost
 from fl_lightning.local import LocalRun
 from fl_lightning.params import FlatParameters, copy_buffers, is_finite, set_buffers, turned_bad
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
-from fl_lightning.strategy import gather_clients
+from fl_lightning.strategy import agree, gather_clients
 from fl_lightning.training import LocalSettings, LocalTraining
 
 
@@ -219,8 +219,8 @@ class FederatedOrchestrator(ClientHost):
     def _start_round(self) -> None:
         rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
         self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
-        if len(self._deltas) != rows:  # kept from round to round: fresh memory costs as much
-            self._deltas = self.params.new_empty(rows, len(self.params))  # as reading it twice
+        if len(self._deltas) != rows:  # else kept from the last round: fresh memory costs as much as writing it twice
+            self._deltas = self.params.new_empty(rows, len(self.params))
         self._results: list[ClientResult] = []
         self._failures: list[tuple[str, Exception | None]] = []
 
@@ -288,6 +288,7 @@ class FederatedOrchestrator(ClientHost):
         update = cohort.update if reducer is None else reducer(self, cohort)
         for rule in rules:
             update = rule.update(self, cohort, update)
+        agree(self.trainer, update)
         if not is_finite(update):
             names = ", ".join(type(rule).__name__ for rule in rules)
             raise RuntimeError(f"round {self.round}: every client's update is finite, what {names} made of them is not")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +43,12 @@ class ClientParallelStrategy(DDPStrategy):
 ClientParallelStrategy.register_strategies(StrategyRegistry)
 
 
+def agree(trainer: Trainer, update: Tensor) -> None:
+    """Give every device the first one's update (P,), in place: GPUs may sum in different orders."""
+    if trainer.world_size > 1:
+        torch.distributed.broadcast(update, src=0)
+
+
 def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) -> tuple[Tensor, list[ClientResult]]:
     """All devices' updates, on every device.
 
@@ -57,7 +64,8 @@ def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) 
         shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
         torch.distributed.all_gather(shares, rows)
         lists: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(lists, results)
+        on_cpu = [replace(result, buffers=[buffer.cpu() for buffer in result.buffers]) for result in results]
+        torch.distributed.all_gather_object(lists, on_cpu)
         rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
         results = [result for part in lists for result in part]
     order = sorted(range(len(results)), key=lambda i: results[i].client)
