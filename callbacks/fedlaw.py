@@ -1,6 +1,5 @@
 """FedLAW: learnable aggregation weights."""
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -55,7 +54,7 @@ class FedLAW(FederatedCallback):
                     self._set_gradients(orchestrator, cohort, batch, log_gamma, scores)
                     optimizer.step()
                 schedule.step()
-        gamma, shares = math.exp(float(log_gamma)), scores.detach().softmax(0).to(cohort.weights)
+        gamma, shares = float(log_gamma.detach().exp()), scores.detach().softmax(0).to(cohort.weights)
         orchestrator.log_round("fedlaw/gamma", gamma)
         orchestrator.log_round("fedlaw/largest_weight", float(shares.max()))
         return cohort.replace(weights=shares, shrinking=gamma)
