@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.sampling import ClientSampler
 from fl_lightning.seeding import numpy_generator
 
 
@@ -26,16 +25,11 @@ class ImageData(FederatedDataModule):
     Args:
         num_clients: N, at least 1.
         partition: how the training set is dealt to the clients; equal random parts by default.
-        batch_size: examples per local step.
-        participation: share of the clients in each round, in (0, 1], or as an int the number of clients.
-        sampler: draws each round's cohort; uniformly without replacement by default.
-        clients_per_batch: clients that the Trainer sees as one batch.
-        num_workers: DataLoader processes for a client's data; images in memory need none.
-        seed: partition, proxy set, cohorts and batch order depend on it alone.
         proxy_per_class: images of each class that move from the test set to the server's proxy set; 0 for no such set.
         proxy_batch_size: examples per batch of the proxy set.
         eval_batch_size: examples per batch of the test set.
         normalize: subtract the mean and divide by the standard deviation of each channel; else inputs are in [0, 1].
+        federation: ``batch_size``, ``participation``, ``seed`` and all else that :class:`FederatedDataModule` takes.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, the test set is too small for the proxy set
@@ -50,18 +44,13 @@ class ImageData(FederatedDataModule):
         self,
         num_clients: int = 20,
         partition: Partition | None = None,
-        batch_size: int = 32,
-        participation: int | float = 1.0,
-        sampler: ClientSampler | None = None,
-        clients_per_batch: int = 1,
-        num_workers: int = 0,
-        seed: int = 0,
         proxy_per_class: int = 0,
         proxy_batch_size: int = 128,
         eval_batch_size: int = 1000,
         normalize: bool = True,
+        **federation: Any,
     ) -> None:
-        super().__init__(batch_size, participation, sampler, clients_per_batch, num_workers, seed)
+        super().__init__(**federation)
         if min(num_clients, proxy_batch_size, eval_batch_size) < 1 or proxy_per_class < 0:
             raise ConfigurationError(
                 "expected num_clients, proxy_batch_size and eval_batch_size >= 1 and proxy_per_class >= 0, got "

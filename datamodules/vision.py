@@ -1,7 +1,7 @@
 """The usual image classification sets: MNIST, FashionMNIST, CIFAR-10 and CIFAR-100."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -9,9 +9,7 @@ from torchvision import datasets  # type: ignore[import-untyped]  # it ships no 
 
 from fl_lightning.datamodules.folder import find_image_folder, read_images
 from fl_lightning.datamodules.images import ImageData
-from fl_lightning.datamodules.partition import Partition
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.sampling import ClientSampler
 
 
 class VisionData(ImageData):
@@ -23,18 +21,7 @@ class VisionData(ImageData):
     Args:
         root: where the data lie, as torchvision understands it.
         download: fetch what is not there.
-        num_clients: N, at least 1.
-        partition: how the training set is dealt to the clients; equal random parts by default.
-        batch_size: examples per local step.
-        participation: share of the clients in each round, in (0, 1], or as an int the number of clients.
-        sampler: draws each round's cohort; uniformly without replacement by default.
-        clients_per_batch: clients that the Trainer sees as one batch.
-        num_workers: DataLoader processes for a client's data; images in memory need none.
-        seed: partition, proxy set, cohorts and batch order depend on it alone.
-        proxy_per_class: images of each class that move from the test set to the server's proxy set; 0 for no such set.
-        proxy_batch_size: examples per batch of the proxy set.
-        eval_batch_size: examples per batch of the test set.
-        normalize: subtract the mean and divide by the standard deviation of each channel; else inputs are in [0, 1].
+        images: ``num_clients``, ``partition``, ``proxy_per_class`` and all else that :class:`ImageData` takes.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, the data are not there or not as expected.
@@ -44,37 +31,8 @@ class VisionData(ImageData):
     folder: ClassVar[str]  # torchvision's, under root
     image_size: ClassVar[tuple[int, int]]  # height, width
 
-    def __init__(
-        self,
-        root: str = "data",
-        download: bool = False,
-        num_clients: int = 20,
-        partition: Partition | None = None,
-        batch_size: int = 32,
-        participation: int | float = 1.0,
-        sampler: ClientSampler | None = None,
-        clients_per_batch: int = 1,
-        num_workers: int = 0,
-        seed: int = 0,
-        proxy_per_class: int = 0,
-        proxy_batch_size: int = 128,
-        eval_batch_size: int = 1000,
-        normalize: bool = True,
-    ) -> None:
-        super().__init__(
-            num_clients=num_clients,
-            partition=partition,
-            batch_size=batch_size,
-            participation=participation,
-            sampler=sampler,
-            clients_per_batch=clients_per_batch,
-            num_workers=num_workers,
-            seed=seed,
-            proxy_per_class=proxy_per_class,
-            proxy_batch_size=proxy_batch_size,
-            eval_batch_size=eval_batch_size,
-            normalize=normalize,
-        )
+    def __init__(self, root: str = "data", download: bool = False, **images: Any) -> None:
+        super().__init__(**images)
         self.root = root
         self.download = download
 

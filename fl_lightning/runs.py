@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -53,7 +55,7 @@ class RunFolder(CSVLogger):
         """Nothing: config.yaml holds them."""
 
     @rank_zero_only
-    def log_metrics(self, metrics: dict[str, Tensor | float], step: int | None = None) -> None:  # type: ignore[override]
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Add to the row of the round that the metrics name, or else of the round under way."""
         if self._rows is None:
             self._rows = self._read()
@@ -130,6 +132,13 @@ class LastCheckpoint(ModelCheckpoint):
 
     def __init__(self) -> None:
         super().__init__(filename="last", save_on_train_epoch_end=True, enable_version_counter=False)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, but first write the round's row: Lightning logs after it saves, and a kill between would tear them."""
+        for logger in trainer.loggers:
+            if isinstance(logger, RunFolder):
+                logger.log_metrics(trainer._logger_connector.metrics["log"])
+        super().on_train_epoch_end(trainer, pl_module)
 
 
 class BestCheckpoint(ModelCheckpoint):
