@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -95,16 +95,16 @@ def _subclasses(of: type) -> set[type]:
     return {of}.union(*map(_subclasses, below))
 
 
-def _ours() -> list[type]:
-    from fl_lightning.datamodules import Partition
-
-    return [cls for base in (*NAMED_IN_YAML, Partition) for cls in _subclasses(base)]
+def _ours() -> set[type]:
+    """The classes of this package that have been imported."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fl_lightning.")]
+    found = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
+    return {cls for cls in found if cls.__module__.startswith("fl_lightning.")}
 
 
 def _classes() -> set[str]:
-    return {cls.__name__ for cls in _ours()}
+    return {cls.__name__ for cls in _ours().union(*map(_subclasses, NAMED_IN_YAML))}
 
 
 def _parameters() -> set[str]:
-    mine: list[Any] = [cls for cls in _ours() if cls.__module__.startswith("fl_lightning")]
-    return {name for cls in mine for name in inspect.signature(cls).parameters}
+    return {name for cls in _ours() for name in inspect.signature(cls.__init__).parameters}  # type: ignore[misc]  # of classes, not instances
