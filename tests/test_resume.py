@@ -134,15 +134,33 @@ def test_fedlaw_resumes(tmp_path: Path) -> None:
     assert_same(whole, train(tmp_path / "b", FedLAW(epochs=2), rounds=3, resume=tmp_path / "b/checkpoints/last.ckpt"))
 
 
+OWN = """
+from torch import nn
+from fl_lightning import FederatedCallback
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 10))
+
+class Spoil(FederatedCallback):
+    def on_client_end(self, orchestrator, run):
+        if run.client == 2:
+            run.params.fill_(float("nan"))
+"""
+
+
 def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real processes over gloo; a cohort of 3 leaves the second device a place without a client."""
+    """Real processes over gloo. A cohort of 5 leaves one device a place without a client; client 2 is left out."""
     monkeypatch.chdir(tmp_path)
-    settings = ["--data.num_clients", "6", "--data.participation", "3", "--trainer.max_epochs", "2"]
-    settings += ["--data.clients_per_batch", "1", "--data.partition.alpha", "1.0"]
+    Path("own.py").write_text(OWN)
+    settings = ["--data.num_clients", "6", "--data.participation", "5", "--trainer.max_epochs", "2"]
+    settings += ["--data.clients_per_batch", "1", "--data.partition.alpha", "1.0", "--data.batch_size", "50"]
+    settings += ["--model.client.network", "own.Net", "--trainer.callbacks+=own.Spoil"]
     for devices in "1", "2":
         arguments = ["fit", "--config", "digits_gh.yaml", "--experiment", f"on{devices}", *settings]
         finished = process(*arguments, "--trainer.devices", devices)
         assert finished.returncode == 0, finished.stderr
+        assert "client 2 is left out" in finished.stderr
     one, two = (tmp_path / "runs" / f"on{devices}" / "version_0" for devices in "12")
     assert_same(one / "checkpoints/last.ckpt", two / "checkpoints/last.ckpt")
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
