@@ -29,7 +29,8 @@ def dominant_updates(gram: Tensor, losses: Tensor, ratio: float) -> Tensor:
     norms = gram.diagonal().clamp(min=0).sqrt()
     inverse = torch.where(norms > 0, 1 / norms, 0.0)
     projections = gram * (inverse[:, None] + inverse) / 2
-    ranks = projections.sum(1) / losses.clamp(min=SMALLEST_LOSS)
+    losses = losses.nan_to_num(nan=math.inf).clamp(min=SMALLEST_LOSS)  # nan: a client that took no step
+    ranks = projections.sum(1) / losses
     ranks = (ranks / ranks.abs().max().clamp(min=SMALLEST_LOSS)).round(decimals=DIGITS)  # a tie must not be rounding's
     count = math.ceil(round(ratio * len(gram), 9))  # 0.07 · 100 is 7.000000000000001 in floating point
     return ranks.argsort(descending=True, stable=True)[:count]

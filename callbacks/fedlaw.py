@@ -44,7 +44,7 @@ class FedLAW(FederatedCallback):
     def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
         """Fit γ and λ: see :class:`FederatedCallback`."""
         log_gamma = torch.zeros((), dtype=torch.float64, requires_grad=self.mode != "attentive")
-        scores = cohort.weights.cpu().log().requires_grad_(self.mode != "shrinking")
+        scores = cohort.weights.log().requires_grad_(self.mode != "shrinking")
         learned = [value for value in (log_gamma, scores) if value.requires_grad]
         optimizer = torch.optim.Adam(learned, lr=self.lr, betas=(0.5, 0.999))
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, self.decay_every, gamma=0.5)
@@ -54,7 +54,7 @@ class FedLAW(FederatedCallback):
                     self._set_gradients(orchestrator, cohort, batch, log_gamma, scores)
                     optimizer.step()
                 schedule.step()
-        gamma, shares = float(log_gamma.detach().exp()), scores.detach().softmax(0).to(cohort.weights)
+        gamma, shares = float(log_gamma.detach().exp()), scores.detach().softmax(0)
         orchestrator.log_round("fedlaw/gamma", gamma)
         orchestrator.log_round("fedlaw/largest_weight", float(shares.max()))
         return cohort.replace(weights=shares, shrinking=gamma)
@@ -64,10 +64,10 @@ class FedLAW(FederatedCallback):
         orchestrator: FederatedOrchestrator, cohort: Cohort, batch: Any, log_gamma: Tensor, scores: Tensor
     ) -> None:
         gamma, shares = float(log_gamma.detach().exp()), scores.detach().softmax(0)
-        candidate = cohort.replace(weights=shares.to(cohort.weights), shrinking=gamma)
+        candidate = cohort.replace(weights=shares, shrinking=gamma)
         model = cohort.anchor + candidate.update
         _, gradient = orchestrator.loss_and_gradient(model, batch)
-        along = cohort.mixing @ (cohort.deltas @ gradient).double() + (cohort.anchor @ gradient).double()  # ⟨g, w_k⟩
-        slope = gamma * along.cpu()  # ∂L/∂λ
+        along = cohort.mixing @ (cohort.deltas @ gradient).double().cpu() + float(cohort.anchor @ gradient)  # ⟨g, w_k⟩
+        slope = gamma * along  # ∂L/∂λ
         mean = shares @ slope
         log_gamma.grad, scores.grad = mean.clone(), shares * (slope - mean)

@@ -63,7 +63,7 @@ class GradientHarmonization(FederatedCallback):
     def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
         """Harmonise the updates: see :class:`FederatedCallback`."""
         gram = cohort.corrected_gram
-        order = self._partners(len(gram), orchestrator.generator("harmonization", cohort.round)).to(gram.device)
+        order = self._partners(len(gram), orchestrator.generator("harmonization", cohort.round))
         if self.variant == "paper":
             return cohort.corrected(project_conflicts(gram, order))
         return cohort.corrected(harmonize_in_turn(gram, order)).uniform()

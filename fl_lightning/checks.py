@@ -51,7 +51,7 @@ def check_trainer(trainer: Trainer) -> None:
         (
             trainer._accelerator_connector._layer_sync is not None,
             "sync_batchnorm",
-            "nothing: it would mix the statistics of different clients",
+            "no sync_batchnorm: it would mix the statistics of different clients",
         ),
     ]
     for wrong, flag, instead in flags:

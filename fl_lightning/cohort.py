@@ -1,6 +1,7 @@
 """Cohort: what the server holds between local training and the new global model."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +35,8 @@ class Cohort:
     round lasts (their memory then serves the next round: clone what is to be kept).
 
     The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
-    numbers only: K is the cohort's size, P the number of trainable parameters.
+    numbers only: K is the cohort's size, P the number of trainable parameters. Tensors without a P are small and stay on
+    the CPU.
 
     Attributes:
         round: 1, 2, …
@@ -71,7 +73,7 @@ class Cohort:
         """The cohort as it came, to be averaged by n_k. ``results`` belong to the rows of ``deltas`` (K, P)."""
 
         def column(name: str, dtype: torch.dtype) -> Tensor:
-            return torch.tensor([getattr(result, name) for result in results], dtype=dtype, device=deltas.device)
+            return torch.tensor([getattr(result, name) for result in results], dtype=dtype)
 
         num_samples = column("num_samples", torch.int64)
         return cls(
@@ -84,7 +86,7 @@ class Cohort:
             losses=column("loss", torch.float64),
             normalizers=column("normalizer", torch.float64),
             weights=num_samples.double() / num_samples.sum(),
-            mixing=torch.eye(len(results), dtype=torch.float64, device=deltas.device),
+            mixing=torch.eye(len(results), dtype=torch.float64),
             buffers=average_buffers([result.buffers for result in results], num_samples),
             metrics=_average_metrics(results),
         )
@@ -96,6 +98,7 @@ class Cohort:
         for block in torch.split(self.deltas, COLUMNS, dim=1):
             wide = block.double()
             gram.addmm_(wide, wide.T)
+        gram = gram.cpu()
         return without_rounding(gram, gram.diagonal().sqrt())
 
     @property
@@ -107,7 +110,7 @@ class Cohort:
     @property
     def update(self) -> Tensor:
         """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas) - w."""
-        step = (self.weights @ self.mixing).to(self.deltas.dtype) @ self.deltas
+        step = (self.weights @ self.mixing).to(self.deltas) @ self.deltas
         return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
 
     def replace(self, **changes: Any) -> Self:
@@ -134,6 +137,7 @@ def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
     """Each metric's mean over the clients that logged it, weighted by n_k; the training loss among them."""
     columns: dict[str, list[tuple[int, float]]] = {}
     for result in results:
-        for name, value in {"train/loss": result.loss, **result.metrics}.items():
+        trained = {} if math.isnan(result.loss) else {"train/loss": result.loss}
+        for name, value in {**trained, **result.metrics}.items():
             columns.setdefault(name, []).append((result.num_samples, value))
     return {name: sum(n * v for n, v in pairs) / sum(n for n, _ in pairs) for name, pairs in columns.items()}

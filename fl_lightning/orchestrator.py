@@ -66,8 +66,9 @@ class FederatedOrchestrator(ClientHost):
         if on_bad_update not in ("skip", "raise"):
             raise ConfigurationError(f"on_bad_update must be 'skip' or 'raise', got {on_bad_update!r}")
         self.automatic_optimization = False
+        epochs = 1 if local_epochs is None and local_steps is None else local_epochs
         self.settings = LocalSettings(
-            local_epochs, local_steps, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm
+            epochs, local_steps, accumulate_grad_batches, gradient_clip_val, gradient_clip_algorithm
         )
         self.server_optimizer = server_optimizer
         self.on_bad_update = on_bad_update

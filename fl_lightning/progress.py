@@ -22,7 +22,7 @@ class RoundProgress(ProgressBar):
     def __init__(self) -> None:
         super().__init__()
         self._progress: Progress | None = None
-        self._started = 0.0
+        self._started, self._first = 0.0, 0
         self._enabled = True
 
     def disable(self) -> None:
@@ -35,11 +35,10 @@ class RoundProgress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's hook."""
-        console = Console()
         if not self._enabled:
             return
+        console = Console()
         self._started, self._first = time.monotonic(), trainer.current_epoch
-        self._console = console
         if console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),

@@ -50,7 +50,7 @@ class LocalSettings:
     """What every client does in a round.
 
     Attributes:
-        epochs: passes over the client's data; 1 if neither this nor ``steps`` is given.
+        epochs: passes over the client's data, or None for a number of steps.
         steps: batches per round instead; the data are begun again as often as needed.
         accumulate: batches whose gradients make one optimizer step.
         clip: largest gradient norm or value, or None.
@@ -69,8 +69,6 @@ class LocalSettings:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"give local_epochs or local_steps, got both: {self.epochs} and {self.steps}")
-        if self.steps is None and self.epochs is None:
-            object.__setattr__(self, "epochs", 1)
         counts = {"local_epochs": self.epochs, "local_steps": self.steps, "accumulate_grad_batches": self.accumulate}
         for name, value in counts.items():
             if value is not None and value < 1:

@@ -100,3 +100,11 @@ def test_no_conflict_is_the_plain_mean() -> None:
 def test_refuses_a_ratio_out_of_range(ratio: float) -> None:
     with pytest.raises(ConfigurationError, match=r"ratio must be in \(0, 1\]"):
         DominantGradientCorrection(ratio)
+
+
+def test_a_client_that_took_no_step_is_never_dominant() -> None:
+    """Client 0: zero update, no loss (nan), so z = 0. The others: g = (1, 0) and (2, 0), p = 1 + 1.5 and 2 + 1.5,
+    l = (1, 2): z = (0, 2.5, 1.75).
+    """
+    gram = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 2.0], [0.0, 2.0, 4.0]], dtype=torch.float64)
+    assert dominant([math.nan, 1.0, 2.0], 1.0, gram) == [1, 2, 0]
