@@ -35,8 +35,8 @@ class Cohort:
     round lasts (their memory then serves the next round: clone what is to be kept).
 
     The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
-    numbers only: K is the cohort's size, P the number of trainable parameters. Tensors without a P are small and stay on
-    the CPU.
+    numbers only: K is the cohort's size, P the number of trainable parameters. Tensors without a P are small: they stay
+    on the CPU.
 
     Attributes:
         round: 1, 2, …
