@@ -247,7 +247,7 @@ FLAGS = {
     "overfit_batches=1": "data.participation",
     "overfit_batches=0.5": "data.participation",
     "precision=bf16-true": "bf16-mixed",
-    "sync_batchnorm=true": "nothing",
+    "sync_batchnorm=true": "no sync_batchnorm",
 }
 
 
