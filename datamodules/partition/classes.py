@@ -1,0 +1,59 @@
+"""ClassesPerClient: a few classes each."""
+
+import numpy as np
+
+from fl_lightning.datamodules.partition.base import Ints, Partition
+from fl_lightning.datamodules.partition.dealing import deal, number
+from fl_lightning.errors import ConfigurationError
+
+
+class ClassesPerClient(Partition):
+    """Every client holds ``classes`` distinct classes, drawn at random so that all classes have as many holders.
+
+    The numbers of holders of two classes differ by one at most, and a class is split evenly over its holders (over as
+    many as it has examples, if it has fewer). With num_clients * classes equal to the number of classes, the clients'
+    classes are disjoint (FedGH, Fig. 5); with more clients they overlap.
+
+    Args:
+        classes: classes per client, >= 1.
+
+    Raises:
+        ConfigurationError: ``classes`` is less than 1; in :meth:`split`, it is more than there are classes, or so few
+            that some class would have no holder.
+    """
+
+    def __init__(self, classes: int) -> None:
+        if not classes >= 1:  # also refuses nan
+            raise ConfigurationError(f"expected classes >= 1 per client, got {classes}: use 1 or more")
+        self.classes = classes
+
+    def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """The client of every example: see :class:`Partition`."""
+        codes, sizes = number(labels)
+        if self.classes > len(sizes):
+            raise ConfigurationError(
+                f"expected classes <= {len(sizes)}, the classes there are, got {self.classes}: lower it"
+            )
+        if num_clients * self.classes < len(sizes):
+            raise ConfigurationError(
+                f"expected num_clients x classes >= {len(sizes)}, so that every class has a holder, "
+                f"got {num_clients} x {self.classes}: raise one of them"
+            )
+        return deal(codes, self._counts(sizes, num_clients, generator), generator)
+
+    def _counts(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """(C, N) examples of each class for each client."""
+        num_classes = len(sizes)
+        counts = np.zeros((num_classes, num_clients), dtype=np.int64)
+        missing = np.full(num_clients, self.classes)  # classes that each client has yet to get
+        for turn, label in enumerate(generator.permutation(num_classes)):
+            holders = (num_clients * self.classes + turn) // num_classes  # the sum over all turns is N x classes
+            # Holders are drawn with odds missing : remaining - missing. So a client that needs all the classes that
+            # remain is certain to get this one. The rest can always be completed, as all classes have as many holders.
+            remaining = num_classes - turn
+            with np.errstate(divide="ignore"):  # one that misses none comes last
+                waiting = generator.exponential(size=num_clients) * (remaining - missing) / missing
+            chosen = generator.permutation(np.argpartition(waiting, holders - 1)[:holders])
+            counts[label, chosen] = sizes[label] // holders + (np.arange(holders) < sizes[label] % holders)
+            missing[chosen] -= 1
+        return counts

@@ -1,0 +1,107 @@
+"""Dirichlet: label skew."""
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from fl_lightning.datamodules.partition.base import Ints, Partition
+from fl_lightning.datamodules.partition.dealing import MIN_CONCENTRATION, check_alpha, deal, dirichlet, number, whole
+from fl_lightning.datamodules.partition.iid import IID
+from fl_lightning.errors import ConfigurationError
+
+Form = Literal["class", "client", "rebalanced"]
+
+MAX_REDRAWS = 10_000  # of the rebalanced form
+
+
+class Dirichlet(Partition):
+    """Label skew drawn from a Dirichlet distribution; the smaller ``alpha``, the more skew.
+
+    Three forms, all with N clients, C classes and n examples:
+
+    * ``"class"``: every class is dealt on its own, in shares P_c ~ Dir_N(alpha) (FedGH, Sec. 3.2; FedLAW). Client sizes
+      vary and a client may end up with nothing. Shares become whole numbers by rounding their cumulative sums to the
+      nearest; rounding down would hand the last client one stray example of nearly every class when alpha is small.
+    * ``"client"``: every client draws its own class mix, Dir_C(alpha) on balanced data and Dir(alpha * C * prior) in
+      general, where prior is the share of each class in the data (Hsu et al., 2019, whose alpha is alpha * C here).
+      Client sizes are equal up to one. Examples are drawn without replacement: all clients draw at once, and a class
+      serves them in random order (one order for all classes) until it runs out. What a client did not get it draws
+      again from its mix without that class, rescaled; a client whose whole mix has run out takes from what is left in
+      proportion. So the last clients served follow their mix less closely; over all clients, the variance of class
+      shares is within 15 % of the Dirichlet's for alpha <= 1 and 20 clients or more (measured). Hsu et al. finish one
+      client before the next, with the same effect on the last ones.
+    * ``"rebalanced"``: as ``"class"``, but a client that has reached its fair share n / N gets nothing of the classes
+      that follow (the shares of the others, rescaled, are again Dirichlet), and everything is redrawn until every
+      client has ``min_samples`` examples.
+
+    Args:
+        alpha: concentration, > 0; infinity (``.inf`` in YAML) is the IID partition.
+        form: one of the three above.
+        min_samples: fewest examples of a client, >= 0; the rebalanced form alone reads it.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; in :meth:`split`, ``min_samples`` cannot be had.
+    """
+
+    def __init__(self, alpha: float, form: Form = "class", min_samples: int = 10) -> None:
+        check_alpha(alpha)
+        if form not in get_args(Form):
+            raise ConfigurationError(f"expected form to be one of {get_args(Form)}, got {form!r}: pick one of them")
+        if not min_samples >= 0:  # also refuses nan
+            raise ConfigurationError(f"expected min_samples >= 0, got {min_samples}: use 0 for no lower bound")
+        self.alpha = alpha
+        self.form = form
+        self.min_samples = min_samples
+
+    def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """The client of every example: see :class:`Partition`."""
+        if self.form == "rebalanced" and self.min_samples * num_clients > len(labels):
+            raise ConfigurationError(
+                f"expected at least {num_clients} x min_samples = {self.min_samples * num_clients} examples, "
+                f"got {len(labels)}: lower min_samples or num_clients"
+            )
+        if np.isinf(self.alpha):
+            return IID().owners(labels, num_clients, generator)
+        draw = {"class": self._by_class, "client": self._by_client, "rebalanced": self._rebalanced}[self.form]
+        codes, sizes = number(labels)
+        return deal(codes, draw(sizes, num_clients, generator), generator)
+
+    def _by_class(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """(C, N) examples of each class for each client."""
+        shares = dirichlet(np.full(num_clients, self.alpha), len(sizes), generator)
+        return whole(shares, sizes[:, None])
+
+    def _by_client(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """(C, N) examples of each class for each client, columns of equal sum up to one."""
+        num_samples = int(sizes.sum())
+        mixes = dirichlet(self.alpha * len(sizes) * (sizes / num_samples), num_clients, generator)
+        missing = np.full(num_clients, num_samples // num_clients)
+        missing[: num_samples % num_clients] += 1
+        counts = np.zeros((num_clients, len(sizes)), dtype=np.int64)
+        while len(unfilled := np.flatnonzero(missing)):  # every pass exhausts a class or is the last
+            left = sizes - counts.sum(axis=0)
+            mix = np.where(left > 0, mixes[unfilled], 0.0)
+            mix[mix.sum(axis=1) <= MIN_CONCENTRATION] = left
+            wanted = generator.multinomial(missing[unfilled], mix / mix.sum(axis=1, keepdims=True))
+            got = np.diff(np.minimum(np.cumsum(wanted, axis=0), left), axis=0, prepend=0)
+            counts[unfilled] += got
+            missing[unfilled] -= got.sum(axis=1)
+        return generator.permutation(counts).T  # the first client was served first
+
+    def _rebalanced(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """(C, N) examples of each class for each client, columns of sum >= min_samples."""
+        fair_share = sizes.sum() / num_clients
+        for _ in range(MAX_REDRAWS):
+            counts = np.zeros((len(sizes), num_clients), dtype=np.int64)
+            held = np.zeros(num_clients, dtype=np.int64)
+            for row, size in zip(counts, sizes, strict=True):
+                below = np.flatnonzero(held < fair_share)
+                row[below] = whole(dirichlet(np.full(len(below), self.alpha), 1, generator), size)[0]
+                held += row
+            if held.min() >= self.min_samples:
+                return counts
+        raise ConfigurationError(
+            f"expected every client to get min_samples={self.min_samples} examples, got no such split of "
+            f"{sizes.sum()} examples over {num_clients} clients in {MAX_REDRAWS} draws at alpha={self.alpha}: "
+            "raise alpha, or lower min_samples or num_clients"
+        )

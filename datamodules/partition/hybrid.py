@@ -1,0 +1,55 @@
+"""HybridDirichlet: clients with little and clients with much label skew."""
+
+from typing import Literal
+
+import numpy as np
+
+from fl_lightning.datamodules.partition.base import Ints, Partition
+from fl_lightning.datamodules.partition.dealing import check_alpha
+from fl_lightning.datamodules.partition.dirichlet import Dirichlet
+from fl_lightning.errors import ConfigurationError
+
+
+class HybridDirichlet(Partition):
+    """The first clients drawn with one concentration, the others from the remaining data with another (FedLAW, App. D).
+
+    All N clients are drawn with ``alphas[0]`` and the first round(share * N) of them are kept; what the others would
+    have had is dealt to them anew with ``alphas[1]``. The defaults are the paper's Fig. 5 and 13. Its Fig. 12 has
+    three clients of equal size, the first drawn alone: ``share=1/3`` and ``form="client"``, where sizes are equal up
+    to one example (in the other form they vary, as everywhere else in the paper).
+
+    Args:
+        alphas: concentrations of the first and of the other clients, > 0; infinity for no skew.
+        share: of the clients that are drawn with the first concentration, in (0, 1).
+        form: of both draws: see :class:`Dirichlet`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range.
+    """
+
+    def __init__(
+        self,
+        alphas: tuple[float, float] = (10.0, 0.1),
+        share: float = 0.5,
+        form: Literal["class", "client"] = "class",
+    ) -> None:
+        if len(alphas) != 2:
+            raise ConfigurationError(f"expected two alphas, got {alphas}: use (10.0, 0.1) or such")
+        for index, alpha in enumerate(alphas):
+            check_alpha(alpha, f"alphas[{index}]")
+        if not 0 < share < 1:  # also refuses nan
+            raise ConfigurationError(f"expected share in (0, 1), got {share}: use 0.5 for half the clients")
+        if form not in ("class", "client"):
+            raise ConfigurationError(f"expected form to be 'class' or 'client', got {form!r}: pick one of them")
+        self.alphas = alphas
+        self.share = share
+        self.form = form
+
+    def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """The client of every example: see :class:`Partition`."""
+        first = round(self.share * num_clients)
+        owners = Dirichlet(self.alphas[0], self.form).owners(labels, num_clients, generator)
+        if (rest := owners >= first).any():
+            others = Dirichlet(self.alphas[1], self.form)
+            owners[rest] = first + others.owners(labels[rest], num_clients - first, generator)
+        return owners

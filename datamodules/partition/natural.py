@@ -1,0 +1,30 @@
+"""Natural: clients as the data come."""
+
+import numpy as np
+
+from fl_lightning.datamodules.partition.base import Ints, Partition
+from fl_lightning.datamodules.partition.dealing import number
+from fl_lightning.errors import ConfigurationError
+
+
+class Natural(Partition):
+    """Keeps groups (writers, speakers, devices) whole: every group goes to one client, in random order.
+
+    Clients hold as many groups each, up to one; their sizes are what the groups bring. With as many clients as groups,
+    every client is one group.
+
+    Raises:
+        ConfigurationError: in :meth:`split`, there are fewer groups than clients.
+    """
+
+    by = "groups"
+
+    def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
+        """The client of every example, given its group: see :class:`Partition`."""
+        groups, sizes = number(labels)
+        if len(sizes) < num_clients:
+            raise ConfigurationError(
+                f"expected at least as many groups as clients, got {len(sizes)} groups for num_clients={num_clients}: "
+                "lower num_clients"
+            )
+        return generator.permutation(np.arange(len(sizes)) % num_clients)[groups]

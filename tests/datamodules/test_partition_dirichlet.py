@@ -1,0 +1,250 @@
+"""The Dirichlet partitions against their definitions. Tolerances: 5 standard errors."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fl_lightning.datamodules import IID, Dirichlet, HybridDirichlet, Partition, QuantitySkew
+from fl_lightning.errors import ConfigurationError
+
+
+def class_counts(partition: Partition, labels: Tensor, num_clients: int, seed: int = 0) -> Tensor:
+    """(N, C) examples of each class that each client holds."""
+    num_classes = int(labels.max()) + 1
+    owners = torch.from_numpy(partition.owners(labels.numpy(), num_clients, np.random.default_rng(seed)))
+    return torch.bincount(owners * num_classes + labels, minlength=num_clients * num_classes).view(num_clients, -1)
+
+
+def many(partition: Partition, labels: Tensor, num_clients: int, seeds: int) -> Tensor:
+    """(seeds, N, C) examples of each class that each client holds."""
+    return torch.stack([class_counts(partition, labels, num_clients, seed) for seed in range(seeds)])
+
+
+def check_shares(shares: Tensor, a: float, b: float, draws: int) -> None:
+    """Mean and variance, over all but the last dimension, of Beta(a, b) shares of which ``draws`` are independent."""
+    mean, variance, excess = (float(moment) for moment in stats.beta(a, b).stats("mvk"))
+    flat = shares.double().flatten(0, -2)
+    clients = flat.shape[-1]
+    assert flat.mean(0).tolist() == pytest.approx([mean] * clients, abs=5 * math.sqrt(variance / draws))
+    around = ((flat - mean) ** 2).mean(0).tolist()
+    assert around == pytest.approx([variance] * clients, rel=5 * math.sqrt((excess + 2) / draws))
+
+
+def test_class_form_has_dirichlet_shares() -> None:
+    """Shares P_c ~ Dir_4(0.5): each is Beta(0.5, 1.5), of mean 1/4 and variance 1/4 * 3/4 / 3 = 1/16."""
+    counts = many(Dirichlet(0.5), torch.arange(4000) % 10, 4, seeds=200)
+    check_shares((counts / 400).transpose(1, 2), 0.5, 1.5, draws=200 * 10)
+
+
+def test_class_form_deals_classes_independently() -> None:
+    """The correlation of a client's shares of two classes is 0; that of two clients' shares of one class is -1/3."""
+    shares = (many(Dirichlet(0.5), torch.arange(800) % 2, 4, seeds=2000) / 400).double()
+    between_classes = torch.corrcoef(torch.stack([shares[:, 0, 0], shares[:, 0, 1]]))[0, 1]
+    between_clients = torch.corrcoef(torch.stack([shares[:, 0, 0], shares[:, 1, 0]]))[0, 1]
+    assert between_classes.item() == pytest.approx(0, abs=5 / math.sqrt(2000))
+    assert between_clients.item() == pytest.approx(-1 / 3, abs=5 / math.sqrt(2000))
+
+
+def test_class_form_leaves_clients_without_data() -> None:
+    """MNIST's size, 20 clients, alpha = 0.01: 15.2 clients have data, each about as likely as any other.
+
+    One client's share x of a class is Beta(0.01, 0.19). The first client gets no example of it if 6000 x rounds to 0:
+    P(x < 0.5 / 6000) = 0.867. No example of ten classes: 0.867^10 = 0.241. So it has data with probability 0.759, and
+    by symmetry so has the last. Were the cuts before a client of uniform fraction, it would miss a class with
+    probability E max(0, 1 - 6000 x) = 0.865 and have data with 0.766. As nearly all cuts are next to 0 or 6000, the
+    number of clients with data lies between 20 * 0.759 = 15.2 and 20 * 0.766 = 15.3. (Rounding down instead gives the
+    last client data almost surely.)
+    """
+    law = stats.beta(0.01, 0.19)
+    exact = 1 - law.cdf(0.5 / 6000) ** 10
+    uniform = 1 - float(np.mean(law.cdf((np.arange(10_000) + 0.5) / 10_000 / 6000))) ** 10
+    assert [exact, uniform] == pytest.approx([0.759, 0.766], abs=0.001)
+
+    with_data = (many(Dirichlet(0.01), torch.arange(60000) % 10, 20, seeds=200).sum(2) > 0).double()
+    ends = with_data[:, [0, -1]].mean(0).tolist()
+    assert ends == pytest.approx([exact] * 2, abs=5 * math.sqrt(exact * (1 - exact) / 200))
+    error = 5 * with_data.sum(1).std().item() / math.sqrt(200)  # 0.6
+    assert 20 * exact - error < with_data.sum(1).mean().item() < 20 * uniform + error
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_vanishing_alpha_gives_a_class_to_one_client(seed: int) -> None:
+    """Dir_N(alpha -> 0) is a corner of the simplex: every class has one owner."""
+    counts = class_counts(Dirichlet(1e-300), torch.arange(600) % 6, 5, seed)
+    assert (counts > 0).sum(0).tolist() == [1] * 6
+
+
+def test_growing_alpha_gives_equal_shares() -> None:
+    """Dir_5(alpha -> infinity) is (1/5, ...): 20 of a class's 100 examples each."""
+    assert class_counts(Dirichlet(1e305), torch.arange(600) % 6, 5).tolist() == [[20] * 6] * 5
+
+
+@pytest.mark.parametrize("form", ["class", "client", "rebalanced"])
+def test_infinite_alpha_is_iid(form: str) -> None:
+    labels = torch.arange(1000) % 10
+    partition = Dirichlet(math.inf, form=form)  # type: ignore[arg-type]  # one of the three names
+    assert torch.equal(class_counts(partition, labels, 20), class_counts(IID(), labels, 20))
+
+
+def test_client_form_has_equal_sizes_and_dirichlet_mixes() -> None:
+    """Classes of 75 % and 25 %, alpha = 2: mixes ~ Dir(3, 1), so that class 0 has mean 3/4 and variance 0.0375.
+
+    100 examples drawn from a mix q add E[q (1 - q)] / 100 = (0.1875 - 0.0375) / 100 = 0.0015. Independently of one
+    another, 2000 clients would ask for 100 sqrt(2000 * 0.039) = 883 examples more or fewer of class 0 than there are:
+    the 0.4 * 883 / 200,000 = 0.18 % of the examples that are drawn again change the variance by less than 2 %.
+    """
+    labels = (torch.arange(200_000) % 4 == 3).long()
+    counts = many(Dirichlet(2.0, form="client"), labels, 2000, seeds=10)
+    assert bool((counts.sum(2) == 100).all())
+    shares = counts[..., 0].double() / 100
+    excess = float(stats.beta(3, 1).stats("k"))
+    sampling = 5 * math.sqrt((excess + 2) / shares.numel())
+    assert shares.var().item() == pytest.approx(0.039, rel=sampling + 0.02)
+    assert float(stats.kstest(shares.flatten().numpy(), stats.beta(3, 1).cdf).statistic) < 0.05  # a uniform law: 0.38
+
+
+def test_client_form_treats_all_clients_alike() -> None:
+    """Everything is dealt and no client is special, so that every one's expected mix is that of the data: 0.9 and 0.1.
+
+    At alpha -> 0 each of five clients of 20 examples wants one class alone, and so the mixes vary as much as they can.
+    """
+    labels = (torch.arange(100) % 10 == 9).long()
+    shares = many(Dirichlet(1e-300, form="client"), labels, 5, seeds=2000)[..., 1].double() / 20
+    error = 5 * shares.std().item() / math.sqrt(2000)
+    assert shares.mean(0).tolist() == pytest.approx([0.1] * 5, abs=error)
+
+
+def test_client_form_when_a_class_runs_out() -> None:
+    """Two classes of 30, three clients of 20, each wanting one class alone (alpha -> 0).
+
+    If two want class A, the second served gets the 10 that are left and fills up from B, as the one that wants B has
+    taken its 20. If all want A, they are served 20, 10 and 0, and the rest comes from B. So one client has 20 of
+    class A, one 10 and one none, in any case; which one is divided is a matter of luck, 1/3 each.
+    """
+    counts = many(Dirichlet(1e-300, form="client"), torch.arange(60) % 2, 3, seeds=900)
+    assert bool((counts.sum(2) == 20).all())
+    assert bool((counts[..., 0].sort(1).values == torch.tensor([0, 10, 20])).all())
+    divided = (counts[..., 0] == 10).double().mean(0).tolist()
+    assert divided == pytest.approx([1 / 3] * 3, abs=5 * math.sqrt(2 / 9 / 900))
+
+
+def test_client_form_takes_from_what_is_left_in_proportion() -> None:
+    """Classes A, B, C of 60, 40 and 20 for three clients of 40 that want A alone, by chance and alpha -> 0.
+
+    The first served gets 40 of A, the second 20. These it fills up from 40 of B and 20 of C, neither of which can run
+    out: Binomial(20, 2/3) of B, of variance 40/9. If the third wants B or C instead, the second gets all C or all B.
+    """
+    labels = torch.repeat_interleave(torch.arange(3), torch.tensor([60, 40, 20]))
+    counts = many(Dirichlet(1e-200, form="client"), labels, 3, seeds=800).flatten(0, 1)
+    drawn = counts[(counts[:, 0] == 20) & (counts[:, 1] > 0) & (counts[:, 2] > 0)][:, 1].double()
+    assert len(drawn) / 800 == pytest.approx(1 / 8, abs=5 * math.sqrt(7 / 64 / 800))
+    assert drawn.mean().item() == pytest.approx(40 / 3, abs=5 * math.sqrt(40 / 9 / len(drawn)))
+
+
+def test_client_form_spreads_leftovers() -> None:
+    """61 examples over 4 clients: 16 + 15 + 15 + 15, the larger part at a client chosen at random."""
+    sizes = many(Dirichlet(1.0, form="client"), torch.arange(61) % 3, 4, seeds=400).sum(2)
+    assert bool((sizes.sort(1).values == torch.tensor([15, 15, 15, 16])).all())
+    larger = (sizes == 16).double().mean(0).tolist()
+    assert larger == pytest.approx([0.25] * 4, abs=5 * math.sqrt(3 / 16 / 400))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rebalanced_form_stops_at_the_fair_share(seed: int) -> None:
+    """A client with n / N = 50 examples gets no further class: before its last class it held fewer than 50."""
+    counts = class_counts(Dirichlet(0.1, form="rebalanced", min_samples=5), torch.arange(1000) % 10, 20, seed)
+    held_before = counts.cumsum(1) - counts
+    assert bool((held_before[counts > 0] < 50).all())
+    assert int(counts.sum(1).min()) >= 5
+
+
+def test_plain_form_does_not_stop_at_the_fair_share() -> None:
+    """The same without rebalancing: the previous test can fail."""
+    counts = class_counts(Dirichlet(0.1), torch.arange(1000) % 10, 20)
+    held_before = counts.cumsum(1) - counts
+    assert not bool((held_before[counts > 0] < 50).all())
+
+
+def test_hybrid_by_hand() -> None:
+    """Six classes of 100, five clients: the first two take 100 / 5 = 20 of each (no skew).
+
+    Of the 60 of every class that remain, one of the last three takes all (alpha -> 0).
+    """
+    for seed in range(5):
+        counts = class_counts(HybridDirichlet((1e305, 1e-300), share=0.4), torch.arange(600) % 6, 5, seed)
+        assert counts[:2].tolist() == [[20] * 6] * 2
+        assert counts[2:].sort(0).values.tolist() == [[0] * 6, [0] * 6, [60] * 6]
+
+
+def test_hybrid_halves_have_their_own_law() -> None:
+    """FedLAW's Fig. 5: of each class, clients 0-9 have Beta(10, 190) shares: mean 1/20, variance 0.05 * 0.95 / 201.
+
+    Clients 10-19 share what remains: Beta(0.1, 0.9) each, mean 1/10, variance 0.1 * 0.9 / 2.
+    """
+    counts = many(HybridDirichlet(), torch.arange(50_000) % 10, 20, seeds=100).transpose(1, 2)  # (seeds, C, N)
+    remaining = counts[..., 10:].sum(2, keepdim=True)
+    check_shares(counts[..., :10] / 5000, 10, 190, draws=1000)
+    check_shares(counts[..., 10:] / remaining, 0.1, 0.9, draws=1000)
+
+
+def test_hybrid_of_three_equal_clients() -> None:
+    """FedLAW's Fig. 12: the first of three clients by itself, the others from what it leaves, all of equal size.
+
+    Client 0 has no skew, and of two classes of 450 about 150 each: hypergeometric, variance 300 / 4 * 600 / 899 = 50.
+    The others want one class alone (alpha -> 0) and have 300 of some 600: if they want different ones, each has them.
+    """
+    counts = many(HybridDirichlet((math.inf, 1e-300), 1 / 3, form="client"), torch.arange(900) % 2, 3, seeds=200)
+    assert bool((counts.sum(2) == 300).all())
+    first = counts[:, 0, 0].double()
+    assert first.mean().item() == pytest.approx(150, abs=5 * math.sqrt(50 / 200))
+    assert bool((first - 150).abs().max() < 5 * math.sqrt(50))
+    assert bool((counts[:, 1:, 0].double().sub(150).abs() > 100).all())  # complementary
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.1, 0), (0.25, 1), (0.9, 4)])
+def test_hybrid_rounds_its_share(share: float, first: int) -> None:
+    """0.4, 1 and 3.6 of 4 clients: none, one, all. Those have 10 of every class; the others all 20 or none."""
+    counts = class_counts(HybridDirichlet((1e305, 1e-300), share), torch.arange(80) % 2, 4)
+    assert (counts == 10).all(1).tolist() == [True] * first + [False] * (4 - first)
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, math.nan])
+def test_refuses_alpha(alpha: float) -> None:
+    for make in (Dirichlet, QuantitySkew):
+        with pytest.raises(ConfigurationError, match=r"expected alpha > 0, got .*: use"):
+            make(alpha)
+    with pytest.raises(ConfigurationError, match=r"expected alphas\[1\] > 0, got .*: use"):
+        HybridDirichlet((1.0, alpha))
+
+
+def test_refuses_other_arguments() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected form to be one of .* got 'classes'"):
+        Dirichlet(1.0, form="classes")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError, match="expected min_samples >= 0, got -1"):
+        Dirichlet(1.0, min_samples=-1)
+    with pytest.raises(ConfigurationError, match="expected form to be 'class' or 'client', got 'rebalanced'"):
+        HybridDirichlet(form="rebalanced")  # type: ignore[arg-type]  # wrong on purpose
+    with pytest.raises(ConfigurationError, match=r"expected two alphas, got \(1.0,\)"):
+        HybridDirichlet((1.0,))  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.5, math.nan])
+def test_refuses_share(share: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected share in \(0, 1\), got"):
+        HybridDirichlet(share=share)
+
+
+def test_refuses_what_cannot_be_split() -> None:
+    with pytest.raises(ConfigurationError, match="at least 20 x min_samples = 200 examples, got 100"):
+        class_counts(Dirichlet(1.0, form="rebalanced"), torch.arange(100) % 10, 20)
+
+
+def test_refuses_when_redrawing_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes, each to one client (alpha -> 0): three clients never all have data."""
+    monkeypatch.setattr("fl_lightning.datamodules.partition.dirichlet.MAX_REDRAWS", 50)
+    with pytest.raises(ConfigurationError, match=r"min_samples=1 examples.*in 50 draws.*raise alpha"):
+        class_counts(Dirichlet(1e-300, form="rebalanced", min_samples=1), torch.arange(10) % 2, 3)
