@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format benchmark clean
+.PHONY: demo test test-slow format benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -12,6 +12,9 @@ test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+test-slow: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

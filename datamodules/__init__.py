@@ -3,21 +3,57 @@
 if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
+from fl_lightning.datamodules.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip
+from fl_lightning.datamodules.boxes import BoxFolder
+from fl_lightning.datamodules.corruption import Corruption, LabelSwap
 from fl_lightning.datamodules.digits import Digits
+from fl_lightning.datamodules.emnist import EMNIST, QMNIST
+from fl_lightning.datamodules.image_folder import ImageFolder
 from fl_lightning.datamodules.images import ImageData
-from fl_lightning.datamodules.partition import IID, ClassesPerClient, Dirichlet, Partition
+from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.datamodules.long_tail import long_tail
+from fl_lightning.datamodules.partition import (
+    IID,
+    ClassesPerClient,
+    Dirichlet,
+    HybridDirichlet,
+    Natural,
+    Partition,
+    QuantitySkew,
+)
+from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.datamodules.tensors import Tensors
+from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
 from fl_lightning.datamodules.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "EMNIST",
     "IID",
     "MNIST",
+    "QMNIST",
+    "Augmentation",
+    "AutoAugment",
+    "BoxFolder",
     "ClassesPerClient",
+    "Corruption",
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "HybridDirichlet",
     "ImageData",
+    "ImageFolder",
+    "LabelSwap",
+    "LabelledData",
+    "Natural",
     "Partition",
+    "PublishedImages",
+    "QuantitySkew",
+    "RandomCrop",
+    "RandomFlip",
+    "Tensors",
+    "TinyImageNet",
     "VisionData",
+    "long_tail",
 ]

@@ -1,96 +1,141 @@
 """Image folders ``{train,test}/<class>/*``, decoded into memory."""
 
-from itertools import chain
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 from torch import Tensor
 
+from fl_lightning.datamodules.cache import cached
 from fl_lightning.errors import ConfigurationError
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 MODES = {1: "L", 3: "RGB"}  # PIL's name for so many channels
 
 
-def find_image_folder(root: Path, name: str) -> Path | None:
-    """The folder that holds ``train`` and ``test``: ``root/<name>``, in any spelling (cifar-10, CIFAR10), or ``root``.
+@dataclass(frozen=True)
+class ImageFiles:
+    """The image files of one split, and their classes."""
+
+    folder: Path
+    split: str
+    files: list[str]
+    labels: Tensor  # (n,) int64
+
+
+def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = ("test",)) -> tuple[Path, str] | None:
+    """The folder that holds ``train`` and a test set: ``root/<name>``, in any spelling (cifar-10, Cifar10), or ``root``
+    itself.
 
     Returns:
-        None where there is no such folder.
+        The folder and the first of ``tests`` that it holds; None where there is no such folder.
     """
     if not root.is_dir():
         return None
-    named = [child for child in sorted(root.iterdir()) if _plain(child.name) == _plain(name)]
-    return next((p for p in [*named, root] if (p / "train").is_dir() and (p / "test").is_dir()), None)
+    wanted = {_plain(name) for name in names}
+    for folder in [*(child for child in sorted(root.iterdir()) if _plain(child.name) in wanted), root]:
+        found = [test for test in tests if (folder / test).is_dir()]
+        if found and (folder / "train").is_dir():
+            return folder, found[0]
+    return None
 
 
-def read_images(folder: Path, split: str, num_classes: int, shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """Decode ``<split>/<class>/*.png`` and ``*.jpg``; classes are numbered in sorted order, files sorted within them.
+def list_images(folder: Path, split: str, test: str = "test", num_classes: int | None = None) -> ImageFiles:
+    """The files ``<split>/<class>/*`` (or ``<split>/<class>/images/*``); png or jpg, by suffix.
+
+    Classes are numbered in sorted order, files sorted within them.
 
     Args:
-        folder: holds ``train`` and ``test``.
-        split: one of the two.
-        num_classes: how many class folders there must be, named alike in train and test.
-        shape: (C, H, W) of every image; C is 1 (colours become grey) or 3. H and W must be right.
+        folder: holds ``train`` and the test set.
+        split: "train" or the test set's.
+        test: name of the test set's folder.
+        num_classes: how many class folders there must be, if that is known. Train and test name them alike.
+
+    Raises:
+        ConfigurationError: there are other classes, or a class has no images.
+    """
+    names, others = class_names(folder / split), class_names(folder / (test if split == "train" else "train"))
+    if num_classes is not None and len(names) != num_classes:
+        raise ConfigurationError(
+            f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
+            "check that this is the data set"
+        )
+    if names != others:
+        raise ConfigurationError(
+            f"expected the same class folders in train and {test} of {folder}, got "
+            f"{sorted(set(names) ^ set(others))[0]!r} in one of them alone: name them alike"
+        )
+    found = [_images(folder / split / name) for name in names]
+    labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(files) for files in found], dtype=torch.long))
+    return ImageFiles(folder, split, [path for files in found for path in files], labels)
+
+
+def read_images(
+    found: ImageFiles, shape: tuple[int, int, int], cache: str | None, resize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Decode them, unless the cache holds them.
+
+    Args:
+        found: the files.
+        shape: (C, H, W) of every image; C is 1 (colours become grey) or 3 (grey becomes colour).
+        cache: folder for the decoded images, or None.
+        resize: scale images of other sizes until they cover H x W (bilinear, antialiased) and cut the middle out;
+            else such images are refused.
 
     Returns:
         uint8 images (n, C, H, W) and int64 labels (n,).
 
     Raises:
-        ConfigurationError: the classes or an image's size differ from that, or a file cannot be decoded.
+        ConfigurationError: an image has another size, or a file cannot be decoded.
     """
-    files = [_images(folder / split / name) for name in _classes(folder, split, num_classes)]
-    channels, height, width = shape
-    pixels = np.empty((sum(map(len, files)), height, width, channels), dtype=np.uint8)
-    for row, path in zip(pixels, chain.from_iterable(files), strict=True):
-        row[:] = _decode(path, channels, height, width)
-    labels = torch.arange(num_classes).repeat_interleave(torch.tensor([len(found) for found in files]))
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels
+
+    def decode() -> Tensor:
+        channels, height, width = shape
+        pixels = np.empty((len(found.files), height, width, channels), dtype=np.uint8)
+        for row, path in zip(pixels, found.files, strict=True):
+            row[:] = _decode(path, channels, (width, height), resize)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+    kind = f"{found.split} {'resized' if resize else 'exact'}"
+    return cached(cache, found.folder, kind, found.files, (len(found.files), *shape), decode), found.labels
 
 
-def _classes(folder: Path, split: str, num_classes: int) -> list[str]:
-    """The sorted names of the class folders, the same in train and test so that numbers mean the same."""
-    train, test = (
-        sorted(p.name for p in (folder / each).iterdir() if p.is_dir() and not p.name.startswith("."))
-        for each in ("train", "test")
-    )
-    names = train if split == "train" else test
-    if len(names) != num_classes:
-        raise ConfigurationError(
-            f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
-            "check that this is the data set"
-        )
-    if train != test:
-        raise ConfigurationError(
-            f"expected the same class folders in train and test of {folder}, got "
-            f"{sorted(set(train) ^ set(test))[0]} in one of them alone: name them alike"
-        )
-    return names
+def class_names(split: Path) -> list[str]:
+    """The sorted names of its class folders."""
+    return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _images(folder: Path) -> list[Path]:
+def _images(folder: Path) -> list[str]:
     """The sorted image files of one class, at least one."""
-    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+    inner = folder / "images"
+    with os.scandir(inner if inner.is_dir() else folder) as entries:
+        found = sorted(e.path for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES)  # noqa: PTH122  # fast
     if not found:
         raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add them")
     return found
 
 
-def _decode(path: Path, channels: int, height: int, width: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """(H, W, C) pixels of one file."""
+def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> NDArray[np.uint8]:
+    """(H, W, C) pixels of one file; ``size`` is width and height."""
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
-            if image.size != (width, height):
+            if image.size != size and not resize:
                 raise ConfigurationError(
-                    f"expected images of {width}x{height} pixels, got {image.width}x{image.height} in {path}: "
+                    f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
                     "resize the images beforehand"
                 )
-            mode = MODES[channels]
-            converted = image if image.mode == mode else image.convert(mode)
-            return np.asarray(converted).reshape(height, width, channels)
-    except OSError:  # also PIL's own errors
+            if image.mode[0] in "IF":  # PIL would clip them
+                raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert it")
+            converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
+            if converted.size != size:
+                converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
+            return np.asarray(converted).reshape(size[1], size[0], channels)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what PIL raises
         raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
 
 

@@ -20,6 +20,10 @@ class ClientIds(list[int]):
     """A batch of the Trainer's training data: the clients to train."""
 
 
+class TrainingBatch(list[Any]):
+    """A batch that a client trains on: transfer hooks may augment it. Evaluation and proxy batches are plain lists."""
+
+
 class FederatedDataModule(LightningDataModule):
     """The data of ``num_clients`` clients. Subclasses give ``num_clients`` and :meth:`client_dataset`.
 
@@ -73,6 +77,10 @@ class FederatedDataModule(LightningDataModule):
     def client_num_samples(self, client: int) -> int:
         """n_k, the client's number of training examples."""
         return len(self.client_dataset(client))  # type: ignore[arg-type]  # map-style: it has a length
+
+    def class_counts(self) -> Tensor | None:
+        """(N, C) training examples of each class that each client holds; None where there are no classes."""
+        return None
 
     def held_out_batches(self, client: int) -> Iterable[Any]:
         """What the client keeps back from training to be evaluated on, in batches; none by default."""
@@ -138,7 +146,7 @@ class FederatedDataModule(LightningDataModule):
         dataset = self.client_dataset(client)
         indices = torch.randperm(len(dataset), generator=order)  # type: ignore[arg-type]  # map-style: it has a length
         if (tensors := gather(dataset, indices)) is not None:
-            return map(list, zip(*(torch.split(tensor, self.batch_size) for tensor in tensors), strict=True))
+            return map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True))
         seed = int(torch.randint(2**31, (), generator=order))
         return iter(
             DataLoader(

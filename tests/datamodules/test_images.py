@@ -1,16 +1,18 @@
-"""ImageData: what clients, evaluation and the proxy set see, and how bytes become inputs."""
+"""ImageData: how bytes become inputs, and which of them are augmented."""
 
-from itertools import chain
+from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from toy import Capture, trainer
 
-from fl_lightning.data import gather
-from fl_lightning.datamodules import ClassesPerClient, Digits, ImageData, Partition
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.callbacks import PersonalEvaluation, ServerFT
+from fl_lightning.data import TrainingBatch, gather
+from fl_lightning.datamodules import Augmentation, Digits, ImageData, Natural
 from fl_lightning.errors import ConfigurationError
 
 
@@ -20,10 +22,8 @@ class Tiny(ImageData):
     num_classes = 3
     mean = (0.1,)
     std = (0.5,)
-    loads = 0
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        self.loads += 1
         rows = torch.arange(60 if train else 30)
         return rows.to(torch.uint8).view(-1, 1, 1, 1), rows % 3
 
@@ -77,22 +77,6 @@ def test_constants_made_in_inference_mode_serve_training() -> None:
     assert weight.grad.item() == pytest.approx(2 * -0.123 / 0.456)
 
 
-def test_clients_share_the_training_set() -> None:
-    data = Tiny(num_clients=3, partition=ClassesPerClient(1))
-    assert [data.client_num_samples(k) for k in range(3)] == [20, 20, 20]  # without a Trainer, before setup
-    seen = [rows([data.client_dataset(k)[:]]) for k in range(3)]
-    assert sorted(chain.from_iterable(seen)) == list(range(60))
-    assert all(len({row % 3 for row in part}) == 1 for part in seen)
-
-
-def test_loads_once() -> None:
-    data = Tiny()
-    data.setup("fit")
-    data.setup("validate")
-    data.client_dataset(0)
-    assert data.loads == 2  # the training and the test set
-
-
 def test_client_data_are_gathered_in_memory() -> None:
     data = Tiny(num_clients=2, batch_size=8)
     gathered = gather(data.client_dataset(1), torch.tensor([2, 0]))
@@ -102,69 +86,7 @@ def test_client_data_are_gathered_in_memory() -> None:
     assert torch.equal(gathered[0][1], first)
     batches = list(data.client_batches(1, torch.Generator().manual_seed(0)))
     assert [len(labels) for _, labels in batches] == [8, 8, 8, 6]
-    assert sorted(rows(batches)) == data._ensure().parts[1].tolist()
-
-
-def test_the_seed_decides_the_partition() -> None:
-    parts = [[part.tolist() for part in Tiny(seed=seed)._ensure().parts] for seed in (0, 0, 1)]
-    assert parts[0] == parts[1] != parts[2]
-
-
-def test_evaluation_is_the_whole_test_set_in_order() -> None:
-    data = Tiny(eval_batch_size=12)
-    for loader in (data.val_dataloader(), data.test_dataloader()):
-        batches = list(loader)
-        assert len(loader) == 3
-        assert [len(labels) for _, labels in batches] == [12, 12, 6]
-        assert rows(batches) == list(range(30))
-        assert torch.cat([labels for _, labels in batches]).tolist() == [0, 1, 2] * 10
-    assert data.proxy_dataloader() is None
-
-
-def test_an_evaluation_batch_is_a_slice() -> None:
-    """It shares the memory of the test set: nothing was copied, example by example or otherwise."""
-    data = Tiny(eval_batch_size=12)
-    images = data._ensure().evaluation.tensors[0]
-    assert [b[0].data_ptr() - images.data_ptr() for b in data.val_dataloader()] == [0, 12, 24]
-
-
-def test_evaluation_draws_nothing_from_the_global_generator() -> None:
-    data = Tiny()
-    before = torch.get_rng_state()
-    list(data.val_dataloader())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_proxy_set_is_balanced_and_left_out_of_evaluation() -> None:
-    """4 of each of 3 classes are 12 of the 30 test images; 18 remain."""
-    data = Tiny(proxy_per_class=4, proxy_batch_size=5)
-    loader = data.proxy_dataloader()
-    assert loader is not None
-    batches = list(loader)
-    assert len(loader) == 3
-    assert [len(labels) for _, labels in batches] == [5, 5, 2]
-    assert torch.bincount(torch.cat([labels for _, labels in batches])).tolist() == [4, 4, 4]
-    evaluated = rows(data.val_dataloader())
-    assert evaluated == sorted(evaluated)
-    assert sorted(evaluated + rows(batches)) == list(range(30))
-    assert sorted(rows(data.test_dataloader())) == evaluated
-
-
-def test_the_seed_decides_the_proxy_set_and_not_the_partition() -> None:
-    sets = [sorted(rows(Tiny(proxy_per_class=4, seed=seed).proxy_dataloader())) for seed in (0, 0, 1)]
-    assert sets[0] == sets[1] != sets[2]
-    with_proxy, without = Tiny(proxy_per_class=4)._ensure(), Tiny()._ensure()
-    assert all(torch.equal(a, b) for a, b in zip(with_proxy.parts, without.parts, strict=True))
-
-
-def test_proxy_order_comes_from_the_global_generator() -> None:
-    loader = Tiny(proxy_per_class=4).proxy_dataloader()
-    orders = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        orders.append(rows(loader))
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[2])
+    assert sorted(rows(batches)) == data._loaded.parts[1].tolist()
 
 
 class Probe(LightningModule):
@@ -188,19 +110,6 @@ def test_the_trainer_sees_normalised_batches() -> None:
     assert inputs.dtype == torch.float32
     assert abs(inputs.mean().item()) < 0.05
     assert inputs.std().item() == pytest.approx(1, abs=0.05)
-
-
-@pytest.mark.parametrize("name", ["num_clients", "proxy_batch_size", "eval_batch_size"])
-def test_refuses_arguments_below_one(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"expected .*{name}.*>= 1.*got .*0"):
-        Tiny(**{name: 0})  # type: ignore[arg-type]  # the three are ints
-
-
-def test_refuses_bad_proxy_sets() -> None:
-    with pytest.raises(ConfigurationError, match=r"proxy_per_class >= 0, got .* and -1"):
-        Tiny(proxy_per_class=-1)
-    with pytest.raises(ConfigurationError, match="expected proxy_per_class below 10, the test images of class 0"):
-        Tiny(proxy_per_class=10).proxy_dataloader()
 
 
 @pytest.mark.parametrize(
@@ -230,74 +139,92 @@ def test_refuses_a_subclass_without_data() -> None:
         ImageData().setup("fit")
 
 
-def test_clients_hold_out_a_share_of_their_examples() -> None:
-    """20 examples each: round(0.25 · 20) = 5 are held out, in order, and 15 train; together they are the client's."""
-    data, whole = Tiny(num_clients=3, held_out=0.25, eval_batch_size=2), Tiny(num_clients=3)
-    for k in range(3):
-        batches = list(data.held_out_batches(k))
-        assert [len(labels) for _, labels in batches] == [2, 2, 1]
-        assert batches[0][0].dtype == torch.uint8
-        held, trained = rows(batches), rows([data.client_dataset(k)[:]])
-        assert data.client_num_samples(k) == len(trained) == 15
-        assert [int(label) for _, labels in batches for label in labels] == [row % 3 for row in held]
-        assert sorted(held + trained) == sorted(rows([whole.client_dataset(k)[:]]))
-        order = rows([whole.client_dataset(k)[:]])
-        assert held == [row for row in order if row in held]
-        assert trained == [row for row in order if row in trained]
-    assert data.sizes.tolist() == [15, 15, 15]
+class Negative(Augmentation):
+    """Bytes b become 255 - b."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return 255 - images
 
 
-def test_nothing_is_held_out_unless_asked_for() -> None:
-    data = Tiny(num_clients=3)
-    assert all(not list(data.held_out_batches(k)) for k in range(3))
-    assert data.sizes.tolist() == [20, 20, 20]
+class Plus(Augmentation):
+    """Bytes b become b + 1."""
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return images + 1
 
 
-class InTurn(Partition):
-    """Example i goes to client i mod N."""
-
-    def owners(self, labels: Any, num_clients: int, generator: Any) -> Any:
-        return np.arange(len(labels)) % num_clients
-
-
-def test_what_is_held_out_depends_on_the_seed_and_the_client() -> None:
-    """Example 2i + k is client k's i-th: the i drawn differ from client to client and from seed to seed."""
-
-    def positions(seed: int, client: int) -> list[int]:
-        data = Tiny(num_clients=2, held_out=0.5, seed=seed, partition=InTurn())
-        return [row // 2 for row in rows(data.held_out_batches(client))]
-
-    assert len(positions(0, 0)) == 15
-    assert positions(0, 0) == positions(0, 0)
-    assert positions(0, 0) != positions(1, 0)
-    assert positions(0, 0) != positions(0, 1)
+def test_augmentations_come_one_after_the_other() -> None:
+    """Of training batches: 255 - (50 + 1) = 204 is 0.8, (255 - 50) + 1 = 206; others stay at 50."""
+    images = torch.full((1, 1, 1, 1), 50, dtype=torch.uint8)
+    for augment, value in (([Plus(), Negative()], 204), ([Negative(), Plus()], 206), (Negative(), 205), (None, 50)):
+        data = Tiny(normalize=False, augment=augment)
+        for batch, expected in ((TrainingBatch([images, 0]), value), ([images, 0], 50)):
+            assert data.on_after_batch_transfer(batch, 0)[0].item() == pytest.approx(expected / 255)
+    assert images.item() == 50
 
 
-class Uneven(Partition):
-    """Parts of 0, 1, 2, 3 and 54 examples."""
+class Dark(ImageData):
+    """Twelve training images of level 10 and nine test images of level 20, three classes in turn."""
 
-    def owners(self, labels: Any, num_clients: int, generator: Any) -> Any:
-        return np.repeat(np.arange(5), [0, 1, 2, 3, 54])
+    num_classes = 3
+    mean = (0.0,)
+    std = (1.0,)
 
-
-@pytest.mark.parametrize(
-    ("share", "held"), [(0.2, [0, 0, 0, 1, 11]), (0.5, [0, 0, 1, 2, 27]), (0.99, [0, 0, 1, 2, 53])]
-)
-def test_one_example_at_least_stays_in_training(share: float, held: list[int]) -> None:
-    """A fifth of (0, 1, 2, 3, 54) is (0, 0.2, 0.4, 0.6, 10.8), half (0, 0.5, 1, 1.5, 27), rounded, 0.5 to 0."""
-    data = Tiny(num_clients=5, held_out=share, partition=Uneven())
-    assert [len(rows(data.held_out_batches(k))) for k in range(5)] == held
-    assert data.sizes.tolist() == [n - h for n, h in zip((0, 1, 2, 3, 54), held, strict=True)]
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        count, level = (12, 10) if train else (9, 20)
+        return torch.full((count, 1, 2, 2), level, dtype=torch.uint8), torch.arange(count) % 3
 
 
-def test_the_partition_is_drawn_before_anything_is_held_out() -> None:
-    with_held_out, without = Tiny(held_out=0.3, num_clients=4), Tiny(num_clients=4)
-    for k in range(4):
-        both = rows(with_held_out.held_out_batches(k)) + rows([with_held_out.client_dataset(k)[:]])
-        assert sorted(both) == sorted(rows([without.client_dataset(k)[:]]))
+class Levels(LightningModule):
+    """A linear classifier that keeps the grey levels it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.seen: dict[str, Counter[int]] = {"training": Counter(), "evaluation": Counter()}
+
+    def loss(self, batch: list[Tensor], step: str) -> Tensor:
+        self.seen[step].update((batch[0][:, 0, 0, 0] * 255).round().int().tolist())
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch, "training")
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch, "evaluation"))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan")])
-def test_refuses_shares_outside_the_range(share: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"held_out must be in \[0, 1\).* got"):
-        Tiny(held_out=share)
+def test_a_run_augments_what_clients_train_on_and_nothing_else() -> None:
+    """Two clients of 6, of which 2 are held out: 8 training images, negative (245), in each of two local epochs.
+
+    Of the 9 test images 3 are the proxy set, on which the server trains for one epoch: level 20. Evaluation sees the
+    other 6, and the 2 + 2 held-out images of level 10 under the global model and under the client's own.
+    """
+    data = Dark(num_clients=2, held_out=1 / 3, proxy_per_class=1, augment=Negative(), batch_size=3)
+    module = Levels()
+    run = trainer(ServerFT(epochs=1), PersonalEvaluation())
+    run.fit(FederatedOrchestrator(module, local_epochs=2), datamodule=data)
+    assert module.seen["training"] == {245: 16, 20: 3}
+    assert module.seen["evaluation"] == {20: 6, 10: 8}
+
+
+def test_a_run_over_natural_clients() -> None:
+    """Three writers of 2, 4 and 6 images: every client is one of them, and trains on its images alone."""
+
+    class Written(Dark):
+        def load(self, train: bool) -> tuple[Tensor, Tensor]:
+            images, labels = super().load(train)
+            return (images + self.groups().view(-1, 1, 1, 1).byte(), labels) if train else (images, labels)
+
+        def groups(self) -> Tensor:
+            return torch.tensor([0, 1, 2, 2, 1, 0, 1, 2, 2, 1, 2, 2])
+
+    module, capture = Levels(), Capture()
+    data = Written(num_clients=3, partition=Natural())
+    trainer(capture).fit(FederatedOrchestrator(module), datamodule=data)
+    assert module.seen["training"] == {10: 2, 11: 4, 12: 6}
+    assert sorted(capture.cohort.num_samples.tolist()) == [2, 4, 6]
+    assert sorted(data.sizes.tolist()) == [2, 4, 6]

@@ -1,14 +1,15 @@
 """The data sets that ship, read from small files of the same format made here."""
 
+import os
 import pickle
 import runpy
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from image_files import write_folder, write_idx
 from PIL import Image
 
 from fl_lightning.datamodules import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST, VisionData
@@ -17,25 +18,8 @@ from fl_lightning.errors import ConfigurationError
 REAL = Path(__file__).parents[2].parent / "shared" / "data"
 
 
-def write_idx(folder: Path, images: dict[str, np.ndarray], labels: dict[str, np.ndarray]) -> None:
-    """Files in MNIST's format: magic number 0x0803 or 0x0801, big-endian sizes, bytes."""
-    folder.mkdir(parents=True)
-    for split in images:
-        header = struct.pack(">4i", 0x0803, *images[split].shape)
-        (folder / f"{split}-images-idx3-ubyte").write_bytes(header + images[split].tobytes())
-        header = struct.pack(">2i", 0x0801, len(labels[split]))
-        (folder / f"{split}-labels-idx1-ubyte").write_bytes(header + labels[split].tobytes())
-
-
-def write_folder(folder: Path, num_classes: int, size: tuple[int, int] = (32, 32), mode: str = "RGB") -> None:
-    """Two one-colour images per class to train on and one to test on; grey level: class + 100 * number of the image."""
-    for split, count in (("train", 2), ("test", 1)):
-        for label in range(num_classes):
-            (folder / split / f"class{label:03}").mkdir(parents=True)
-            for image in range(count):
-                level = label + 100 * image
-                path = folder / split / f"class{label:03}" / f"{image}.png"
-                Image.new(mode, size, (level, 0, 0) if mode == "RGB" else level).save(path)
+# Small folders are not what was published, and say so: see test_fewer_images_than_published_are_a_warning.
+pytestmark = pytest.mark.filterwarnings("ignore:.*may be half unpacked")
 
 
 @pytest.mark.parametrize("data_class", [MNIST, FashionMNIST])
@@ -152,6 +136,10 @@ def test_refuses_damaged_images_and_folders(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:50])
     with pytest.raises(ConfigurationError, match=f"expected a png or jpg image, got unreadable {broken}"):
         data.load(train=True)
+    broken.unlink()
+    broken.symlink_to("nowhere")
+    with pytest.raises(ConfigurationError, match=f"expected a png or jpg image, got unreadable {broken}"):
+        data.load(train=True)
     shutil.rmtree(tmp_path / "train" / "class003")
     with pytest.raises(ConfigurationError, match=f"expected 10 class folders in {tmp_path / 'train'}, got 9"):
         data.load(train=True)
@@ -182,12 +170,84 @@ def test_says_what_is_missing(tmp_path: Path, data_class: type[VisionData]) -> N
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_damaged_idx_files_are_named_too(tmp_path: Path) -> None:
+def write_mnist(root: Path) -> Path:
+    """Three images to train on, three to test on."""
     pixels, digits = np.zeros((3, 28, 28), dtype=np.uint8), np.zeros(3, dtype=np.uint8)
-    write_idx(tmp_path / "MNIST" / "raw", {"train": pixels, "t10k": pixels}, {"train": digits, "t10k": digits})
-    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ConfigurationError, match="got none or damaged files"):
+    write_idx(root / "MNIST" / "raw", {"train": pixels, "t10k": pixels}, {"train": digits, "t10k": digits})
+    return root / "MNIST" / "raw"
+
+
+@pytest.mark.parametrize("keep", [0, 3, 100])
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"])
+def test_damaged_idx_files_say_what_to_delete(tmp_path: Path, name: str, keep: int) -> None:
+    """Also if a download is asked for: nothing of the user's is deleted."""
+    folder = write_mnist(tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[: min(keep, 10)])
+    message = f"got damaged or incomplete files: delete {folder} and fetch them again .--data.download true"
+    data = MNIST(root=str(tmp_path), download=True)
+    data.prepare_data()
+    with pytest.raises(ConfigurationError, match=message):
+        data.setup("fit")
+    assert len(list(folder.iterdir())) == 4
+
+
+def test_half_of_torchvisions_files_say_what_to_delete(tmp_path: Path) -> None:
+    (write_mnist(tmp_path) / "train-labels-idx1-ubyte").unlink()
+    with pytest.raises(ConfigurationError, match=f"delete {tmp_path / 'MNIST' / 'raw'} and fetch"):
+        MNIST(root=str(tmp_path)).load(train=True)
+
+
+def test_damaged_cifar_files_say_what_to_delete(tmp_path: Path) -> None:
+    folder = tmp_path / CIFAR10.folder
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"half")
+    with pytest.raises(ConfigurationError, match=f"delete {folder} and fetch them again"):
+        CIFAR10(root=str(tmp_path)).load(train=True)
+
+
+def test_fewer_images_than_published_are_a_warning(tmp_path: Path) -> None:
+    write_folder(tmp_path, 10)
+    data = CIFAR10(root=str(tmp_path))
+    with pytest.warns(UserWarning, match=f"CIFAR10: 20 of 50,000 training images are in {tmp_path}: it may be half"):
+        data.load(train=True)
+    with pytest.warns(UserWarning, match="CIFAR10: 10 of 10,000 test images"):
+        data.load(train=False)
+
+
+def test_an_image_folder_is_decoded_once(tmp_path: Path) -> None:
+    """The second data module would see the damage: prepare_data has read the images into the cache for all."""
+    write_folder(tmp_path / "cifar10", 10)
+    CIFAR10(root=str(tmp_path), cache=str(tmp_path / "cache")).prepare_data()
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    damaged = tmp_path / "cifar10" / "train" / "class003" / "1.png"
+    before = damaged.stat()
+    damaged.write_bytes(b"x" * before.st_size)
+    os.utime(damaged, ns=(before.st_atime_ns, before.st_mtime_ns))
+    images, labels = CIFAR10(root=str(tmp_path), cache=str(tmp_path / "cache")).load(train=True)
+    assert images[:, 0, 5, 7].tolist() == [label + 100 * image for label in range(10) for image in range(2)]
+    assert labels.tolist() == [label for label in range(10) for _ in range(2)]
+    with pytest.raises(ConfigurationError, match="unreadable"):
+        CIFAR10(root=str(tmp_path), cache=None).load(train=True)
+
+
+def test_prepare_data_leaves_nothing_to_do(tmp_path: Path) -> None:
+    """Not even where nothing is cached: what it decoded is not decoded again."""
+    write_folder(tmp_path, 10)
+    (tmp_path / "cache").write_text("in the way")
+    data = CIFAR10(root=str(tmp_path), cache=str(tmp_path / "cache"))
+    with pytest.warns(UserWarning, match="expected to keep decoded images"):
+        data.prepare_data()
+    shutil.rmtree(tmp_path / "train")
+    data.setup("fit")
+    assert sum(data.sizes.tolist()) == 20
+
+
+def test_refuses_deep_images(tmp_path: Path) -> None:
+    """16 bits would be clipped to 255."""
+    write_folder(tmp_path, 10, (28, 28), "L")
+    deep = tmp_path / "train" / "class000" / "0.png"
+    Image.fromarray(np.full((28, 28), 40_000, dtype=np.uint16)).save(deep)
+    with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got mode I;16 in {deep}"):
         MNIST(root=str(tmp_path)).load(train=True)
 
 
@@ -219,10 +279,10 @@ def test_digits() -> None:
 def test_real_mnist() -> None:
     """The well-known constants are those of the training set."""
     data = MNIST(root=str(REAL), num_clients=100, proxy_per_class=20)
-    images, labels = data._ensure().train.tensors
+    images, labels = data._loaded.train.tensors
     assert images.shape == (60000, 1, 28, 28)
     assert torch.bincount(labels)[:3].tolist() == [5923, 6742, 5958]
-    assert len(data._ensure().evaluation) == 9800
+    assert len(data._loaded.evaluation) == 9800
     values = torch.arange(256) / 255
     share = torch.bincount(images.flatten()) / images.numel()
     mean = (share * values).sum()

@@ -1,0 +1,73 @@
+"""What data cost: loading for the first and the second time, memory, and what becomes of bytes on their way to a model.
+
+For each data set: seconds from nothing to partitioned clients, decoding into an empty cache and then reading it (the
+files' own format is read either way where there is nothing to decode); bytes in memory; images per second through
+normalisation alone and through AutoAugment and normalisation, in batches of 64 and 128, on the CPU. Medians.
+
+    python benchmarks/data.py MNIST=DIR CIFAR10=DIR
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from fl_lightning import datamodules
+from fl_lightning.data import TrainingBatch
+from fl_lightning.datamodules import AutoAugment
+from fl_lightning.datamodules.published import PublishedImages
+
+BATCHES = 30
+
+
+def seconds(run: Callable[[], object], times: int = 1) -> float:
+    taken = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def images_per_second(data: PublishedImages, batch_size: int) -> float:
+    images, labels = (tensor[:batch_size] for tensor in data._loaded.train.tensors)
+    data.on_after_batch_transfer(TrainingBatch([images, labels]), 0)  # caches its constants
+    return batch_size / seconds(lambda: data.on_after_batch_transfer(TrainingBatch([images, labels]), 0), BATCHES)
+
+
+def measure(name: str, root: str) -> str:
+    """A row of the table."""
+    make: type[PublishedImages] = getattr(datamodules, name)
+
+    def load(cache: str) -> PublishedImages:
+        data = make(root=root, cache=cache, num_clients=100)
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    with tempfile.TemporaryDirectory() as cache:
+        first = seconds(lambda: load(cache))
+        second = seconds(lambda: load(cache), 5)
+        data = load(cache)
+        tensors = [*data._loaded.train.tensors, *data._loaded.evaluation.tensors]
+        size = sum(tensor.nbytes for tensor in tensors) / 2**20
+        plain = [images_per_second(data, size) for size in (64, 128)]
+        data.augment = [AutoAugment()]
+        augmented = [images_per_second(data, size) for size in (64, 128)]
+    rates = " | ".join(f"{rate:,.0f}" for rate in (*plain, *augmented))
+    return f"| {name} | {first:.2f} s | {second:.2f} s | {size:.0f} MiB | {rates} |"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| | first run | later runs | in memory | plain, 64 | plain, 128 | AutoAugment, 64 | AutoAugment, 128 |")
+    print("|---|---|---|---|---|---|---|---|")
+    for argument in sys.argv[1:]:
+        print(measure(*argument.split("=", 1)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

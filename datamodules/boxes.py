@@ -1,0 +1,160 @@
+"""BoxFolder: images with boxes, in the text layout of YOLO."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fl_lightning.datamodules.folder import SUFFIXES
+from fl_lightning.datamodules.images import ImageData
+from fl_lightning.errors import ConfigurationError
+
+GREY = 114  # of the borders, as YOLOv8 was published
+PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # no box
+
+
+class BoxFolder(ImageData):
+    """Images ``<root>/images/{train,test}/*`` (png, jpg) with ``<root>/labels/{train,test}/<name>.txt``.
+
+    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's. No
+    file or an empty one: no objects. Images are turned as their EXIF data say, scaled to fit a square and centred on
+    grey; boxes are cut off at the image's edges.
+
+    Batches are ``[images (B, 3, S, S) in [0, 1], targets (B, M, 5)]``, rows of targets: class, x1, y1, x2, y2 in pixels
+    of the square, class -1 where there are fewer than M objects. A partition by label takes an image for the class of
+    its first object, 0 if there is none.
+
+    Args:
+        root: the folder that holds ``images`` and ``labels``.
+        num_classes: C; classes are numbered from 0.
+        image_size: S, the side of the square in pixels.
+        eval_batch_size: examples per batch of the test set.
+        images: ``num_clients``, ``partition`` and all else that :class:`ImageData` takes but what knows no boxes:
+            ``augment``, ``corruption`` and ``normalize``.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
+            decoded, or a line is not as it must be.
+    """
+
+    mean = (0.0, 0.0, 0.0)  # of three channels, which stay in [0, 1]
+
+    def __init__(
+        self,
+        root: str = "data",
+        num_classes: int = 1,
+        image_size: int = 640,
+        eval_batch_size: int = 32,
+        **images: Any,
+    ) -> None:
+        super().__init__(normalize=False, augment=None, corruption=None, eval_batch_size=eval_batch_size, **images)
+        if min(num_classes, image_size) < 1:
+            raise ConfigurationError(
+                f"num_classes and image_size must be at least 1, got {num_classes} and {image_size}"
+            )
+        self.root, self.num_classes, self.image_size = root, num_classes, image_size
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """The training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
+        root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
+        folder = root / "images" / split
+        files = sorted(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES)
+        if not files or not (root / "labels" / split).is_dir():
+            raise ConfigurationError(
+                f"expected png or jpg images in {folder} and a folder {root / 'labels' / split}, got "
+                f"{len(files)} images{' and no such folder' if files else ''}: point root to the data"
+            )
+        pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
+        boxes = []
+        for row, path in zip(pixels, files, strict=True):
+            square, place = letterbox(path, self.image_size)
+            row[:] = np.asarray(square).transpose(2, 0, 1)
+            boxes.append(read_boxes(root / "labels" / split / f"{path.stem}.txt", self.num_classes, place))
+        return torch.from_numpy(pixels), _padded(boxes)
+
+    def labels(self, targets: Tensor) -> Tensor:
+        """(n,) class of each image's first object, 0 if there is none."""
+        return targets[:, 0, 0].clamp(min=0).long()
+
+
+def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
+    """An image file scaled, with its proportions kept, and centred on a grey square.
+
+    Args:
+        path: a png or jpg file.
+        size: of the square's sides in pixels.
+
+    Returns:
+        The square, and the image's place on it: left, top, width, height.
+
+    Raises:
+        ConfigurationError: the file cannot be decoded.
+    """
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            scaled = ImageOps.contain(
+                ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR
+            )
+    except OSError:  # also PIL's own errors
+        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
+    left, top = (size - scaled.width) // 2, (size - scaled.height) // 2
+    square = Image.new("RGB", (size, size), (GREY, GREY, GREY))
+    square.paste(scaled, (left, top))
+    return square, (left, top, scaled.width, scaled.height)
+
+
+def read_boxes(path: Path, num_classes: int, place: tuple[int, int, int, int]) -> list[tuple[float, ...]]:
+    """The objects of one image.
+
+    Args:
+        path: a text file, lines ``class cx cy w h``; there need not be one.
+        num_classes: C.
+        place: left, top, width and height in pixels of where the image came to lie.
+
+    Returns:
+        (class, x1, y1, x2, y2) in pixels for each.
+
+    Raises:
+        ConfigurationError: a line is something else, or outside the image, or of no such class.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(f"expected a text file of boxes, got unreadable {path}: replace the file") from None
+    return [
+        _box(line, f"line {number} of {path}", num_classes, place)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, int]) -> tuple[float, ...]:
+    try:
+        label, x, y, width, height = map(float, line.split())
+    except ValueError:  # not a number, or not five of them
+        raise ConfigurationError(
+            f"expected five numbers, class, centre x and y, width and height, in {where}, got {line.strip()[:60]!r}: "
+            "correct it"
+        ) from None
+    if not (label.is_integer() and 0 <= label < num_classes):
+        raise ConfigurationError(
+            f"expected a class from 0 to {num_classes - 1} in {where}, got {label:g}: correct it or set num_classes"
+        )
+    if not all(0 <= value <= 1 for value in (x, y, width, height)) or not width * height > 0:
+        raise ConfigurationError(
+            f"expected centre and size as shares of the image's, in [0, 1], the size above 0, in {where}, got "
+            f"{x:g} {y:g} {width:g} {height:g}: divide pixels by the image's size"
+        )
+    left, top, across, down = place
+    cut = [min(max(edge, 0.0), 1.0) for edge in (x - width / 2, y - height / 2, x + width / 2, y + height / 2)]
+    return (label, left + cut[0] * across, top + cut[1] * down, left + cut[2] * across, top + cut[3] * down)
+
+
+def _padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
+    """(n, M, 5) of n lists of at most M boxes, M at least 1."""
+    longest = max(1, *map(len, boxes))
+    return torch.tensor([[*rows, *[PADDING] * (longest - len(rows))] for rows in boxes], dtype=torch.float32)

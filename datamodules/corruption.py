@@ -1,0 +1,95 @@
+"""Wrong labels in some clients' training data."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError
+
+Ints = NDArray[np.int64]
+
+
+class Corruption:
+    """Changes labels of the training set, knowing whose they are. A subclass implements :meth:`corrupt`."""
+
+    def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
+        """The labels to train on.
+
+        Args:
+            labels: (n,) int64 true classes, left as they are.
+            parts: each client's rows of ``labels``, as :meth:`Partition.split` gives them.
+            num_classes: C; labels are from 0 to C - 1.
+            generator: where all randomness comes from.
+
+        Returns:
+            (n,) int64 classes from 0 to C - 1, a new tensor.
+        """
+        raise ConfigurationError(f"{type(self).__name__} must define corrupt(labels, parts, num_classes, generator)")
+
+
+class LabelSwap(Corruption):
+    """Some clients have two classes swapped: each example of the one is labelled as the other (FedLAW, Table 8).
+
+    The paper does not say which two classes, nor which clients. Here the clients are drawn among those with data, and
+    every one of them draws its own pair among the classes it holds; one that holds a single class swaps it with any
+    other. A given ``pair`` is swapped in every corrupted client, and changes nothing in one that holds neither.
+
+    Args:
+        share: of all clients, in [0, 1], that are corrupted; rounded to whole clients, and to all with data at most.
+        pair: the two classes; drawn for each client by default.
+
+    Raises:
+        ConfigurationError: ``share`` is out of range or ``pair`` is not two different classes; in :meth:`corrupt`, it
+            names a class that there is not, or there are fewer than two.
+    """
+
+    def __init__(self, share: float, pair: tuple[int, int] | None = None) -> None:
+        if not 0 <= share <= 1:  # also refuses nan
+            raise ConfigurationError(f"expected share in [0, 1], the corrupted clients, got {share}: use 0.5 for half")
+        if pair is not None and (len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0):
+            raise ConfigurationError(f"expected pair to be two different classes >= 0, got {pair}: use (0, 1) or such")
+        self.share = share
+        self.pair = pair
+
+    def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
+        """The labels to train on: see :class:`Corruption`."""
+        if num_classes < 2 or (self.pair and max(self.pair) >= num_classes):
+            raise ConfigurationError(
+                f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose others or add classes"
+            )
+        sizes = np.array([len(part) for part in parts])
+        with_data = np.flatnonzero(sizes)
+        count = min(round(self.share * len(parts)), len(with_data))
+        corrupted = np.zeros(len(parts), dtype=np.bool_)
+        corrupted[generator.choice(with_data, count, replace=False)] = True
+
+        result = labels.clone()
+        if not count:
+            return result
+        rows = torch.cat([part for part, chosen in zip(parts, corrupted, strict=True) if chosen])
+        clients = np.repeat(np.arange(count), sizes[corrupted])
+        held = labels[rows].numpy()
+        pairs = np.tile(self.pair, (count, 1)) if self.pair else _draw_pairs(clients, held, num_classes, generator)
+        first, second = pairs[clients].T
+        swapped = np.where(held == first, second, np.where(held == second, first, held))
+        result[rows] = torch.from_numpy(swapped)
+        return result
+
+
+def _draw_pairs(clients: Ints, held: Ints, num_classes: int, generator: np.random.Generator) -> Ints:
+    """(K, 2) two different classes for each of the clients 0 to K - 1: of those that it holds, where it holds two.
+
+    Args:
+        clients: (m,) whose each example is; every client has one.
+        held: (m,) class of each example.
+        num_classes: C.
+        generator: where all randomness comes from.
+    """
+    holdings = generator.permutation(np.unique(clients * num_classes + held))
+    holdings = holdings[np.argsort(holdings // num_classes, kind="stable")]  # each client's classes in random order
+    owners, starts, counts = np.unique(holdings // num_classes, return_index=True, return_counts=True)
+    first = holdings[starts] % num_classes
+    another = (first + generator.integers(1, num_classes, len(owners))) % num_classes
+    following = holdings[np.minimum(starts + 1, len(holdings) - 1)] % num_classes
+    return np.stack([first, np.where(counts > 1, following, another)], axis=1)

@@ -1,0 +1,95 @@
+"""EMNIST, and QMNIST with its writers."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+from torchvision import datasets  # type: ignore[import-untyped]  # it ships no types
+
+from fl_lightning.datamodules.vision import VisionData
+from fl_lightning.errors import check_choice
+
+SPLITS = {  # classes, training images, test images
+    "balanced": (47, 112_800, 18_800),
+    "byclass": (62, 697_932, 116_323),
+    "bymerge": (47, 697_932, 116_323),
+    "digits": (10, 240_000, 40_000),
+    "letters": (26, 124_800, 20_800),
+    "mnist": (10, 60_000, 10_000),
+}
+
+
+class EMNIST(VisionData):
+    """Handwritten digits and letters (Cohen et al., 2017): grey images of 28x28.
+
+    Classes are in torchvision's order: digits, capital letters, small letters, less those that a split merges or
+    leaves out; in "letters" A is 0 (1 in the files). Images are upright (mirrored along the diagonal in the files). The
+    constants of normalisation are those of "byclass", whose neighbours differ by less than 0.002.
+
+    The files do not say who wrote what, so that there is no FEMNIST (Caldas et al., 2018) to be had from them: for
+    clients that are writers see :class:`QMNIST`.
+
+    Args:
+        split: "balanced" (47 classes, 112,800 + 18,800 images), "byclass" (62; 697,932 + 116,323), "bymerge" (47; as
+            many), "digits" (10; 240,000 + 40,000), "letters" (26; 124,800 + 20,800) or "mnist" (10; 60,000 + 10,000).
+        published: ``root``, ``download``, ``cache`` and all else that :class:`PublishedImages` takes.
+
+    Raises:
+        ConfigurationError: as for :class:`PublishedImages`, or there is no such split.
+    """
+
+    name = "EMNIST"
+    source = datasets.EMNIST
+    folder = "EMNIST/raw"
+    image_size = (28, 28)
+    mean = (0.1736,)
+    std = (0.3317,)
+
+    def __init__(
+        self,
+        split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced",
+        **published: Any,
+    ) -> None:
+        super().__init__(**published)
+        check_choice("split", split, *SPLITS)
+        self.split = split
+        self.num_classes, *sizes = SPLITS[split]
+        self.published = (sizes[0], sizes[1])
+
+    def open(self, root: Path, train: bool, download: bool = False) -> Any:
+        """Torchvision's data set, whose one archive holds all splits."""
+        return self.source(root, split=self.split, train=train, download=download)
+
+    def read(self, train: bool) -> tuple[Tensor, Tensor]:
+        """From torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
+        images, labels = super().read(train)
+        return images.transpose(2, 3).contiguous(), labels - int(self.split == "letters")
+
+
+class QMNIST(VisionData):
+    """MNIST's digits with their writers (Yadav and Bottou, 2019): 60,000 + 60,000 grey images of 28x28.
+
+    With ``partition: Natural`` every client is a writer (or several, with fewer clients than writers): the data set of
+    torchvision's that comes closest to FEMNIST, which it does not have. Training and test writers are different people.
+    As an image folder it has no writers. Arguments: see PublishedImages.
+    """
+
+    name = "QMNIST"
+    source = datasets.QMNIST
+    folder = "QMNIST/raw"
+    published = (60_000, 60_000)
+    image_size = (28, 28)
+    num_classes = 10
+    mean = (0.1307,)
+    std = (0.3081,)
+
+    def read(self, train: bool) -> tuple[Tensor, Tensor]:
+        """From torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
+        images, targets = super().read(train)
+        return images, targets[:, 0]
+
+    def groups(self) -> Tensor | None:
+        """(n,) NIST's number of each training image's writer, the third column of the extended labels."""
+        if self.image_folder() is not None:
+            return None
+        return super().read(train=True)[1][:, 2]

@@ -1,0 +1,112 @@
+"""ImageFolder: your own images, by class."""
+
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.datamodules.cache import CACHE
+from fl_lightning.datamodules.folder import MODES, class_names, find_image_folder, list_images, read_images
+from fl_lightning.datamodules.images import ImageData
+from fl_lightning.errors import ConfigurationError
+
+
+class ImageFolder(ImageData):
+    """Images in ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, png or jpg.
+
+    Classes are counted on loading and numbered in sorted order; train and test name them alike. Images of another size
+    are scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
+
+    Args:
+        root: the folder; of ``test`` and ``val``, the first that is there is the test set.
+        image_size: height and width in pixels, or one number for both.
+        channels: 3, where grey images become colour, or 1, where colour images become grey.
+        mean: of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
+        std: likewise, above 0.
+        cache: folder that keeps decoded images for the next run; null for none. ``~/.cache`` stands for
+            ``$XDG_CACHE_HOME`` where that is set.
+        images: ``num_clients``, ``partition``, ``augment`` and all else that :class:`ImageData` takes.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, the data are not there or not as expected.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        image_size: int | tuple[int, int],
+        channels: Literal[1, 3] = 3,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        cache: str | None = CACHE,
+        **images: Any,
+    ) -> None:
+        super().__init__(**images)
+        size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+        if len(size) != 2 or min(size) < 1:
+            raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
+        if channels not in MODES:
+            raise ConfigurationError(f"expected channels to be 1 (grey) or 3 (colour), got {channels}")
+        if mean is not None or std is not None:
+            self.mean, self.std = check_constants(mean, std, channels)
+        self.root = root
+        self.shape = (channels, size[0], size[1])
+        self.measured = mean is None
+        self.cache = cache
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]  # read only: the folders decide
+        """C, the class folders of the training set."""
+        return len(class_names(self._folder()[0] / "train"))
+
+    def prepare_data(self) -> None:
+        """Decode, so that other processes find the images in the cache."""
+        if self.cache is not None:
+            self.setup("fit")
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """The training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
+        folder, test = self._folder()
+        files = list_images(folder, "train" if train else test, test)
+        images, labels = read_images(files, self.shape, self.cache, resize=True)
+        if train and self.measured:
+            self.mean, self.std = measure(images)
+        return images, labels
+
+    def _folder(self) -> tuple[Path, str]:
+        root = Path(self.root).expanduser().absolute()
+        if (found := find_image_folder(root, [], tests=("test", "val"))) is None:
+            raise ConfigurationError(
+                f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got none: "
+                "point root to it (--data.root DIR)"
+            )
+        return found
+
+
+def check_constants(
+    mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, if they are there and can be."""
+    if mean is not None and std is not None and len(mean) == len(std) == channels:
+        finite = all(map(math.isfinite, mean))
+        if finite and all(0 < value < math.inf for value in std):
+            return tuple(mean), tuple(std)
+    raise ConfigurationError(
+        f"expected mean and std > 0 of each of {channels} channels, or neither, got {mean} and {std}: give both"
+    )
+
+
+def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation over all pixels of each channel, of uint8 images (n, C, H, W) scaled to [0, 1].
+
+    Exact: from the counts of the 256 values. A channel that never changes has the standard deviation 1.
+    """
+    values, constants = torch.arange(256, dtype=torch.float64) / 255, []
+    for channel in images.unbind(1):
+        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = share @ values
+        constants.append((mean.item(), (share @ (values - mean) ** 2).sqrt().item() or 1.0))
+    means, stds = zip(*constants, strict=True)
+    return means, stds

@@ -1,0 +1,235 @@
+"""LabelledData: labelled examples in memory, partitioned over clients, with a proxy set for the server."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.datamodules.corruption import Corruption
+from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
+from fl_lightning.datamodules.partition import IID, Partition
+from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
+from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.seeding import numpy_generator
+
+
+class LabelledData(FederatedDataModule):
+    """Labelled examples, kept in memory. A subclass gives ``num_classes`` and :meth:`load`.
+
+    Batches are ``[inputs (B, ...), targets (B, ...)]``. Validation and test are both the test set, less the proxy set:
+    the federated learning papers evaluate on it every round and hold nothing out. ``held_out`` concerns the clients'
+    parts of the training set.
+
+    The training set passes, in this order, through: the proxy set's draw (``proxy_source="train"``), the long tail, the
+    partition, the corruption, what clients hold out.
+
+    Args:
+        num_clients: N, at least 1.
+        partition: how the training set is dealt to the clients; equal random parts by default.
+        corruption: what is done to the clients' training labels; nothing by default.
+        long_tail: ratio ρ >= 1 of the largest class of the training set to the smallest: classes are thinned out along
+            n_max ρ^(-c / (C - 1)); 1 leaves them as they are (FedLAW, Table 7: 5).
+        held_out: share of each client's part, in [0, 1), that it keeps back from training to be evaluated on, drawn by
+            the seed and rounded to whole examples; at least one example stays in training.
+        proxy_per_class: examples of each class that move to the server's proxy set; 0 for no such set.
+        proxy_source: "test" or "train": where they are taken from.
+        proxy_long_tail: ratio ρ >= 1 as for ``long_tail``, of the proxy set's classes (FedLAW, Table 6: 10); class 0
+            has ``proxy_per_class`` examples.
+        proxy_balanced: draw the proxy set's batches with replacement, all classes alike.
+        proxy_batch_size: examples per batch of the proxy set.
+        eval_batch_size: examples per batch of the test set.
+        federation: ``batch_size``, ``participation``, ``seed`` and all else that :class:`FederatedDataModule` takes.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, there are too few examples for the proxy set
+            or the partition is impossible.
+    """
+
+    num_classes: int
+
+    def __init__(
+        self,
+        num_clients: int = 20,
+        partition: Partition | None = None,
+        corruption: Corruption | None = None,
+        long_tail: float = 1.0,
+        held_out: float = 0.0,
+        proxy_per_class: int = 0,
+        proxy_source: Literal["test", "train"] = "test",
+        proxy_long_tail: float = 1.0,
+        proxy_balanced: bool = False,
+        proxy_batch_size: int = 128,
+        eval_batch_size: int = 1000,
+        **federation: Any,
+    ) -> None:
+        super().__init__(**federation)
+        if min(num_clients, proxy_batch_size, eval_batch_size) < 1 or proxy_per_class < 0:
+            raise ConfigurationError(
+                "expected num_clients, proxy_batch_size and eval_batch_size >= 1 and proxy_per_class >= 0, got "
+                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: raise them"
+            )
+        if not 0 <= held_out < 1:
+            raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {held_out}")
+        if not (1 <= long_tail < math.inf and 1 <= proxy_long_tail < math.inf):  # also refuses nan
+            raise ConfigurationError(
+                "long_tail and proxy_long_tail must be at least 1, the ratio of the largest class to the smallest, got "
+                f"{long_tail} and {proxy_long_tail}"
+            )
+        check_choice("proxy_source", proxy_source, "test", "train")
+        self.num_clients = num_clients
+        self.partition = partition or IID()
+        self.corruption = corruption
+        self.long_tail = long_tail
+        self.held_out = held_out
+        self.proxy_per_class = proxy_per_class
+        self.proxy_source = proxy_source
+        self.proxy_long_tail = proxy_long_tail
+        self.proxy_balanced = proxy_balanced
+        self.proxy_batch_size = proxy_batch_size
+        self.eval_batch_size = eval_batch_size
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """The training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
+        raise ConfigurationError(f"{type(self).__name__} must define load(train)")
+
+    def labels(self, targets: Tensor) -> Tensor:
+        """(n,) int64 class of each example, below ``num_classes``: here the targets themselves."""
+        return targets
+
+    def groups(self) -> Tensor | None:
+        """(n,) who made each training example, numbered, for partitions that keep them together; None if unknown."""
+        return None
+
+    def setup(self, stage: str) -> None:
+        """Load and partition, unless that has been done."""
+        self._loaded  # noqa: B018  # loads
+
+    def client_dataset(self, client: int) -> Subset[tuple[Tensor, ...]]:
+        """The client's part of the training set."""
+        return Subset(self._loaded.train, self._loaded.parts[client])  # type: ignore[arg-type]  # a tensor is a sequence
+
+    def client_num_samples(self, client: int) -> int:
+        """n_k, the client's number of training examples."""
+        return len(self._loaded.parts[client])
+
+    def class_counts(self) -> Tensor:
+        """(N, C) training examples of each class that each client holds, as corrupted, without what it holds out."""
+        parts, labels = self._loaded.parts, self.labels(self._loaded.train.tensors[1])
+        owners = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        cells = owners * self.num_classes + labels[torch.cat(parts)]
+        return torch.bincount(cells, minlength=len(parts) * self.num_classes).view(len(parts), self.num_classes)
+
+    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+        """What the client keeps back from training, ``eval_batch_size`` examples a batch, in order."""
+        for rows in torch.split(self._loaded.held_out[client], self.eval_batch_size):
+            if len(rows):  # split makes one empty batch of nothing
+                yield [tensor[rows] for tensor in self._loaded.train.tensors]
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """The test set less the proxy set, in order: what the papers evaluate on every round."""
+        dataset = self._loaded.evaluation
+        batches = [slice(i, i + self.eval_batch_size) for i in range(0, len(dataset), self.eval_batch_size)]
+        # Each batch is one slice of a tensor. A DataLoader draws a seed for its workers from the global generator
+        # unless it has its own: training must not depend on how often it is evaluated.
+        return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """The same as :meth:`val_dataloader`."""
+        return self.val_dataloader()
+
+    def proxy_dataloader(self) -> DataLoader[Any] | None:
+        """The proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
+        dataset = self._loaded.proxy
+        if not len(dataset):
+            return None
+        labels = self.labels(dataset.tensors[1])
+        batches = (Balanced if self.proxy_balanced else Shuffled)(labels, self.proxy_batch_size)
+        return DataLoader(dataset, batch_size=None, sampler=batches)
+
+    @cached_property
+    def _loaded(self) -> "_Loaded":
+        train, test = (self._checked(*self.load(train)) for train in (True, False))
+        free = {
+            "train": torch.ones(len(train[0]), dtype=torch.bool),
+            "test": torch.ones(len(test[0]), dtype=torch.bool),
+        }
+        source = train if self.proxy_source == "train" else test
+        in_proxy = self._draw_proxy(self.labels(source[1]))
+        free[self.proxy_source] &= ~in_proxy
+        parts = self._deal(self.labels(train[1]), free["train"].nonzero().flatten())
+        if self.corruption is not None:
+            generator = numpy_generator(self.seed, "corruption")
+            train = (train[0], self.corruption.corrupt(train[1], parts, self.num_classes, generator))
+        parts, held_out = self._hold_out(parts)
+        return _Loaded(
+            train=TensorDataset(*train),
+            parts=parts,
+            held_out=held_out,
+            evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
+            proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
+        )
+
+    def _deal(self, labels: Tensor, rows: Tensor) -> list[Tensor]:
+        """Each client's rows, among those of the training set that may be dealt."""
+        if self.long_tail > 1:
+            rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
+        by = labels if self.partition.by == "labels" else self.groups()
+        if by is None:
+            raise ConfigurationError(
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows none: choose "
+                "another partition, or define groups()"
+            )
+        parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
+        return [rows[part] for part in parts]
+
+    def _draw_proxy(self, labels: Tensor) -> Tensor:
+        """(n,) bool: which of the proxy source's examples are in the proxy set."""
+        generator = numpy_generator(self.seed, "proxy")
+        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
+        return draw_proxy(labels, sizes.tolist(), generator)
+
+    def _hold_out(self, parts: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Each client's rows to train on, and those that it keeps back."""
+        if not self.held_out:
+            return parts, [torch.empty(0, dtype=torch.int64)] * len(parts)
+        masks = [self._draw_held_out(client, len(part)) for client, part in enumerate(parts)]
+        split = [(part[~mask], part[mask]) for part, mask in zip(parts, masks, strict=True)]
+        return [kept for kept, _ in split], [back for _, back in split]
+
+    def _draw_held_out(self, client: int, num_samples: int) -> Tensor:
+        """(num_samples,) bool: which of a client's examples it keeps back from training."""
+        mask = torch.zeros(num_samples, dtype=torch.bool)
+        if (count := min(round(self.held_out * num_samples), num_samples - 1)) > 0:
+            drawn = numpy_generator(self.seed, "held out", client).choice(num_samples, count, replace=False)
+            mask[torch.from_numpy(drawn)] = True
+        return mask
+
+    def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What :meth:`load` gave, if it is what it must be."""
+        labels = self.labels(targets)
+        if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1] or not len(inputs):
+            raise ConfigurationError(
+                f"expected {type(self).__name__}.load to give int64 labels ({len(inputs)},), one per example, got "
+                f"{labels.dtype} {tuple(labels.shape)}: convert them"
+            )
+        if labels.min() < 0 or labels.max() >= self.num_classes:
+            raise ConfigurationError(
+                f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
+                f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber them"
+            )
+        return inputs, targets
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    train: TensorDataset
+    parts: list[Tensor]  # each client's rows of train
+    held_out: list[Tensor]  # those that it keeps back
+    evaluation: TensorDataset
+    proxy: TensorDataset  # may be empty

@@ -1,0 +1,46 @@
+"""A long-tailed data set out of a balanced one."""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError
+
+
+def tail_sizes(largest: int, num_classes: int, ratio: float) -> NDArray[np.int64]:
+    """(C,) sizes largest · ratio^(-c / (C - 1)) of the classes c = 0 … C - 1, to the nearest whole number."""
+    exponents = np.arange(num_classes) / max(num_classes - 1, 1)
+    return np.rint(largest * ratio**-exponents).astype(np.int64)
+
+
+def long_tail(labels: Tensor, ratio: float, generator: np.random.Generator) -> Tensor:
+    """Rows to keep, so that class sizes fall geometrically from the first class to the last (FedLAW, Tables 6 and 7).
+
+    The classes, in the order of their numbers, keep :func:`tail_sizes` of the largest class' size, drawn at random, and
+    never more than they have. So the first class of balanced data keeps ``ratio`` times as many as the last. The paper
+    does not define its ρ: that it is this quotient, and that sizes fall geometrically, is assumed.
+
+    Args:
+        labels: (n,) integer class of every example; classes that do not occur do not count.
+        ratio: ρ, largest over smallest class, in [1, inf).
+        generator: where all randomness comes from.
+
+    Returns:
+        Ascending int64 rows of ``labels``.
+
+    Raises:
+        ConfigurationError: ``ratio`` is outside its range.
+    """
+    if not 1 <= ratio < math.inf:  # also refuses nan
+        raise ConfigurationError(
+            f"expected ratio >= 1, the largest class over the smallest, got {ratio}: use 1 to keep balanced data as is"
+        )
+    _, classes, sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
+    quota = tail_sizes(sizes.max(initial=0), len(sizes), ratio)
+    order = generator.permutation(len(classes))
+    order = order[np.argsort(classes[order], kind="stable")]
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the class
+    return torch.from_numpy(np.sort(order[rank < quota[classes[order]]]))

@@ -1,0 +1,60 @@
+"""The server's proxy set: which examples are in it, and the order they come in."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError
+
+
+def draw_proxy(labels: Tensor, sizes: Sequence[int], generator: np.random.Generator) -> Tensor:
+    """Draw so many examples of each class.
+
+    Args:
+        labels: (n,) class of every example that may be drawn.
+        sizes: (C,) how many of each class; all zero for none.
+        generator: where all randomness comes from.
+
+    Returns:
+        (n,) bool: which are drawn.
+
+    Raises:
+        ConfigurationError: a class would have no example left.
+    """
+    drawn = torch.zeros(len(labels), dtype=torch.bool)
+    for label, size in enumerate(sizes) if any(sizes) else ():
+        examples = (labels == label).nonzero().flatten()
+        if size >= len(examples):
+            raise ConfigurationError(
+                f"expected proxy_per_class below {len(examples)}, the images of class {label} there are, so that some "
+                f"are left, got {size}: lower it"
+            )
+        drawn[examples[torch.from_numpy(generator.choice(len(examples), size, replace=False))]] = True
+    return drawn
+
+
+class Shuffled:
+    """Batches of row numbers in a new order each time, from torch's global generator."""
+
+    def __init__(self, labels: Tensor, batch_size: int) -> None:
+        self.labels, self.batch_size = labels, batch_size
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.split(self.rows(), self.batch_size))
+
+    def rows(self) -> Tensor:
+        """(n,) row numbers of one pass."""
+        return torch.randperm(len(self.labels))
+
+
+class Balanced(Shuffled):
+    """As many row numbers, drawn with replacement: every class that occurs is as likely as any other."""
+
+    def rows(self) -> Tensor:
+        """(n,) row numbers of one pass."""
+        return torch.multinomial(1 / self.labels.bincount()[self.labels], len(self.labels), replacement=True)

@@ -1,0 +1,170 @@
+"""Tensors: your own arrays."""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.datamodules.augmentation import Augmentation
+from fl_lightning.datamodules.image_folder import check_constants
+from fl_lightning.datamodules.images import ImageData
+from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.errors import ConfigurationError
+
+NAMES = ("train_x", "train_y", "test_x", "test_y")
+GROUPS = "train_groups"
+
+
+class Tensors(ImageData):
+    """Labelled arrays, given from Python or in an npz file.
+
+    Inputs are floats (n, ...), taken as they are in the default type, or uint8 images (n, C, H, W), which become floats
+    in [0, 1] on the device and are normalised only if ``mean`` and ``std`` are given. Labels are integers (n,) from 0.
+
+    Args:
+        path: npz file with the arrays ``train_x``, ``train_y``, ``test_x``, ``test_y`` and perhaps ``train_groups``;
+            or else:
+        train: inputs and labels, tensors or arrays.
+        test: likewise.
+        groups: (n,) who made each training example, integers or strings; for ``partition: Natural``.
+        num_classes: C; by default, 1 + the largest label.
+        mean: of each channel of images in [0, 1]; for images only.
+        std: likewise, above 0.
+        augment: as for :class:`ImageData`; for images only.
+        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and all else that :class:`LabelledData` takes.
+
+    Raises:
+        ConfigurationError: both or none of path and arrays are given; on loading, arrays are missing, of another type
+            or shape, or not finite.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        train: Sequence[Any] | None = None,
+        test: Sequence[Any] | None = None,
+        groups: Any = None,
+        num_classes: int | None = None,
+        mean: tuple[float, ...] | None = None,
+        std: tuple[float, ...] | None = None,
+        augment: Sequence[Augmentation] | Augmentation | None = None,
+        **labelled: Any,
+    ) -> None:
+        super().__init__(normalize=mean is not None, augment=augment, **labelled)
+        pairs = [pair for pair in (train, test) if pair is not None]
+        if len(pairs) != (0 if path else 2) or any(len(pair) != 2 for pair in pairs) or (path and groups is not None):
+            raise ConfigurationError(
+                "expected path (--data.path FILE.npz) or else train=(inputs, labels) and test=(inputs, labels), got "
+                f"path={path!r} and {len(pairs)} of the two: give one or the other"
+            )
+        if num_classes is not None and num_classes < 1:
+            raise ConfigurationError(f"expected num_classes >= 1, or null to count them, got {num_classes}")
+        if mean is not None or std is not None:
+            self.mean, self.std = check_constants(mean, std, len(mean or std or ()))
+        self.path = path
+        self._given = dict(zip((*NAMES, GROUPS), (*train, *test, groups), strict=True)) if train and test else None
+        self._num_classes = num_classes
+        self._shape: torch.Size | None = None  # of one training input, once loaded
+
+    @cached_property
+    def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
+        """C, as given or as counted."""
+        return self._num_classes or 1 + max(int(self._labels(name).max()) for name in ("train_y", "test_y"))
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """The training or the test set: uint8 images or floats (n, ...), and int64 labels (n,)."""
+        split = "train" if train else "test"
+        inputs, labels = self._inputs(f"{split}_x"), self._labels(f"{split}_y")
+        if train:
+            self._shape = inputs.shape[1:]
+        elif self._shape not in (None, inputs.shape[1:]):
+            raise ConfigurationError(
+                f"expected test inputs like the training inputs, {tuple(self._shape or ())} each, got "
+                f"{tuple(inputs.shape[1:])}: make them alike"
+            )
+        return inputs, labels
+
+    def groups(self) -> Tensor | None:
+        """(n,) numbered groups of the training examples, if they were given."""
+        names = self._array(GROUPS)
+        if names is None:
+            return None
+        examples, found = len(self._labels("train_y")), np.asarray(names)
+        if found.shape != (examples,) or found.dtype.kind not in "iuSU":
+            raise ConfigurationError(
+                f"expected groups to be integers or strings ({examples},), one per training example, got {found.dtype} "
+                f"{found.shape}: convert them"
+            )
+        return torch.from_numpy(np.unique(found, return_inverse=True)[1])
+
+    def _inputs(self, name: str) -> Tensor:
+        inputs = self._tensor(name)
+        if inputs.dtype == torch.uint8 and inputs.ndim == 4:
+            return inputs
+        if not inputs.is_floating_point() or inputs.ndim < 2:
+            raise ConfigurationError(
+                f"expected {name} to be floats (n, ...) or uint8 images (n, C, H, W), got {inputs.dtype} "
+                f"{tuple(inputs.shape)}: convert them"
+            )
+        if self.augment or self.normalize:
+            raise ConfigurationError(
+                f"expected uint8 images (n, C, H, W) for mean, std and augment, got {inputs.dtype} in {name}: leave "
+                "them out, or give images as bytes"
+            )
+        if not inputs.isfinite().all():
+            rows = int((~inputs.flatten(1).isfinite().all(1)).sum())
+            raise ConfigurationError(f"expected {name} to be finite, got nan or inf in {rows} rows: leave them out")
+        return inputs.to(torch.get_default_dtype())
+
+    def _labels(self, name: str) -> Tensor:
+        labels = self._tensor(name)
+        if labels.is_floating_point() or labels.dtype == torch.bool or labels.ndim != 1 or not len(labels):
+            raise ConfigurationError(
+                f"expected {name} to be integer labels (n,), n > 0, got {labels.dtype} {tuple(labels.shape)}: convert "
+                "them"
+            )
+        return labels.long()
+
+    def _tensor(self, name: str) -> Tensor:
+        array = self._array(name)
+        try:
+            return torch.as_tensor(array)
+        except (TypeError, ValueError, RuntimeError):
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise ConfigurationError(f"expected {name} to be an array of numbers, got {kind}: convert it") from None
+
+    def _array(self, name: str) -> Any:
+        """One of the arrays; None if groups are not given."""
+        if self._given is not None:
+            return self._given[name]
+        path = Path(str(self.path)).expanduser().absolute()
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                names = sorted(arrays.files)
+                if name in names:
+                    return arrays[name]
+        except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            said = getattr(error, "strerror", None) or " ".join(str(error).split())
+            reason = "a single array" if isinstance(error, TypeError) else said
+            raise ConfigurationError(
+                f"expected an npz file of plain arrays in {path}, got {reason!r}: write it with numpy.savez"
+            ) from None
+        if name == GROUPS:
+            return None
+        raise ConfigurationError(
+            f"expected {', '.join(NAMES)} and perhaps {GROUPS} in {path}, got {', '.join(names) or 'nothing'}: rename "
+            "them"
+        )
+
+    def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if inputs.dtype != torch.uint8:
+            return LabelledData._checked(self, inputs, targets)
+        if not self.normalize:  # no constants were given, but ImageData takes the number of channels from them
+            self.mean = (0.0,) * inputs.shape[1]
+        return super()._checked(inputs, targets)

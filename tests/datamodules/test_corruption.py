@@ -1,0 +1,131 @@
+"""Label corruption: by hand, counts, luck, refusals. Tolerances: 5 standard errors."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning.datamodules import Corruption, LabelSwap
+from fl_lightning.errors import ConfigurationError
+
+
+def corrupt(rule: Corruption, labels: Tensor, parts: list[Tensor], num_classes: int = 10, seed: int = 0) -> Tensor:
+    before = labels.clone()
+    after = rule.corrupt(labels, parts, num_classes, np.random.default_rng(seed))
+    assert torch.equal(labels, before)
+    assert after.data_ptr() != labels.data_ptr()
+    assert after.dtype == torch.int64
+    return after
+
+
+def test_one_of_two_clients_by_hand() -> None:
+    """Classes 0 and 1 swap at the first client or at the second, as often; class 2 stays."""
+    labels, parts = torch.tensor([0, 1, 2, 0, 1, 2]), [torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])]
+    seen = Counter(str(corrupt(LabelSwap(0.5, pair=(0, 1)), labels, parts, 3, seed).tolist()) for seed in range(400))
+    assert set(seen) == {"[1, 0, 2, 0, 1, 2]", "[0, 1, 2, 1, 0, 2]"}
+    assert seen["[1, 0, 2, 0, 1, 2]"] / 400 == pytest.approx(0.5, abs=5 * math.sqrt(1 / 4 / 400))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.5, 10), (0.75, 15), (1.0, 20)])
+@pytest.mark.parametrize("pair", [None, (3, 7)])
+def test_so_many_of_twenty_clients(share: float, count: int, pair: tuple[int, int] | None) -> None:
+    """Table 8: 25, 50 and 75 % of 20 clients. A corrupted one exchanges all examples of two classes, and no other."""
+    labels = torch.randint(10, (2000,), generator=torch.Generator().manual_seed(0))
+    parts = list(torch.randperm(2000, generator=torch.Generator().manual_seed(1)).view(20, 100))
+    after = corrupt(LabelSwap(share, pair), labels, parts)
+    pairs = []
+    for part in parts:
+        moves = {(int(a), int(b)) for a, b in zip(labels[part], after[part], strict=True)}
+        moved = sorted((a, b) for a, b in moves if a != b)
+        if moved:
+            (a, b), back = moved
+            assert back == (b, a)
+            assert all(start not in (a, b) for start, end in moves if start == end)
+            pairs.append((a, b))
+    assert len(pairs) == count
+    if pair:
+        assert set(pairs) <= {pair}
+    elif count > 1:
+        assert len(set(pairs)) > 1  # each client its own
+
+
+def test_the_pair_is_drawn_among_the_classes_held() -> None:
+    """A client of classes 2, 5 and 8 swaps each of the three pairs as often, however many examples they have."""
+    labels = torch.tensor([2] * 50 + [5] * 3 + [8])
+    after = [corrupt(LabelSwap(1.0), labels, [torch.arange(54)], seed=seed) for seed in range(900)]
+    same = Counter(next(c for c, row in ((2, 0), (5, 50), (8, 53)) if int(a[row]) == c) for a in after)
+    assert [same[c] / 900 for c in (2, 5, 8)] == pytest.approx([1 / 3] * 3, abs=5 * math.sqrt(2 / 9 / 900))
+    assert all(set(a.tolist()) == {2, 5, 8} for a in after)
+
+
+def test_a_client_of_one_class_swaps_it_with_any_other() -> None:
+    """Class 3 of 5 becomes 0, 1, 2 or 4, each with probability 1/4, in all its examples."""
+    became = Counter[int]()
+    for seed in range(800):
+        after = set(corrupt(LabelSwap(1.0), torch.full((6,), 3), [torch.arange(6)], 5, seed).tolist())
+        assert len(after) == 1
+        became.update(after)
+    assert [became[c] / 800 for c in (0, 1, 2, 4)] == pytest.approx([1 / 4] * 4, abs=5 * math.sqrt(3 / 16 / 800))
+    assert became[3] == 0
+
+
+def test_neighbours_do_not_mix() -> None:
+    """Clients of one class beside clients of two: each swaps what it holds."""
+    labels = torch.tensor([0, 1, 2, 2, 3, 4])
+    parts = [torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([4, 5])]
+    for seed in range(20):
+        after = corrupt(LabelSwap(1.0), labels, parts, seed=seed)
+        assert after[[0, 1, 4, 5]].tolist() == [1, 0, 4, 3]
+        assert after[2] == after[3] != 2
+
+
+def test_clients_without_data_are_not_drawn() -> None:
+    """Two of four clients hold examples: half of four is both of them; all of four is no more."""
+    empty = torch.empty(0, dtype=torch.int64)
+    parts = [empty, torch.tensor([0, 1]), empty, torch.tensor([3, 2])]
+    for share in (0.5, 1.0):
+        assert corrupt(LabelSwap(share), torch.tensor([0, 1, 0, 1]), parts).tolist() == [1, 0, 1, 0]
+    assert corrupt(LabelSwap(1.0), torch.tensor([0, 1]), [empty, empty]).tolist() == [0, 1]
+
+
+def test_what_no_client_holds_stays() -> None:
+    after = corrupt(LabelSwap(1.0), torch.tensor([0, 1, 0, 1]), [torch.tensor([2, 3])])
+    assert after.tolist() == [0, 1, 1, 0]
+
+
+def test_a_given_pair_needs_not_be_held() -> None:
+    """Swapping 0 and 9: a client that holds neither stays as it is, one that holds 0 alone gets 9."""
+    labels, parts = torch.tensor([0, 4, 4, 5]), [torch.tensor([0, 1]), torch.tensor([2, 3])]
+    assert corrupt(LabelSwap(1.0, pair=(0, 9)), labels, parts).tolist() == [9, 4, 4, 5]
+
+
+def test_many_clients() -> None:
+    """50,000 clients of the examples 0 and 1: half of them have the two exchanged."""
+    labels = torch.arange(100_000) % 2
+    after = corrupt(LabelSwap(0.5), labels, list(torch.arange(100_000).split(2)), 2)
+    assert int((after != labels).sum()) == 50_000
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_refuses_share(share: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected share in \[0, 1\].*got"):
+        LabelSwap(share)
+
+
+@pytest.mark.parametrize("pair", [(1, 1), (-1, 2), (0, 1, 2), (4,)])
+def test_refuses_pair(pair: tuple[int, int]) -> None:
+    with pytest.raises(ConfigurationError, match="expected pair to be two different classes >= 0, got"):
+        LabelSwap(0.5, pair)
+
+
+def test_refuses_classes_that_are_not_there() -> None:
+    labels, parts = torch.zeros(4, dtype=torch.int64), [torch.arange(4)]
+    with pytest.raises(ConfigurationError, match=r"two classes below 10 to swap, got pair=\(3, 10\)"):
+        corrupt(LabelSwap(0.5, (3, 10)), labels, parts)
+    with pytest.raises(ConfigurationError, match="two classes below 1 to swap, got pair=None"):
+        corrupt(LabelSwap(0.5), labels, parts, num_classes=1)
+    with pytest.raises(ConfigurationError, match="Corruption must define corrupt"):
+        corrupt(Corruption(), labels, parts)
