@@ -1,76 +1,103 @@
-"""The networks: sizes as published, outputs one row of logits per image."""
+"""What holds for every network: shapes, gradients, seeds, and a short name of its own in YAML."""
 
+import copy
+from collections.abc import Callable
+
+import jsonargparse
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from fl_lightning import ConfigurationError
-from fl_lightning.models import LeNet, SimpleCNN, TimmNetwork, TwoLayerCNN, TwoNN
-
-
-def size(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def test_two_nn_has_the_published_size() -> None:
-    """784·512 + 512 = 401,920; 512·256 + 256 = 131,328; 256·10 + 10 = 2,570; together 535,818."""
-    assert size(TwoNN()) == 401_920 + 131_328 + 2_570 == 535_818
-
-
-def test_two_nn_of_another_size() -> None:
-    """64·512 + 512 = 33,280; 131,328; 256·7 + 7 = 1,799."""
-    assert size(TwoNN(num_classes=7, in_features=64)) == 33_280 + 131_328 + 1_799
-
-
-def test_two_layer_cnn_has_the_published_size() -> None:
-    """32·(3·25) + 32 = 2,432; 64·(32·25) + 64 = 51,264; sides 32 → 28 → 24 → 12: 64·144·128 + 128 = 1,179,776;
-    128·10 + 10 = 1,290; together 1,234,762.
-    """
-    assert size(TwoLayerCNN()) == 2_432 + 51_264 + 1_179_776 + 1_290 == 1_234_762
-
-
-@pytest.mark.parametrize(
-    ("network", "shape", "classes"),
-    [
-        (TwoNN(), (1, 28, 28), 10),
-        (TwoNN(num_classes=7, in_features=64), (1, 8, 8), 7),
-        (TwoLayerCNN(), (3, 32, 32), 10),
-        (TwoLayerCNN(num_classes=7, in_channels=1, image_size=28), (1, 28, 28), 7),
-        (TwoLayerCNN(num_classes=7, image_size=10), (3, 10, 10), 7),
-        (SimpleCNN(num_classes=7), (3, 32, 32), 7),
-        (LeNet(num_classes=7, in_channels=1), (1, 32, 32), 7),
-        (TimmNetwork("resnet10t", num_classes=7, in_channels=1), (1, 32, 32), 7),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+import fl_lightning.cli  # noqa: F401  # with it, all that a short name could mean
+from fl_lightning.models import (
+    CifarAlexNet,
+    CifarResNet,
+    FedLAWLeNet,
+    LeNet,
+    LogisticRegression,
+    MultilayerPerceptron,
+    PooledCNN,
+    SimpleCNN,
+    TimmNetwork,
+    TwoLayerCNN,
+    TwoNN,
+    WithGroupNorm,
+    WithProjection,
 )
-def test_output_is_one_row_of_logits_per_image(network: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "logistic regression": (lambda: LogisticRegression(7), GREY),
+    "2NN": (lambda: TwoNN(7), GREY),
+    "2NN on 8×8": (lambda: TwoNN(7, in_features=64), (1, 8, 8)),
+    "perceptron": (lambda: MultilayerPerceptron(7, 3072, (5, 4, 3)), COLOUR),
+    "pooled CNN": (lambda: PooledCNN(7), GREY),
+    "pooled CNN, three convolutions": (lambda: PooledCNN(7, 3, 33, (2, 3, 4), (6, 5), padding=1), (3, 33, 33)),
+    "LeNet": (lambda: LeNet(7), COLOUR),
+    "LeNet on grey": (lambda: LeNet(7, 1, 28), GREY),
+    "FedLAW's LeNet": (lambda: FedLAWLeNet(7), GREY),
+    "FedLAW's LeNet on 32×32": (lambda: FedLAWLeNet(7, 3, 32), COLOUR),
+    "two-layer CNN": (lambda: TwoLayerCNN(7), COLOUR),
+    "two-layer CNN on grey": (lambda: TwoLayerCNN(7, 1, 28), GREY),
+    "two-layer CNN, smallest": (lambda: TwoLayerCNN(7, image_size=10), (3, 10, 10)),
+    "simple CNN": (lambda: SimpleCNN(7), COLOUR),
+    "AlexNet": (lambda: CifarAlexNet(7), COLOUR),
+    "ResNet8": (lambda: CifarResNet(8, 7), (3, 16, 16)),
+    "wide ResNet8 on grey": (lambda: CifarResNet(8, 7, in_channels=1, width=2), GREY),
+    "resnet10t": (lambda: TimmNetwork("resnet10t", 7, 1), (1, 32, 32)),
+    "mobilenetv2_050": (lambda: TimmNetwork("mobilenetv2_050", 7), COLOUR),
+    "mobilenetv2_050 with GroupNorm": (lambda: WithGroupNorm(TimmNetwork("mobilenetv2_050", 7)), COLOUR),
+    "ResNet8 with GroupNorm and projection": (lambda: WithProjection(WithGroupNorm(CifarResNet(8, 7)), 5, 4), COLOUR),
+}
+every = pytest.mark.parametrize("name", NETWORKS)
+
+
+def made(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return NETWORKS[name][0]()
+
+
+@every
+def test_output_is_one_row_of_logits_per_image(name: str) -> None:
     with torch.no_grad():
-        logits = network.eval()(torch.randn(3, *shape))
-    assert logits.shape == (3, classes)
+        logits = made(name).eval()(torch.randn(3, *NETWORKS[name][1]))
+    assert logits.shape == (3, 7)
     assert logits.isfinite().all()
 
 
-def test_small_images_keep_their_resolution_in_the_stem() -> None:
-    """Otherwise a 32×32 image would be 16×16 after the first convolution."""
-    assert next(m for m in TimmNetwork("resnet10t").modules() if isinstance(m, nn.Conv2d)).stride == (1, 1)
-    large = TimmNetwork("resnet10t", small_images=False)
-    assert next(m for m in large.modules() if isinstance(m, nn.Conv2d)).stride == (2, 2)
+@every
+def test_gradient_reaches_every_parameter(name: str) -> None:
+    """In timm the last norm of a residual branch starts at zero, which blocks the branch: here it starts elsewhere."""
+    network = made(name)
+    for parameter in network.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    F.cross_entropy(network(torch.randn(8, *NETWORKS[name][1])), torch.arange(8) % 7).backward()
+    for part, parameter in network.named_parameters():
+        assert parameter.grad is not None, part
+        assert parameter.grad.isfinite().all(), part
+        assert parameter.grad.any(), part
 
 
-def test_dropout_rates_are_where_they_belong() -> None:
-    """The first rate follows the pooling, the second the hidden layer."""
-    network = TwoLayerCNN(dropout=(0.125, 0.375))
-    assert [m.p for m in network.modules() if isinstance(m, nn.Dropout)] == [0.125, 0.375]
+@every
+def test_weights_depend_on_the_seed_alone(name: str) -> None:
+    first, second, other = made(name), made(name), NETWORKS[name][0]()
+    for (part, one), two in zip(first.state_dict().items(), second.state_dict().values(), strict=True):
+        assert torch.equal(one, two), part
+    assert not all(torch.equal(one, two) for one, two in zip(first.parameters(), other.parameters(), strict=True))
+    assert copy.deepcopy(first).state_dict().keys() == first.state_dict().keys()
 
 
-@pytest.mark.parametrize("side", [8, 11])
-def test_two_layer_cnn_refuses_sizes_it_cannot_pool(side: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"image_size must be even and at least 10, got {side}"):
-        TwoLayerCNN(image_size=side)
+OWN = [CifarAlexNet, CifarResNet, FedLAWLeNet, LeNet, LogisticRegression, MultilayerPerceptron, PooledCNN, SimpleCNN]
 
 
-def test_misspelt_timm_model_is_named_with_the_nearest() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"timm has no model 'mobilenetv2_100x'; did you mean mobilenetv2_100\?"
-    ):
-        TimmNetwork("mobilenetv2_100x")
+@pytest.mark.parametrize("network", [*OWN, TimmNetwork, TwoLayerCNN, TwoNN, WithGroupNorm, WithProjection])
+def test_short_name_means_this_class(network: type[nn.Module]) -> None:
+    """There is an MLP and an AlexNet in torchvision: a name of two classes is refused on the command line."""
+    name = network.__name__
+    needed = ["--network.name=resnet10t"] if name == "TimmNetwork" else ["--network.network=CifarResNet"]
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--network", type=nn.Module)
+    parsed = parser.parse_args([f"--network={name}", *(needed if name.startswith(("Timm", "With")) else [])])
+    assert parsed.network.class_path == f"fl_lightning.models.{name}"

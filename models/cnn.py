@@ -1,0 +1,182 @@
+"""Convolutional networks without normalisation."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from fl_lightning import ConfigurationError
+from fl_lightning.models.mlp import linear_layers
+
+
+class PooledCNN(nn.Sequential):
+    """5×5 convolutions, each with ReLU and 2×2 max pooling, then linear layers with ReLU.
+
+    As it stands, the CNN of McMahan et al. (2017), which has 1,663,370 parameters at 1×28×28: 32 and 64 channels, 512
+    hidden units. FedGAM and FedMGC (on MNIST) describe this form and leave the widths open.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+        image_size: height and width.
+        channels: of each convolution's output.
+        hidden: widths of the hidden linear layers.
+        padding: of each convolution, on every side; 2 keeps the size.
+
+    Raises:
+        ConfigurationError: a width is less than 1, or the poolings leave nothing of an image.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 1,
+        image_size: int = 28,
+        channels: Sequence[int] = (32, 64),
+        hidden: Sequence[int] = (512,),
+        padding: int = 2,
+    ) -> None:
+        widths = [in_channels, *channels]
+        if not all(width >= 1 for width in widths):
+            raise ConfigurationError(f"in_channels and channels must be at least 1, got {', '.join(map(str, widths))}")
+        if not 0 <= padding <= 2:
+            raise ConfigurationError(f"padding must be 0, 1 or 2, got {padding}")
+        side, smallest = image_size, 1
+        for _ in channels:
+            side, smallest = (side + 2 * padding - 4) // 2, 2 * smallest + 4 - 2 * padding
+        if not image_size >= smallest:
+            raise ConfigurationError(
+                f"image_size must be at least {smallest} for {len(channels)} poolings and padding {padding}, "
+                f"got {image_size}"
+            )
+        layers: list[nn.Module] = []
+        for entering, leaving in pairwise(widths):
+            layers += [nn.Conv2d(entering, leaving, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        super().__init__(*layers, nn.Flatten(), *linear_layers([widths[-1] * side * side, *hidden, num_classes]))
+
+
+class LeNet(PooledCNN):
+    """LeNet-5 with ReLU and max pooling (LeCun et al., 1998): 62,006 parameters at 3×32×32, 44,426 at 1×28×28.
+
+    FedMGC names a network of this form for CIFAR and leaves its widths open; FedGAM's released code has it for MNIST,
+    where the paper speaks of two linear layers, not three (see PooledCNN).
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+        image_size: height and width, at least 16.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> None:
+        super().__init__(num_classes, in_channels, image_size, channels=(6, 16), hidden=(120, 84), padding=0)
+
+
+class FedLAWLeNet(PooledCNN):
+    """What FedLAW calls LeNet, by its released code: 16 and 32 channels, one linear layer (28,938 parameters).
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+        image_size: height and width, at least 4.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
+        super().__init__(num_classes, in_channels, image_size, channels=(16, 32), hidden=())
+
+
+class TwoLayerCNN(nn.Module):
+    """Two 5×5 convolutions, pooling, dropout, one hidden layer of 128 (FedGH; 1,234,762 parameters at 3×32×32).
+
+    The network of Reddi et al. (2020) as the FedGH slides' summary adds up; their last ReLU, on the class scores, is
+    left out. Its dropout rates are unstated: these are Reddi et al.'s.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+        image_size: height and width, an even number of at least 10.
+        dropout: rates after pooling and after the hidden layer, each in [0, 1).
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: tuple[float, float] = (0.25, 0.5),
+    ) -> None:
+        super().__init__()
+        if image_size < 10 or image_size % 2:
+            raise ConfigurationError(f"image_size must be even and at least 10, got {image_size}")
+        side = (image_size - 8) // 2
+        self.features = nn.Sequential(
+            nn.Conv2d(in_channels, 32, 5), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(dropout[0]),
+            nn.Flatten(),
+            nn.Linear(64 * side * side, 128),
+            nn.ReLU(),
+            nn.Dropout(dropout[1]),
+            nn.Linear(128, num_classes),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, in_channels, image_size, image_size)."""
+        logits: Tensor = self.classifier(self.features(images))
+        return logits
+
+
+class SimpleCNN(nn.Sequential):
+    """Three 3×3 convolutions and two linear layers, for 32×32 images (FedLAW, Appendix D.3; 122,570 parameters).
+
+    The 64·4·4 features that the paper states need a second pooling, after the second convolution, as in its code.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, 32, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            *linear_layers([64 * 4 * 4, 64, num_classes]),
+        )
+
+
+class CifarAlexNet(nn.Sequential):
+    """AlexNet for 32×32 images: five convolutions and one linear layer (2,472,266 parameters).
+
+    Neither FedLAW nor its released code says which AlexNet it trains. This is the usual one for CIFAR (W. Yang's
+    pytorch-classification): the widths of Krizhevsky (2014), wider padding, 2×2 pooling, no hidden linear layers.
+
+    Args:
+        num_classes: outputs.
+        in_channels: of the images.
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+        super().__init__(
+            nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(256, num_classes),
+        )

@@ -1,0 +1,273 @@
+"""Detector: a network that finds boxes, trained with task-aligned assignment."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from torchmetrics.detection import MeanAveragePrecision
+from torchvision.ops import (  # type: ignore[import-untyped]  # it ships no types
+    batched_nms,
+    clip_boxes_to_image,
+    complete_box_iou,
+    complete_box_iou_loss,
+)
+
+from fl_lightning.errors import ConfigurationError
+
+BOX_GAIN, CLASS_GAIN, DISTRIBUTION_GAIN = 7.5, 0.5, 1.5  # as YOLOv8 was published
+MIN_SCORE, MAX_OVERLAP, MAX_DETECTIONS = 0.001, 0.7, 100  # of detections; COCO counts 100 an image
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the network says of B images at A anchors (the centres of its maps' cells).
+
+    Attributes:
+        bins: (B, A, 4, R) logits of the distances to the left, top, right and bottom side, in strides.
+        logits: (B, A, C) of the classes.
+        boxes: (B, A, 4) x1, y1, x2, y2 in pixels: the expected distances.
+        centres: (A, 2) x, y of the anchors in pixels.
+        strides: (A, 1) pixels from one anchor to the next on its level.
+    """
+
+    bins: Tensor
+    logits: Tensor
+    boxes: Tensor
+    centres: Tensor
+    strides: Tensor
+
+
+class MAP50(MeanAveragePrecision):
+    """Mean average precision at an IoU of 0.5 (COCO's 101 recall points), one number; -1 if no image has a box."""
+
+    def __init__(self) -> None:
+        super().__init__(iou_thresholds=[0.5])
+
+    def compute(self) -> Tensor:  # type: ignore[override]  # one number of the dict, so that it can be logged
+        """Over all images so far, in [0, 1]."""
+        value: Tensor = super().compute()["map_50"]
+        return value
+
+
+class Detector(LightningModule):
+    """A network under the loss of YOLOv8, with loss and mAP50 as ``val/…`` and ``test/…``.
+
+    Batches are ``[images, targets]``: floats (B, 3, H, W) in [0, 1], and (B, M, 5): class, x1, y1, x2, y2 in pixels of
+    the images; a class of -1 fills up rows.
+
+    Args:
+        network: images to one map (B, 4·R + num_classes, H/s, W/s) per stride s, as :class:`YOLOv8` gives them, with
+            the distances (R,) of its bins as ``projection``.
+        num_classes: C, of the data.
+        optimizer: makes a client's optimizer from the parameters.
+
+    Raises:
+        ConfigurationError: the network has no ``projection``, or its maps, the data's classes or the targets do not
+            fit.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        num_classes: int = 1,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
+    ) -> None:
+        super().__init__()
+        if not isinstance(getattr(network, "projection", None), Tensor):
+            raise ConfigurationError(
+                f"expected a detection network with the distances of its bins as projection, got "
+                f"{type(network).__name__}: use fl_lightning.models.YOLOv8"
+            )
+        self.network, self.num_classes, self.optimizer = network, num_classes, optimizer
+        self.metrics = nn.ModuleDict()
+        for stage in ("val", "test"):
+            self.metrics.update({f"{stage}/map50": MAP50(), f"{stage}/loss": MeanMetric()})
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook: the data must have as many classes as the model."""
+        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
+        if classes != self.num_classes:
+            raise ConfigurationError(
+                f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
+                f"network's own to {classes}"
+            )
+
+    def forward(self, images: Tensor) -> Prediction:
+        """What the network says of images (B, 3, H, W)."""
+        maps: list[Tensor] = self.network(images)
+        projection: Tensor = self.network.projection  # type: ignore[assignment]  # see __init__
+        num_bins = 4 * len(projection)
+        if any(level.shape[1] != num_bins + self.num_classes for level in maps):
+            raise ConfigurationError(
+                f"{type(self.network).__name__} gives maps of {[level.shape[1] for level in maps]} channels, expected "
+                f"{num_bins + self.num_classes}: set the network's num_classes to the data's"
+            )
+        flat = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
+        flat = flat.to(projection.dtype)  # not in half precision: it is too coarse for pixels
+        bins, logits = flat[..., :num_bins].reshape(*flat.shape[:2], 4, -1), flat[..., num_bins:]
+        centres, strides = (torch.cat(part) for part in zip(*(_anchors(m, images) for m in maps), strict=True))
+        distances = (bins.softmax(3) * projection).sum(3) * strides  # no matrix product, which would be autocast
+        boxes = torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], 2)
+        return Prediction(bins, logits, boxes, centres, strides)
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """The loss of one batch."""
+        images, targets = batch
+        return {"loss": detection_loss(self(images), targets)}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to ``val/…``."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Add a batch to ``test/…``."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> list[dict[str, Tensor]]:
+        """For each image its detections: ``boxes`` (D, 4) in pixels, ``scores`` (D,), ``labels`` (D,)."""
+        images = batch[0] if isinstance(batch, list | tuple) else batch
+        return self._detect(images, self(images))
+
+    def _detect(self, images: Tensor, prediction: Prediction) -> list[dict[str, Tensor]]:
+        boxes = clip_boxes_to_image(prediction.boxes, images.shape[2:])
+        return [suppress(*pair) for pair in zip(boxes, prediction.logits.sigmoid(), strict=True)]
+
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        images, targets = batch
+        prediction = self(images)
+        metrics: Any = {name: self.metrics[f"{stage}/{name}"] for name in ("map50", "loss")}
+        metrics["loss"].update(detection_loss(prediction, targets), weight=len(images))
+        truth = [dict(zip(("labels", "boxes"), _unpad(rows), strict=True)) for rows in targets]
+        metrics["map50"].update(self._detect(images, prediction), truth)
+        for name, metric in metrics.items():
+            self.log(f"{stage}/{name}", metric, prog_bar=name == "map50", batch_size=len(images))
+
+    def configure_optimizers(self) -> Any:
+        """Lightning's hook: the client's own optimizer, made anew for every client and round."""
+        return self.optimizer(self.parameters())
+
+
+def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
+    """Classification (BCE), CIoU (Zheng et al., 2020, eq. 10) and distribution focal loss, with YOLOv8's gains.
+
+    Each is a sum over all anchors, weighted by the assigned alignment and divided by its total. The released trainer of
+    YOLOv8 then multiplies by B, this does not: with SGD, a learning rate there is B times as large here.
+
+    Args:
+        prediction: of B images.
+        targets: (B, M, 5) class, x1, y1, x2, y2 in pixels; rows of class -1 are left out.
+
+    Returns:
+        A scalar.
+    """
+    batch = len(prediction.logits)
+    if targets.ndim != 3 or len(targets) != batch or targets.shape[2] != 5:
+        raise ConfigurationError(
+            f"expected targets ({batch}, M, 5), rows of class, x1, y1, x2, y2 for each image, got "
+            f"{tuple(targets.shape)}: see fl_lightning.datamodules.BoxFolder"
+        )
+    scores, centres = prediction.logits.sigmoid(), prediction.centres
+    images = zip(scores, prediction.boxes, targets, strict=True)
+    assigned = [assign(score, boxes, centres, *_unpad(rows)) for score, boxes, rows in images]
+    aims, truth = (torch.stack(part) for part in zip(*assigned, strict=True))
+    positive = (weight := aims.sum(2)) > 0
+    weight, total = weight[positive], aims.sum().clamp(min=1)
+    by_class = F.binary_cross_entropy_with_logits(prediction.logits, aims, reduction="sum")
+    by_box = (weight * complete_box_iou_loss(prediction.boxes[positive], truth[positive])).sum()
+    distances = torch.cat([centres - truth[..., :2], truth[..., 2:] - centres], 2) / prediction.strides
+    by_distribution = (weight * distribution_loss(prediction.bins[positive], distances[positive])).sum()
+    loss: Tensor = (CLASS_GAIN * by_class + BOX_GAIN * by_box + DISTRIBUTION_GAIN * by_distribution) / total
+    return loss
+
+
+@torch.no_grad()
+def assign(
+    scores: Tensor, boxes: Tensor, centres: Tensor, classes: Tensor, truth: Tensor, top: int = 10
+) -> tuple[Tensor, Tensor]:
+    """Task-aligned assignment of the objects in one image to anchors (Feng et al., 2021, TOOD, section 3.2).
+
+    An object takes the ``top`` anchors inside it with the largest alignment t = √s · u⁶, s the score of its class and
+    u the overlap of the boxes; an anchor that several took stays with the largest overlap. Class aims are t, scaled so
+    that an object's largest is its largest u. As in YOLOv8 u is CIoU, at least 0, and t has √s where TOOD has s.
+
+    Args:
+        scores: (A, C) in [0, 1].
+        boxes: (A, 4) predicted.
+        centres: (A, 2) of the anchors.
+        classes: (M,) of the objects.
+        truth: (M, 4) their boxes.
+        top: anchors for each object.
+
+    Returns:
+        Class aims (A, C), zero but for anchors with an object and its class; and the objects' boxes (A, 4), which mean
+        nothing where the aims are zero.
+    """
+    aims = torch.zeros_like(scores)
+    if not len(truth):
+        return aims, torch.zeros_like(boxes)
+    inside = ((centres > truth[:, None, :2]) & (centres < truth[:, None, 2:])).all(2)  # (M, A)
+    overlap = complete_box_iou(truth, boxes).clamp(min=0)
+    alignment = torch.where(inside, scores.T[classes].sqrt() * overlap**6, 0)
+    best = alignment.topk(min(top, len(boxes))).indices
+    taken = torch.zeros_like(inside).scatter_(1, best, True) & (alignment > 0)
+    owner = torch.where(taken, overlap, -1).argmax(0)  # (A,)
+    taken &= F.one_hot(owner, len(truth)).T.bool()
+    alignment, overlap = alignment * taken, torch.where(taken, overlap, 0)
+    scale = overlap.amax(1) / alignment.amax(1).clamp(min=torch.finfo(alignment.dtype).tiny)
+    aims.scatter_(1, classes[owner, None], (alignment * scale[:, None]).amax(0)[:, None])
+    return aims, truth[owner]
+
+
+def distribution_loss(bins: Tensor, distances: Tensor) -> Tensor:
+    """Distribution focal loss (Li et al., 2020, eq. 6): cross-entropy to the two bins next to each distance.
+
+    Args:
+        bins: (n, 4, R) logits.
+        distances: (n, 4) in strides, cut to [0, R - 1.01] so that there are two bins.
+
+    Returns:
+        (n,) means over the four sides.
+    """
+    distances = distances.clamp(0, bins.shape[2] - 1.01)
+    left = distances.floor()
+    near = torch.stack([left, left + 1], 2).long()
+    shares = torch.stack([left + 1 - distances, distances - left], 2)
+    return -(bins.log_softmax(2).gather(2, near) * shares).sum(2).mean(1)
+
+
+def suppress(boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    """Detections of one image, best first: each anchor's best class, without near duplicates.
+
+    Args:
+        boxes: (A, 4).
+        scores: (A, C).
+
+    Returns:
+        ``boxes`` (D, 4), ``scores`` (D,) above 0.001 and ``labels`` (D,), D at most 100; no two boxes of a class have
+        an IoU above 0.7.
+    """
+    best, labels = scores.max(1)
+    rows = (best > MIN_SCORE).nonzero().flatten()
+    rows = rows[batched_nms(boxes[rows], best[rows], labels[rows], MAX_OVERLAP)[:MAX_DETECTIONS]]
+    return {"boxes": boxes[rows], "scores": best[rows], "labels": labels[rows]}
+
+
+def _anchors(level: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+    """Centres (h·w, 2) and strides (h·w, 1) in pixels of a map (B, ·, h, w), row by row."""
+    height, width = level.shape[2:]
+    stride = images.shape[2] / height
+    kind: Any = {"dtype": torch.float32, "device": level.device}
+    y, x = torch.meshgrid(torch.arange(height, **kind), torch.arange(width, **kind), indexing="ij")
+    centres = (torch.stack([x, y], 2).flatten(0, 1) + 0.5) * stride
+    return centres, torch.full_like(centres[:, :1], stride)
+
+
+def _unpad(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Classes (m,) and boxes (m, 4) of one image's targets (M, 5)."""
+    rows = rows[rows[:, 0] >= 0]
+    return rows[:, 0].long(), rows[:, 1:]

@@ -1,0 +1,52 @@
+"""CifarResNet: the residual networks made for 32×32 images."""
+
+from timm.models.resnet import BasicBlock
+from torch import nn
+
+from fl_lightning import ConfigurationError
+
+
+class CifarResNet(nn.Sequential):
+    """ResNet of depth 6n + 2: three stages of n blocks, on 32×32, 16×16 and 8×8 (He et al., 2016, Section 4.2).
+
+    As in Li et al. (2018), whom FedLAW follows: where the shape changes, the shortcut is a 1×1 convolution with
+    BatchNorm (He et al. subsample and pad with zeros); ``width`` times as many channels everywhere, the first
+    convolution included; weights as PyTorch draws them. FedLAW's networks, with 10 classes: ResNet8 has 78,042
+    parameters, ResNet20 272,474, ResNet56 855,770, ResNet110 1,730,714, WRN56_4 (``width=4``) 13,628,234.
+
+    Args:
+        depth: 8, 14, 20, …: 6n + 2 layers with weights, shortcuts not counted.
+        num_classes: outputs.
+        in_channels: of the images.
+        width: at least 1; the stages have 16, 32 and 64 times as many channels.
+
+    Raises:
+        ConfigurationError: there is no network of that depth or width.
+    """
+
+    def __init__(self, depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 1) -> None:
+        if depth < 8 or depth % 6 != 2:
+            raise ConfigurationError(f"depth must be 6n + 2 (8, 20, 56, 110, …), got {depth}")
+        if not width >= 1:
+            raise ConfigurationError(f"width must be at least 1, got {width}")
+        channels, num_blocks = 16 * width, depth // 6
+        super().__init__(
+            nn.Conv2d(in_channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            _stage(channels, channels, num_blocks, stride=1),
+            _stage(channels, 2 * channels, num_blocks, stride=2),
+            _stage(2 * channels, 4 * channels, num_blocks, stride=2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(4 * channels, num_classes),
+        )
+
+
+def _stage(entering: int, leaving: int, num_blocks: int, stride: int) -> nn.Sequential:
+    """Blocks of two 3×3 convolutions; the very first of these has the stride."""
+    shortcut = None
+    if stride != 1:
+        shortcut = nn.Sequential(nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving))
+    first = BasicBlock(entering, leaving, stride, shortcut)
+    return nn.Sequential(first, *(BasicBlock(leaving, leaving) for _ in range(num_blocks - 1)))

@@ -1,0 +1,97 @@
+"""TimmNetwork: any network of timm, also on small images."""
+
+import copy
+import difflib
+from typing import Any, Literal
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from fl_lightning import ConfigurationError
+
+
+class TimmNetwork(nn.Module):
+    """Any network of timm by name, with a stem for small images.
+
+    Made for images of 224×224, these networks halve the resolution five times. A ``stride`` of 16 takes out the first
+    halving in the order of the forward pass, 8 the first two: a convolution gets stride 1, and if it is the first, a
+    3×3 kernel in place of a wider one; a pooling is left out. At 8 this is the usual form for CIFAR: ResNet-18 and
+    DenseNet begin with a 3×3 convolution and no pooling, MobileNetV2 has stride 1 where it first had 2, twice.
+
+    Args:
+        name: timm's, for example "mobilenetv2_100".
+        num_classes: outputs.
+        in_channels: of the images.
+        stride: how many times smaller than the image the last feature maps are. 8 suits 32×32 images and 16 suits
+            64×64: both end in 4×4. 32 leaves the network as it is.
+
+    Raises:
+        ConfigurationError: timm has no such model, or its stem cannot be changed so (patches, vision transformers).
+    """
+
+    def __init__(self, name: str, num_classes: int = 10, in_channels: int = 3, stride: Literal[8, 16, 32] = 8) -> None:
+        super().__init__()
+        if not timm.is_model(name):
+            near = difflib.get_close_matches(name, timm.list_models(), n=1)
+            hint = f"; did you mean {near[0]}?" if near else ": timm.list_models() names those that exist"
+            raise ConfigurationError(f"timm has no model {name!r}{hint}")
+        if stride not in (8, 16, 32):
+            raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
+        self.network: Any = timm.create_model(name, num_classes=num_classes, in_chans=in_channels)
+        if stride != 32:
+            _take_out_halvings(self.network, name, in_channels, stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits (B, num_classes) of images (B, in_channels, H, W)."""
+        logits: Tensor = self.network(images)
+        return logits
+
+
+def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -> None:
+    """Let a network whose stride is 32 have a smaller one, by changing its first layers in place."""
+    side: int = network.pretrained_cfg["input_size"][-1]
+    image = torch.zeros(1, in_channels, side, side, device="meta")
+    for layer, entering in _trace(network, image)[0]:
+        if entering > side * stride / 32:
+            _take_out(network, layer, first=entering == side)
+    expected = -(-side // stride)
+    try:
+        fits = _trace(network, image)[1].shape[2:] == (expected, expected)
+    except Exception:  # a network made for one size of feature maps refuses another in its own way
+        fits = False
+    if not fits:
+        raise ConfigurationError(
+            f"the stem of {name} cannot be changed to a stride of {stride}, for it does not begin with convolutions or "
+            "poolings of stride 2: set stride to 32, or take another network"
+        )
+
+
+def _trace(network: nn.Module, image: Tensor) -> tuple[list[tuple[str, int]], Any]:
+    """The layers that halve the resolution, as they come, with the side of what enters them; the last feature maps."""
+    halvings: list[tuple[str, int]] = []
+    shapes_only: Any = copy.deepcopy(network).to("meta").eval()
+    for name, layer in shapes_only.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d) and layer.stride in (2, (2, 2)):
+
+            def note(_: nn.Module, inputs: tuple[Tensor], name: str = name) -> None:
+                halvings.append((name, inputs[0].shape[-1]))
+
+            layer.register_forward_pre_hook(note)
+    with torch.no_grad():
+        return halvings, shapes_only.forward_features(image)
+
+
+def _take_out(network: nn.Module, name: str, first: bool) -> None:
+    """Let a convolution or pooling keep the resolution."""
+    layer = network.get_submodule(name)
+    if not isinstance(layer, nn.Conv2d):
+        network.set_submodule(name, nn.Identity())
+        return
+    layer.stride = (1, 1)
+    kernel = layer.kernel_size[0]
+    if first and kernel > 3:
+        # Initialisations draw with a deviation of 1/√fan: scaled, the middle is as if drawn at 3×3.
+        edge = (kernel - 3) // 2
+        middle = layer.weight.detach()[..., edge : edge + 3, edge : edge + 3] * (kernel / 3)
+        layer.weight, layer.kernel_size, layer.padding = nn.Parameter(middle.contiguous()), (3, 3), (1, 1)

@@ -1,0 +1,120 @@
+"""TimmNetwork: sizes as known, resolution with each stride, and what it refuses."""
+
+import re
+from typing import Literal
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from fl_lightning import ConfigurationError
+from fl_lightning.models import TimmNetwork
+
+
+def size(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def maps(network: TimmNetwork, side: int) -> Tensor:
+    with torch.no_grad():
+        features: Tensor = network.eval().network.forward_features(torch.zeros(1, 3, side, side, device="meta"))
+    return features
+
+
+@pytest.mark.parametrize(
+    ("classes", "stride", "total"),
+    [(10, 8, 11_173_962), (200, 8, 11_271_432), (200, 16, 11_271_432), (200, 32, 11_279_112)],
+)
+def test_size_of_resnet_18(classes: int, stride: Literal[8, 16, 32], total: int) -> None:
+    """64·3·9 = 1,728 weights in the first convolution, or 64·3·49 = 9,408, which is 7,680 more. 512·200 + 200 = 102,600
+    in the last layer, or 5,130, which is 97,470 less.
+    """
+    assert 11_279_112 - 7_680 == 11_271_432 == 11_173_962 + 97_470
+    with torch.device("meta"):
+        assert size(TimmNetwork("resnet18", classes, stride=stride)) == total
+
+
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [
+        ("mobilenetv2_100", 3_504_872 - 990 * 1_281),
+        ("densenet121", 7_978_856 - 990 * 1_025 - 7_680),
+        ("resnet18", 11_173_962),
+    ],
+)
+def test_small_images_end_in_4_by_4(name: str, total: int) -> None:
+    """MobileNetV2 has 3,504,872 parameters for 1000 classes, 990·1281 less for 10. DenseNet-121 has 7,978,856, which is
+    990·1025 more than for 10, and here 7,680 less in the first convolution.
+    """
+    with torch.device("meta"):
+        at_8, at_16, at_32 = (TimmNetwork(name, stride=stride) for stride in (8, 16, 32))
+    assert size(at_8) == total
+    for network, side in ((at_8, 32), (at_16, 64), (at_32, 128)):
+        assert maps(network, side).shape[2:] == (4, 4)
+
+
+def halved(network: TimmNetwork) -> list[str]:
+    """The layers that still have stride 2, shortcuts left out."""
+    layers = [(n, m) for n, m in network.network.named_modules() if isinstance(m, nn.Conv2d | nn.MaxPool2d)]
+    return [name for name, layer in layers if layer.stride in (2, (2, 2)) and "downsample" not in name]
+
+
+def test_which_halvings_go() -> None:
+    """In the order of the forward pass: convolution and pooling in ResNet-18, two convolutions in MobileNetV2."""
+    with torch.device("meta"):
+        resnets = [TimmNetwork("resnet18", stride=stride) for stride in (32, 16, 8)]
+        mobiles = [TimmNetwork("mobilenetv2_100", stride=stride) for stride in (32, 16, 8)]
+    stages = ["layer2.0.conv1", "layer3.0.conv1", "layer4.0.conv1"]
+    assert [halved(network) for network in resnets] == [["conv1", "maxpool", *stages], ["maxpool", *stages], stages]
+    blocks = [f"blocks.{i}.0.conv_dw" for i in (2, 3, 5)]
+    stem = ["conv_stem", "blocks.1.0.conv_dw"]
+    assert [halved(network) for network in mobiles] == [[*stem, *blocks], [*stem[1:], *blocks], blocks]
+
+
+def test_parallel_shortcuts_lose_their_stride_too() -> None:
+    """RegNet's second halving is a convolution beside its 1×1 shortcut."""
+    with torch.device("meta"):
+        network = TimmNetwork("regnetx_002")
+    block = network.network.s1.b1
+    assert (block.conv2.conv.stride, block.downsample.conv.stride) == ((1, 1), (1, 1))
+    assert maps(network, 32).shape[2:] == (4, 4)
+
+
+def test_narrowed_kernel_is_drawn_as_one_of_3_by_3() -> None:
+    """ResNets of timm draw with deviation √(2 / (64·k²)): 0.0589 at k = 3, 0.0253 at 7."""
+    torch.manual_seed(1)
+    weight = TimmNetwork("resnet18").network.conv1.weight
+    assert weight.shape == (64, 3, 3, 3)
+    assert weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.1)
+
+
+def test_stride_32_is_timms_network() -> None:
+    torch.manual_seed(1)
+    ours = TimmNetwork("resnet10t", stride=32).network
+    torch.manual_seed(1)
+    theirs = timm.create_model("resnet10t", num_classes=10)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(images), theirs.eval()(images))
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "efficientformer_l1"])
+def test_refuses_stems_that_it_cannot_change(name: str) -> None:
+    """Patches of 16, a convolution of stride 4, and one whose last layers are made for 7×7 maps."""
+    with torch.device("meta"), pytest.raises(ConfigurationError) as refusal:
+        TimmNetwork(name)
+    assert re.match(f"the stem of {name} cannot be changed to a stride of 8, .*: set stride to 32", str(refusal.value))
+    assert "\n" not in str(refusal.value)
+
+
+def test_refuses_other_strides() -> None:
+    with pytest.raises(ConfigurationError, match="stride must be 8, 16 or 32, got 4"):
+        TimmNetwork("resnet10t", stride=4)  # type: ignore[arg-type]  # the mistake
+
+
+def test_misspelt_timm_model_is_named_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"timm has no model 'mobilenetv2_100x'; did you mean mobilenetv2_100\?"
+    ):
+        TimmNetwork("mobilenetv2_100x")
