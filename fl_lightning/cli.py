@@ -22,15 +22,16 @@ from lightning.pytorch.loggers import Logger
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
+from fl_lightning import overview
 from fl_lightning.checks import check_once, check_trainer
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.experiments import KEYS, bases, resolve_configs
 from fl_lightning.messages import ParsingError, mistake_in
 from fl_lightning.orchestrator import FederatedOrchestrator
 from fl_lightning.progress import RoundProgress
 from fl_lightning.runs import BestCheckpoint, LastCheckpoint, RunFolder, last_checkpoint
 
-CONFIGS = Path(__file__).parent / "configs"
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
     "num_sanity_val_steps": 0,
@@ -46,12 +47,35 @@ class Parser(LightningArgumentParser):
         """The parser's hook; it would print its usage and leave."""
         raise ParsingError(message, _options(self)) from ex
 
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """The parser's own, without what a config file says about other files: here all of it is together."""
+        cfg = cfg.clone()
+        for key in KEYS:
+            cfg.pop(key, None)
+        return str(super().dump(cfg, **kwargs))
+
 
 def _options(parser: Any) -> list[str]:
     """The long options of a parser and its subcommands, without dashes."""
     own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
     below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
     return own + [option for sub in below for option in _options(sub)]
+
+
+class CommandTrainer(Trainer):
+    """The Trainer, with the commands that it does not have."""
+
+    def data(self, model: LightningModule, datamodule: FederatedDataModule, plot: str) -> None:
+        """Show what a run would see, without training: clients, examples, classes.
+
+        Args:
+            model: the orchestrator.
+            datamodule: the data.
+            plot: PNG to write the bubble plot to.
+        """
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        overview.show(datamodule, Path(plot))
 
 
 class SaveConfig(SaveConfigCallback):
@@ -87,15 +111,32 @@ class FederatedCLI(LightningCLI):
             default=int(os.environ.get("OMP_NUM_THREADS", "1")),
             help="CPU threads of each process. Several devices use more cores better, and change no result.",
         )
+        parser.add_argument("--base", type=Any, help="In a config: the files it builds on, relative to itself.")
+        parser.add_argument("--grid", type=Any, help="In a config: what the experiment varies; no part of one run.")
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's hook: its commands and ours, with the arguments that it fills in."""
+        return {**LightningCLI.subcommands(), "data": {"model", "datamodule"}}
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        """Lightning's hook. It would name a group of arguments as the command: ``data`` is taken."""
+        if subcommand != "data":
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser = self.init_parser(**kwargs)
+        self._add_arguments(parser)
+        parser.add_argument("--plot", type=str, default="partition.png", help="PNG to write the bubble plot to.")
+        self._subcommand_method_arguments[subcommand] = ["plot"]
+        return parser
 
     def _parse_ckpt_path(self) -> None:
         """Find the checkpoint and the run folder it belongs to. (Lightning would let its hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
         experiment, version, rounds = config.experiment or _config_name(config), None, None
-        if config.ckpt_path:
+        if config.get("ckpt_path"):
             path = last_checkpoint(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
             rounds_done = check_readable(path)
             config.ckpt_path = str(path)
@@ -139,7 +180,10 @@ class FederatedCLI(LightningCLI):
 
 
 def _config_name(config: Any) -> str:
-    return Path(str(config.config[0])).stem if config.get("config") else "experiment"
+    """The stem of the first config that was asked for, not of those that it builds on."""
+    paths = [str(path) for path in config.get("config") or ()]
+    based = {base for path in paths for base in bases(path)}
+    return next((Path(path).stem for path in paths if path not in based), "experiment")
 
 
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
@@ -191,34 +235,6 @@ def offline_without_key() -> None:
         print("W&B: no API key found: this run is recorded offline; send it later with wandb sync wandb/offline-run-*")
 
 
-def find_config(name: str) -> str:
-    """The config of a name: a path, or a shipped one (``cifar10_gh.yaml``, ``papers/….yaml``).
-
-    Raises:
-        ConfigurationError: there is none; names those that exist.
-    """
-    if Path(name).is_file():
-        return name
-    for candidate in (CONFIGS / name, CONFIGS / f"{name}.yaml"):
-        if candidate.is_file():
-            return str(candidate)
-    shipped = ", ".join(sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
-    raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {shipped}")
-
-
-def resolve_configs(args: Sequence[str]) -> list[str]:
-    """Command-line arguments with the configs' bare names replaced by paths."""
-    resolved: list[str] = []
-    for position, argument in enumerate(args):
-        if position and args[position - 1] in ("--config", "-c"):
-            resolved.append(find_config(argument))
-        elif argument.startswith("--config="):
-            resolved.append(f"--config={find_config(argument.removeprefix('--config='))}")
-        else:
-            resolved.append(argument)
-    return resolved
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status. 2 stands for a mistake that one line on standard error explains."""
     sys.path.insert(0, str(Path.cwd()))  # a console script's path starts at the script: classes of the user live here
@@ -229,8 +245,9 @@ def main(args: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", ".*defined a `validation_step` but have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", ".*recommended to use `self.log.*sync_dist=True.*")
     warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
+    args = sys.argv[1:] if args is None else args
     try:
-        sys.argv[1:] = resolve_configs(sys.argv[1:] if args is None else args)
+        sys.argv[1:] = resolve_configs(args)
         FederatedCLI(
             FederatedOrchestrator,
             FederatedDataModule,
@@ -238,6 +255,7 @@ def main(args: Sequence[str] | None = None) -> int:
             parser_class=Parser,
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveConfig,
+            trainer_class=CommandTrainer,
             seed_everything_default=1,
             auto_configure_optimizers=False,
         )
