@@ -6,19 +6,14 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from command import rows, run
-from PIL import Image
+from generated import generated_data
 
-import fl_lightning.datamodules
-from fl_lightning.cli import CONFIGS
-from fl_lightning.datamodules import VisionData
+from fl_lightning.experiments import CONFIGS, shipped_configs
 
-BASES = CONFIGS / "base"  # parts that other configs name
-SHIPPED = sorted(str(p.relative_to(CONFIGS)) for p in CONFIGS.rglob("*.yaml") if BASES not in p.parents)
-PER_CLASS = 3
+SHIPPED = [name for name in shipped_configs() if not name.startswith("papers/")]  # those: test_papers.py
 
 
 @pytest.fixture(params=SHIPPED)
@@ -35,29 +30,6 @@ def contents(name: str) -> dict[str, Any]:
         if isinstance(whole[part], str):
             whole[part] = yaml.safe_load(((CONFIGS / name).parent / whole[part]).read_text())
     return whole
-
-
-def write_images(root: Path, data: type[VisionData], test_per_class: int) -> Path:
-    """``{train,test}/<class>/*.png`` of noise, as large and as many-coloured as the data set's own; made once."""
-    generator = np.random.default_rng(0)
-    shape = (*data.image_size, 3)[: 2 if len(data.mean) == 1 else 3]
-    for split, count in (("train", PER_CLASS), ("test", test_per_class)):
-        for label in range(data.num_classes):
-            folder = root / split / f"{label:03}"
-            folder.mkdir(parents=True)
-            for number in range(count):
-                pixels = generator.integers(256, size=shape, dtype=np.uint8)
-                Image.fromarray(pixels).save(folder / f"{number}.png", compress_level=0)
-    return root
-
-
-def generated_data(config: dict[str, Any], root: Path) -> list[str]:
-    """What the command line needs beside the config to run without the real data."""
-    data = getattr(fl_lightning.datamodules, config["data"]["class_path"])
-    if not issubclass(data, VisionData):
-        return []
-    proxy = config["data"].get("init_args", {}).get("proxy_per_class", 0)
-    return ["--data.root", str(write_images(root, data, proxy + 1))]
 
 
 def test_there_is_a_config_for_every_method_and_data_set() -> None:
