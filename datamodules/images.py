@@ -20,7 +20,8 @@ class ImageData(LabelledData):
     device, and int64 labels (B,).
 
     Args:
-        normalize: subtract the mean and divide by the standard deviation of each channel; else inputs are in [0, 1].
+        normalize: subtract the mean and divide by the standard deviation of each channel; or by two numbers that are
+            given: (0.5, 0.5) makes inputs in [-1, 1]. False leaves them in [0, 1].
         augment: what is done to the bytes of the clients' training batches, one after the other; never to evaluation
             or proxy batches.
         labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and all else that :class:`LabelledData` takes.
@@ -33,9 +34,14 @@ class ImageData(LabelledData):
     std: tuple[float, ...]
 
     def __init__(
-        self, normalize: bool = True, augment: Sequence[Augmentation] | Augmentation | None = None, **labelled: Any
+        self,
+        normalize: bool | tuple[float, float] = True,
+        augment: Sequence[Augmentation] | Augmentation | None = None,
+        **labelled: Any,
     ) -> None:
         super().__init__(**labelled)
+        if not isinstance(normalize, bool) and not normalize[1] > 0:
+            raise ConfigurationError(f"normalize must be true, false or a mean and a deviation > 0, got {normalize}")
         self.normalize = normalize
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
 
@@ -57,7 +63,10 @@ class ImageData(LabelledData):
             images = augmentation(images)
         inputs = images.to(torch.get_default_dtype()).div_(255)
         if self.normalize:
-            mean, std = (_per_channel(values, inputs.dtype, inputs.device) for values in (self.mean, self.std))
+            constants = (self.mean, self.std)
+            if not isinstance(self.normalize, bool):
+                constants = ((self.normalize[0],), (self.normalize[1],))
+            mean, std = (_per_channel(values, inputs.dtype, inputs.device) for values in constants)
             inputs.sub_(mean).div_(std)
         return [inputs, *batch[1:]]
 

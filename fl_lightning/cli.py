@@ -247,6 +247,10 @@ def main(args: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
     args = sys.argv[1:] if args is None else args
     try:
+        if args and args[0] in ("reproduce", "sweep"):
+            from fl_lightning.reproduce.command import command  # here: pandas takes a while to import
+
+            return command(args)
         sys.argv[1:] = resolve_configs(args)
         FederatedCLI(
             FederatedOrchestrator,

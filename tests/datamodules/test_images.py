@@ -43,6 +43,8 @@ def test_bytes_become_normalised_floats() -> None:
     assert batch[0].flatten().tolist() == [51, 255]
     plain, _ = Tiny(normalize=False).on_after_batch_transfer(batch, 0)
     assert plain.flatten().tolist() == pytest.approx([0.2, 1.0])
+    given, _ = Tiny(normalize=(0.5, 0.25)).on_after_batch_transfer(batch, 0)  # (0.2 - 0.5) / 0.25, (1 - 0.5) / 0.25
+    assert given.flatten().tolist() == pytest.approx([-1.2, 2.0])
 
 
 def test_each_channel_has_its_own_constants() -> None:
