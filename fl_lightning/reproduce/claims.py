@@ -1,0 +1,218 @@
+"""Whether our runs support a paper's claim: t tests over seeds."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+from fl_lightning.reproduce.papers import Claim, Experiment
+from fl_lightning.reproduce.results import axes_of, on_paper, same
+
+FEWEST_SEEDS = 3
+LEVEL = 0.05
+DIGITS = 9  # differences below that are rounding's
+
+Labels = Mapping[str, Any]
+Vector = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What our runs say of a claim.
+
+    Attributes:
+        text: the claim.
+        verdict: "supported", "contradicted", "undecided", "too few seeds" or "not run".
+        evidence: effect, the paper's in brackets, p value, numbers of seeds and cells; of several comparisons, those
+            of the one that decides.
+    """
+
+    text: str
+    verdict: str
+    evidence: str
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """One comparison's effect, seed by seed.
+
+    Attributes:
+        higher: labels of one side.
+        than: labels of the other.
+        values: (seeds,) of the seeds that have a run of every cell; above 0 is in the claim's favour.
+        seeds: how many have a run of any cell.
+        cells: how many the effect is taken over.
+    """
+
+    higher: Labels
+    than: Labels
+    values: Vector
+    seeds: int
+    cells: int
+
+
+def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
+    """Every claim of an experiment.
+
+    Runs of one seed share partition, cohorts and initial weights: differences are taken within a seed, combined over
+    the cells that the claim is about (their mean, or the slope along an axis), and tested over the seeds by a two-sided
+    t test at 5 %. That two are equal within a margin is tested by two one-sided t tests (Schuirmann, 1987), and
+    contradicted where the effect is beyond the margin by a two-sided one.
+
+    A claim about each of several is supported if every comparison alone supports it (an intersection-union test), and
+    contradicted if one does, its p value times their number (Bonferroni). p values are not corrected for the number of
+    claims.
+
+    Args:
+        experiment: whose claims.
+        results: see :func:`fl_lightning.reproduce.results.collect`.
+    """
+    if results.empty:
+        return [Verdict(claim.text, "not run", "no run is finished") for claim in experiment.claims]
+    paper = on_paper(experiment, results)
+    return [_judge(claim, results, paper) for claim in experiment.claims]
+
+
+def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
+    found = effects(claim, results)
+    fewest = min(found, key=lambda each: len(each.values))
+    if len(fewest.values) < FEWEST_SEEDS:
+        verdict = "too few seeds" if len(fewest.values) else "not run"
+        return Verdict(claim.text, verdict, _evidence(claim, found.index(fewest), found, paper, math.nan))
+    p_values = [p_for_and_against(each.values, claim.by) for each in found]
+    weakest = max(range(len(found)), key=lambda index: p_values[index][0])
+    opposed = min(range(len(found)), key=lambda index: p_values[index][1])
+    against = min(1.0, p_values[opposed][1] * len(found))
+    if against < LEVEL:
+        return Verdict(claim.text, "contradicted", _evidence(claim, opposed, found, paper, against))
+    p = p_values[weakest][0]
+    return Verdict(claim.text, "supported" if p < LEVEL else "undecided", _evidence(claim, weakest, found, paper, p))
+
+
+def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
+    """A claim's effects, one for each choice from the lists of its two sides.
+
+    Args:
+        claim: names cells, measure and axis.
+        results: see :func:`judge`; not empty.
+
+    Raises:
+        pandas.errors.MergeError: the labels leave open which two cells to compare.
+    """
+    chosen = _where(results, claim.at)
+    axis = (claim.along or "").lstrip("-")
+    if "round" not in {*claim.higher, *claim.than, *claim.at, axis}:
+        chosen = chosen[chosen["round"] == chosen["round"].max()]
+    axes = [name for name in axes_of(results) if name not in {*claim.higher, *claim.than}]
+    keys, found = ["seed", *axes], []
+    for higher, than in itertools.product(_each(claim.higher), _each(claim.than)):
+        left, right = (
+            _where(chosen, labels)[[*keys, claim.measure]].dropna(subset=claim.measure) for labels in (higher, than)
+        )
+        pairs = left.merge(right, on=keys, validate="one_to_one")
+        pairs["difference"] = pairs[f"{claim.measure}_x"] - pairs[f"{claim.measure}_y"]
+        values, cells = _combined(pairs, axes, claim.along)
+        found.append(Effects(higher, than, values, pairs["seed"].nunique(), cells))
+    return found
+
+
+def _each(labels: Labels) -> list[Labels]:
+    choices = [label if isinstance(label, list) else [label] for label in labels.values()]
+    return [dict(zip(labels, point, strict=True)) for point in itertools.product(*choices)]
+
+
+def _where(results: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+    for axis, label in labels.items():
+        allowed = label if isinstance(label, list) else [label]
+        values = results[axis] if axis in results else [None] * len(results)  # no cell that has it may have been run
+        results = results[np.array([any(same(value, each) for each in allowed) for value in values], dtype=bool)]
+    return results
+
+
+def _combined(pairs: pd.DataFrame, axes: Sequence[str], along: str | None) -> tuple[Vector, int]:
+    """Each seed's mean difference, or its slope, and the number of cells.
+
+    A seed without a run of one of the cells is left out: over other cells it would be another effect.
+    """
+    if pairs.empty:
+        return np.zeros(0), 0
+    pairs = pairs.assign(cell=_groups(pairs, axes))
+    cells = pairs.drop_duplicates("cell").sort_values("cell")
+    table = pairs.pivot(index="seed", columns="cell", values="difference").dropna()
+    weights = np.full(len(cells), 1 / len(cells)) if along is None else slope_weights(cells, axes, along)
+    if not weights.any():  # one label only: no slope
+        return np.zeros(0), len(cells)
+    return np.round(table.to_numpy() @ weights, DIGITS), len(cells)
+
+
+def slope_weights(cells: pd.DataFrame, axes: Sequence[str], along: str) -> Vector:
+    """(cells,) such that their product with the cells' values is the least-squares slope along an axis.
+
+    The axis' labels count 0, 1, … from the lowest. There is one slope for each combination of the other axes' labels,
+    so that what else differs between cells is no part of it; the mean of these is taken.
+
+    Args:
+        cells: one row each, labels in columns.
+        axes: all of them.
+        along: one of them, or "-axis" for the slope's negative.
+    """
+    axis = along.lstrip("-")
+    positions = pd.Series(np.searchsorted(np.unique(cells[axis]), cells[axis]), dtype=float)
+    groups = positions.groupby(_groups(cells, [name for name in axes if name != axis]))
+    centred = positions - groups.transform("mean")
+    spread = (centred**2).groupby(groups.ngroup()).transform("sum")
+    sloped = groups.ngroup()[spread > 0].nunique()
+    weights = (centred / spread.where(spread > 0, 1.0)).to_numpy() / max(sloped, 1)
+    return -weights if along.startswith("-") else weights
+
+
+def _groups(rows: pd.DataFrame, axes: Sequence[str]) -> npt.NDArray[Any]:
+    """(rows,) numbers: the same for rows with the same labels, nulls included."""
+    return rows.groupby(list(axes), sort=False, dropna=False).ngroup().to_numpy() if axes else np.zeros(len(rows), int)
+
+
+def p_for_and_against(values: Vector, margin: float | None = None) -> tuple[float, float]:
+    """The p values of a mean above 0, or within a margin of 0, and of the opposite.
+
+    Args:
+        values: (seeds,), at least two.
+        margin: above 0, or None.
+    """
+    if margin is None:
+        return min(1.0, 2 * p_above(values, 0)), min(1.0, 2 * p_above(-values, 0))
+    beyond = min(p_above(values, margin), p_above(-values, margin))
+    return max(p_above(values, -margin), p_above(-values, -margin)), min(1.0, 2 * beyond)
+
+
+def p_above(values: Vector, level: float) -> float:
+    """One-sided p value of a mean above a level; 0 or 1 where all values are the same."""
+    distance = float(values.mean()) - level
+    if np.ptp(values) == 0:
+        return float(distance <= 0)
+    return float(stats.t.sf(distance / stats.sem(values), len(values) - 1))
+
+
+def _evidence(claim: Claim, index: int, found: Sequence[Effects], paper: pd.DataFrame, p: float) -> str:
+    """In words: what was compared, by how much it differs, how sure that is."""
+    one = found[index]
+    against = ", ".join(f"{axis} {label}" for labels in (one.higher, one.than) for axis, label in labels.items())
+    if not len(one.values):
+        return f"no seed has runs to compare: {against}"
+    what = f"{against}: " if len(found) > 1 else ""
+    change = "fall" if str(claim.along).startswith("-") else "rise"
+    what += "difference" if claim.along is None else f"{change} of the difference per step of {claim.along.lstrip('-')}"
+    theirs = effects(claim, paper)[index].values
+    stated = f" (paper {theirs[0]:+.3g})" if len(theirs) else ""
+    certainty = "" if math.isnan(p) else f", p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
+    within = "" if claim.by is None else f", margin {claim.by:g}"
+    seeds = f"{len(one.values)}{f' of {one.seeds}' * (one.seeds > len(one.values))} seed{'s' * (one.seeds != 1)}"
+    cells = f"{one.cells} cell{'s' * (one.cells != 1)}"
+    return f"{what} {one.values.mean():+.3g}{stated}{within}{certainty}, {seeds}, {cells}"

@@ -1,0 +1,184 @@
+"""``fl-lightning reproduce`` and ``fl-lightning sweep``: many runs, one table."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from rich.console import Console
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.experiments import Cell, find_config, option
+from fl_lightning.reproduce import render
+from fl_lightning.reproduce.claims import judge
+from fl_lightning.reproduce.papers import Experiment, experiments, find
+from fl_lightning.reproduce.progress import train_with_progress
+from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.reproduce.runs import Run, plan
+
+SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
+PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """The parser's hook; it would print its usage and leave."""
+        raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
+
+
+def command(args: Sequence[str]) -> int:
+    """Run ``reproduce …`` or ``sweep …``; the exit status: 1 if a run failed, which the tables then lack."""
+    parser = _parser(args[0])
+    options, passed_on = parser.parse_known_args(args[1:])
+    if args[0] == "sweep":
+        chosen = [(experiment := _sweep(options), _refined(experiment.cells(), options.grid))]
+    elif options.list or options.id == ["list"]:
+        return _list()
+    elif not options.id:
+        raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
+    else:
+        chosen = [(experiment, experiment.cells()) for name in options.id for experiment in find(name)]
+    planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
+    failed = train_with_progress([run for _, pairs in planned for _, run in pairs], options.jobs)
+    for experiment, pairs in planned:
+        _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
+    for run in failed:
+        print(f"failed: {run.name}: {_last_line(run)} (all of it: {run.folder / 'log.txt'})")
+    return 1 if failed else 0
+
+
+def _parser(name: str) -> Parser:
+    about = {"reproduce": "A paper's table: ours beside theirs.", "sweep": "A grid of your own over any config."}[name]
+    parser = Parser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
+    if name == "sweep":
+        parser.add_argument("--config", required=True, help="what every run has in common; its own grid is kept")
+        parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
+        parser.add_argument(
+            "--measures", nargs="+", default=["val/top1"], help="metrics to tabulate (default val/top1)"
+        )
+    else:
+        parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
+        parser.add_argument("--list", action="store_true", help="name all experiments")
+    parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds (default 3)")
+    parser.add_argument("--first_seed", type=int, default=1, help="the first of them (default 1)")
+    parser.add_argument("--rounds", type=_positive, help="rounds of every run, in place of the config's")
+    parser.add_argument("--subset", nargs="+", metavar="AXIS=LABELS", help="some rows: method=FedAvg alpha=0.1,1")
+    parser.add_argument("--jobs", type=_positive, default=1, help="runs at a time (default 1)")
+    parser.add_argument("--accelerator", help="cpu, gpu, …")
+    parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
+    return int(text)
+
+
+def _list() -> int:
+    for experiment in experiments().values():
+        print(f"{experiment.id:30} {len(experiment.cells()):3} cells  {experiment.claim}")
+    return 0
+
+
+def _sweep(options: argparse.Namespace) -> Experiment:
+    """A user's own experiment, with nothing printed to compare with."""
+    config = find_config(options.config)
+    measures = tuple(dict.fromkeys(options.measures))
+    return Experiment(Path(config).stem, f"Sweep of {options.config}", ", ".join(measures), "", (), config, measures)
+
+
+def _refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
+    """Every cell at every point of the axes ``option=values``."""
+    axes = []
+    for each in swept:
+        name, _, text = each.partition("=")
+        values = yaml.safe_load(text) if text else None
+        values = [yaml.safe_load(part) for part in text.split(",")] if not isinstance(values, list) else values
+        if not name or not text:
+            raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {each}: data.partition.alpha=0.1,1")
+        axes.append([(name, value) for value in values])
+    return [
+        Cell(
+            {**cell.labels, **{name: _label(value) for name, value in point}},
+            (*cell.options, *(option(*p) for p in point)),
+        )
+        for cell in cells
+        for point in itertools.product(*axes)
+    ]
+
+
+def _label(value: Any) -> Any:
+    return (
+        value if isinstance(value, str | int | float | None) else yaml.safe_dump(value, default_flow_style=True).strip()
+    )
+
+
+def _plan(
+    experiment: Experiment, cells: Sequence[Cell], options: argparse.Namespace, passed_on: Sequence[str]
+) -> list[tuple[Cell, Run]]:
+    given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
+    more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    pairs = []
+    for cell in select(cells, options.subset or (), experiment.id):
+        name = " ".join([experiment.id, *map(render.label, cell.labels.values())])
+        arguments = [f"--config={experiment.config}", *cell.options, *more]
+        pairs += [(cell, run) for run in plan(name, arguments, seeds, Path(options.out) / "runs")]
+    return pairs
+
+
+def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cell]:
+    """The cells that have one of the labels asked for on every axis named.
+
+    Args:
+        cells: to choose from.
+        wanted: "axis=label" or "axis=label,label".
+        where: what a message calls them.
+
+    Raises:
+        ConfigurationError: an axis or a label is not there; names those that are.
+    """
+    for choice in wanted:
+        axis, _, labels = choice.partition("=")
+        known = {render.label(cell.labels[axis]) for cell in cells if axis in cell.labels}
+        asked = set(labels.split(","))
+        if not known or not asked <= known:
+            axes = dict.fromkeys(name for cell in cells for name in cell.labels)
+            there = f"labels {', '.join(sorted(known))}" if known else f"axes {', '.join(axes)}"
+            raise ConfigurationError(f"--subset must be AXIS=LABEL[,LABEL], got {choice}: {where} has the {there}")
+        cells = [cell for cell in cells if axis in cell.labels and render.label(cell.labels[axis]) in asked]
+    return list(cells)
+
+
+def _write(
+    experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: Path, args: Sequence[str], rounds: int | None
+) -> None:
+    results = collect(experiment, pairs)
+    compared, verdicts = compare(experiment, results), judge(experiment, results)
+    finished = sum(run.finished for _, run in pairs)
+    facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {len(pairs)} runs finished"]
+    if rounds:
+        facts.append(f"{rounds} rounds in place of the config's")
+    if finished:
+        facts.append(f"{results.drop_duplicates('folder')['seconds'].sum() / 60:.0f} minutes of training in all")
+    folder.mkdir(parents=True, exist_ok=True)
+    results.to_csv(folder / "results.csv", index=False)
+    (folder / "table.md").write_text(render.markdown(experiment, compared, verdicts, facts))
+    (folder / "table.html").write_text(render.html(experiment, compared, verdicts, facts))
+    console = Console()
+    for table in render.terminal(experiment, compared, verdicts):
+        console.print(table)
+    console.print(f"results: {folder}", highlight=False)
+
+
+def _last_line(run: Run) -> str:
+    log = run.folder / "log.txt"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+    return lines[-1] if lines else "it left no message"

@@ -1,0 +1,125 @@
+"""From run folders to numbers: one row a seed, then means with intervals beside the paper's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+from fl_lightning.experiments import Cell
+from fl_lightning.reproduce.papers import MEASURES, Experiment
+from fl_lightning.reproduce.runs import Run
+
+
+def collect(experiment: Experiment, runs: Iterable[tuple[Cell, Run]]) -> pd.DataFrame:
+    """Read the finished runs.
+
+    Returns:
+        One row for each run and round that the table reads: the cell's labels (None on an axis that it lacks),
+        ``round``, ``seed``, the measures, ``seconds`` that training took and the run's ``folder``. Empty, without
+        columns, if no run is finished.
+    """
+    runs = list(runs)
+    axes = list(dict.fromkeys(axis for cell, _ in runs for axis in cell.labels))
+    rows = [row for cell, run in runs if run.finished for row in _read(experiment, axes, cell, run)]
+    # A sweep may name a value twice: one seed must not count as two.
+    return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True) if rows else pd.DataFrame()
+
+
+def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, run: Run) -> list[dict[str, Any]]:
+    metrics = pd.read_csv(run.metrics, index_col="round")
+    facts = json.loads((run.folder / "finished.json").read_text())
+    return [
+        {
+            **{axis: cell.labels.get(axis) for axis in axes},
+            "round": round,
+            "seed": run.seed,
+            **{name: measure(metrics, name, round, experiment.last) for name in experiment.measures},
+            "seconds": facts["seconds"],
+            "folder": str(run.folder),
+        }
+        for round in [at for at in experiment.rounds if at <= run.rounds] or [run.rounds]
+    ]
+
+
+def axes_of(results: pd.DataFrame) -> list[str]:
+    """The axes of the grid and ``round``: what tells the rows of one seed from one another."""
+    return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
+
+
+def measure(metrics: pd.DataFrame, name: str, round: int, last: int) -> float:
+    """One number of one run: a metric's mean over the ``last`` rounds up to ``round``; nan where it was not logged.
+
+    The factor γ that FedLAW learns is the mean of the 21 rounds around the middle, as the paper's rounds 90 to 110.
+    """
+    metric, factor = MEASURES.get(name, (name, 1.0))
+    if metric not in metrics:
+        return math.nan
+    middle = round // 2
+    chosen = slice(middle - 10, middle + 10) if name == "gamma_learned" else slice(round - last + 1, round)
+    return factor * float(metrics[metric].loc[chosen].mean())
+
+
+def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
+    """Ours beside the paper's.
+
+    Args:
+        experiment: whose rows give the paper's numbers.
+        results: see :func:`collect`.
+
+    Returns:
+        One row for each cell, round and measure: labels, ``round``, ``measure``, ``mean`` and ``half_width`` of its
+        95 % t interval over seeds (nan with one seed), ``seeds``, ``paper`` and ``difference`` (nan where nothing is
+        printed).
+    """
+    if results.empty:
+        return results
+    axes, lines = axes_of(results), []
+    for labels, group in results.groupby(axes, sort=False, dropna=False):
+        point = dict(zip(axes, labels, strict=True))
+        for name in dict.fromkeys(experiment.measures):
+            mean, half_width = interval(group[name])
+            paper = printed(experiment, point, name)
+            line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(group[name].count())}
+            lines.append({**point, **line, "paper": paper, "difference": mean - paper})
+    return pd.DataFrame(lines)
+
+
+def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % t interval (nan for fewer than two values)."""
+    values = pd.Series(values, dtype=float).dropna()
+    if len(values) < 2:
+        return float(values.mean()), math.nan
+    return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
+
+
+def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:
+    """The paper's number of a cell; nan where it prints none.
+
+    A cell that lacks an axis (None or nan) stands in all of that axis' columns: FedAvg in those of every proxy set.
+    """
+    for row in experiment.rows:
+        named = [axis for axis in point if axis in row and not pd.isna(point[axis])]
+        if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in named):
+            return float(row[name])
+    return math.nan
+
+
+def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
+    """The paper's numbers of the same cells and rounds as if they were a run's, seed 0."""
+    points = points.drop_duplicates(axes_of(points)).assign(seed=0)
+    cells = points[axes_of(points)].to_dict("records")
+    numbers = {
+        name: [printed(experiment, {str(k): v for k, v in cell.items()}, name) for cell in cells]
+        for name in experiment.measures
+    }
+    return points.assign(**numbers)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two labels are; pandas may have made nan of a null."""
+    return bool(one == other) or (pd.isna(one) and pd.isna(other))
