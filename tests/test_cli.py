@@ -2,7 +2,6 @@
 
 import filecmp
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import yaml
 from command import TINY, fit, process, rows, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from wandb_files import wandb_records
 
 RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
@@ -18,6 +18,7 @@ FEDERATED = {"round", "val/top1", "val/top3", "val/loss", "train/loss"}
 CONFLICT = {f"conflict/{name}{when}" for name in ("ratio", "min_cosine", "mean_cosine") for when in ("", "_after")}
 
 MY_RULE = '''
+
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 
 
@@ -277,26 +278,6 @@ def test_continued_run_saves_the_config_that_it_ran_with() -> None:
 
 
 # Loggers, and Lightning's own callbacks
-
-
-def wandb_records(file: Path) -> Iterator[Any]:
-    """The records of an offline run: LevelDB's log format after 7 bytes, in blocks of 32 KiB.
-
-    A chunk begins with its checksum (4 bytes), length (2) and kind: 1 is a whole record; 2, 3, 4 its parts in turn.
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, position, record = file.read_bytes(), 7, b""
-    while position + 7 <= len(content):
-        if (room := 32768 - position % 32768) < 7:
-            position += room
-            continue
-        length, kind = int.from_bytes(content[position + 4 : position + 6], "little"), content[position + 6]
-        record += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield Record.FromString(record)
-            record = b""
 
 
 def wandb_rounds() -> dict[int, dict[str, float]]:

@@ -15,7 +15,8 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.experiments import Cell, find_config, option
 from fl_lightning.reproduce import render
 from fl_lightning.reproduce.claims import judge
-from fl_lightning.reproduce.papers import Experiment, experiments, find
+from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
+from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.progress import train_with_progress
 from fl_lightning.reproduce.results import collect, compare
 from fl_lightning.reproduce.runs import Run, plan
@@ -43,9 +44,10 @@ def command(args: Sequence[str]) -> int:
     elif not options.id:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     else:
-        chosen = [(experiment, experiment.cells()) for name in options.id for experiment in find(name)]
+        chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
-    failed = train_with_progress([run for _, pairs in planned for _, run in pairs], options.jobs)
+    runs = [run for experiment, pairs in planned if is_trained(experiment) for _, run in pairs]
+    failed = train_with_progress(runs, options.jobs)
     for experiment, pairs in planned:
         _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
     for run in failed:
@@ -82,8 +84,8 @@ def _positive(text: str) -> int:
 
 
 def _list() -> int:
-    for experiment in experiments().values():
-        print(f"{experiment.id:30} {len(experiment.cells()):3} cells  {experiment.claim}")
+    for experiment, cells in [*((each, each.cells()) for each in experiments().values()), *borrowed()]:
+        print(f"{experiment.id:30} {len(cells):3} cells  {experiment.claim}")
     return 0
 
 
@@ -128,9 +130,9 @@ def _plan(
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     pairs = []
     for cell in select(cells, options.subset or (), experiment.id):
-        name = " ".join([experiment.id, *map(render.label, cell.labels.values())])
+        group = [experiment.id, *map(render.label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
-        pairs += [(cell, run) for run in plan(name, arguments, seeds, Path(options.out) / "runs")]
+        pairs += [(cell, run) for run in plan(group, arguments, seeds, Path(options.out) / "runs")]
     return pairs
 
 
@@ -160,6 +162,21 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
 def _write(
     experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: Path, args: Sequence[str], rounds: int | None
 ) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    image = picture(experiment, pairs, folder)
+    if is_trained(experiment):
+        _write_tables(experiment, pairs, image, folder, args, rounds)
+    print(f"results: {folder}")
+
+
+def _write_tables(
+    experiment: Experiment,
+    pairs: Sequence[tuple[Cell, Run]],
+    image: Path | None,
+    folder: Path,
+    args: Sequence[str],
+    rounds: int | None,
+) -> None:
     results = collect(experiment, pairs)
     compared, verdicts = compare(experiment, results), judge(experiment, results)
     finished = sum(run.finished for _, run in pairs)
@@ -168,14 +185,12 @@ def _write(
         facts.append(f"{rounds} rounds in place of the config's")
     if finished:
         facts.append(f"{results.drop_duplicates('folder')['seconds'].sum() / 60:.0f} minutes of training in all")
-    folder.mkdir(parents=True, exist_ok=True)
     results.to_csv(folder / "results.csv", index=False)
-    (folder / "table.md").write_text(render.markdown(experiment, compared, verdicts, facts))
-    (folder / "table.html").write_text(render.html(experiment, compared, verdicts, facts))
+    (folder / "table.md").write_text(render.markdown(experiment, compared, verdicts, facts, image))
+    (folder / "table.html").write_text(render.html(experiment, compared, verdicts, facts, image))
     console = Console()
     for table in render.terminal(experiment, compared, verdicts):
         console.print(table)
-    console.print(f"results: {folder}", highlight=False)
 
 
 def _last_line(run: Run) -> str:

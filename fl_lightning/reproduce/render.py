@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,6 +22,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 table { border-collapse: collapse; display: block; overflow-x: auto }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #8888; text-align: right; white-space: nowrap }
 .words th, .words td { text-align: left; white-space: normal }
+img { max-width: 100%; background: white }
 """
 NOTHING = "No run is finished."
 CLAIMS = ["claim", "ours", "evidence"]
@@ -80,12 +83,19 @@ def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[
     return tables if verdicts else tables[:1]
 
 
-def markdown(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict], facts: Sequence[str]) -> str:
-    """A page: source, what was run, numbers, claims, notes."""
+def markdown(
+    experiment: Experiment,
+    compared: pd.DataFrame,
+    verdicts: Sequence[Verdict],
+    facts: Sequence[str],
+    image: Path | None = None,
+) -> str:
+    """A page: source, what was run, numbers, claims, the PNG beside it, notes."""
     text = [f"# {experiment.source}", "", about(experiment), ""]
     text += [*(f"- {fact}" for fact in facts), "", *_pipes(*lines(compared)), ""]
     if verdicts:
-        text += _pipes(CLAIMS, judged(verdicts))
+        text += [*_pipes(CLAIMS, judged(verdicts)), ""]
+    text += [f"![{experiment.id}]({image.name})"] if image else []
     text += ["", *(f"- {note}" for note in experiment.notes)]
     return "\n".join(text).rstrip() + "\n"
 
@@ -107,12 +117,21 @@ def judged(verdicts: Sequence[Verdict]) -> list[list[str]]:
     return [[verdict.text, verdict.verdict, verdict.evidence] for verdict in verdicts]
 
 
-def html(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict], facts: Sequence[str]) -> str:
+def html(
+    experiment: Experiment,
+    compared: pd.DataFrame,
+    verdicts: Sequence[Verdict],
+    facts: Sequence[str],
+    image: Path | None = None,
+) -> str:
     """The same page as one HTML file that needs nothing else."""
     body = [f"<h1>{escape(experiment.source)}</h1>", f"<p>{escape(about(experiment))}</p>", _listed(facts)]
     body.append(_tabular(*lines(compared), "numbers"))
     if verdicts:
         body.append(_tabular(CLAIMS, judged(verdicts), "words"))
+    if image:
+        content = base64.b64encode(image.read_bytes()).decode()
+        body.append(f'<img alt="{escape(experiment.id)}" src="data:image/png;base64,{content}">')
     body.append(_listed(experiment.notes))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(experiment.id)}</title>"

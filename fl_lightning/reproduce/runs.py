@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import io
@@ -22,6 +23,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.experiments import option
 
 # Where and how a run is done, which does not change what comes out.
 ELSEWHERE = {
@@ -38,18 +40,23 @@ class Run:
     """One cell's training with one seed.
 
     Attributes:
-        name: what progress and failures call it.
+        group: the experiment and the labels of its cell.
         arguments: of ``fl-lightning fit``, without seed and folder.
         seed: of everything.
         rounds: it takes.
         folder: its own; the same settings and seed have the same, whichever experiment asks.
     """
 
-    name: str
+    group: tuple[str, ...]
     arguments: tuple[str, ...]
     seed: int
     rounds: int
     folder: Path
+
+    @property
+    def name(self) -> str:
+        """What progress and failures call it."""
+        return f"{' '.join(self.group)} seed {self.seed}"
 
     @property
     def finished(self) -> bool:
@@ -70,11 +77,11 @@ class Run:
             return 0
 
 
-def plan(name: str, arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Run]:
+def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Run]:
     """The runs of one cell, one a seed.
 
     Args:
-        name: what to call them.
+        group: the experiment and the labels of its cell.
         arguments: of ``fl-lightning fit``: a config and options.
         seeds: of everything.
         folder: where all runs lie.
@@ -85,7 +92,7 @@ def plan(name: str, arguments: Sequence[str], seeds: Sequence[int], folder: Path
     config = settings(arguments)
     folder = folder / fingerprint(config)
     rounds = int(config["trainer"]["max_epochs"])
-    return [Run(f"{name} seed {seed}", tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
+    return [Run(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
 
 
 def settings(arguments: Sequence[str]) -> dict[str, Any]:
@@ -161,6 +168,7 @@ def _work(run: Run) -> None:
     from fl_lightning.cli import main
 
     status = main(["fit", *run.arguments, *_own_arguments(run)])
+    atexit._run_exitfuncs()  # multiprocessing leaves without them: W&B would not close its file
     if status == 0:
         facts = {"seconds": round(time.monotonic() - began, 1), "seed": run.seed, "arguments": run.arguments}
         facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
@@ -175,7 +183,7 @@ def _own_arguments(run: Run) -> list[str]:
     from fl_lightning.cli import check_readable
 
     arguments = [f"--seed_everything={run.seed}", f"--trainer.default_root_dir={run.folder}", "--experiment=run"]
-    arguments.append("--trainer.enable_progress_bar=false")
+    arguments += ["--trainer.enable_progress_bar=false", *_for_wandb(run)]
     checkpoint = run.metrics.parent / "checkpoints" / "last.ckpt"
     try:
         check_readable(checkpoint)
@@ -183,6 +191,21 @@ def _own_arguments(run: Run) -> list[str]:
     except ConfigurationError:  # stopped before its first round was over
         shutil.rmtree(run.folder / "run", ignore_errors=True)
         return arguments
+
+
+def _for_wandb(run: Run) -> list[str]:
+    """Where W&B is asked for: cells are its groups, labels its tags, and a run that is gone on with is the same run."""
+    if not any("WandbLogger" in argument for argument in run.arguments):
+        return []
+    settings = {
+        "group": " ".join(run.group),
+        "name": run.name,
+        "tags": [*run.group, f"seed {run.seed}"],
+        "id": f"{run.folder.parent.name}-{run.seed}",
+        "resume": "allow",
+        "save_dir": str(run.folder),
+    }
+    return [option(f"trainer.logger.{name}", value) for name, value in settings.items()]
 
 
 def _leave_with_parent() -> None:

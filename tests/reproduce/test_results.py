@@ -28,7 +28,7 @@ def experiment(rows: Sequence[Mapping[str, Any]] = ROWS, **facts: Any) -> Experi
 
 def trained(folder: Path, seed: int, top1: Sequence[float], **labels: Any) -> tuple[Cell, Run]:
     """A cell and a finished run of it, with these accuracies after rounds 1, 2, …"""
-    run = Run("", (), seed, len(top1), folder / "-".join(map(str, labels.values())) / f"seed_{seed}")
+    run = Run((), (), seed, len(top1), folder / "-".join(map(str, labels.values())) / f"seed_{seed}")
     run.metrics.parent.mkdir(parents=True)
     rows = "".join(f"{round},{value}\n" for round, value in enumerate(top1, 1))
     run.metrics.write_text("round,val/top1\n" + rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from command import TINY, fit, process, rows, run
+from wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.runs import Run, fingerprint, plan, settings
@@ -116,7 +117,7 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
 
 def test_a_run_stopped_before_its_first_round_starts_anew() -> None:
     """A folder without a checkpoint that can be read is no obstacle."""
-    (planned,) = plan("tiny", ["--config=tiny.yaml"], [1], Path("runs/runs"))
+    (planned,) = plan(["tiny"], ["--config=tiny.yaml"], [1], Path("runs/runs"))
     assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
     expected = planned.metrics.read_bytes()
     (planned.folder / "finished.json").unlink()
@@ -154,8 +155,22 @@ def test_finished_json_says_how_it_was_made() -> None:
     assert "--config=tiny.yaml" in facts["arguments"]
 
 
+def test_wandb_groups_by_cell_and_tags_by_label() -> None:
+    """Real offline runs, read back: one in each run's folder."""
+    arguments = ["--grid", "data.batch_size=16,32", "--seeds", 1, "--rounds", 1, "--trainer.logger", "WandbLogger"]
+    assert run("sweep", "--config", "tiny.yaml", *arguments).status == 0
+    found = {}
+    for file in Path("runs/sweep/runs").glob("*/seed_1/wandb/offline-run-*/run-*.wandb"):
+        (record,) = (each.run for each in wandb_records(file) if each.WhichOneof("record_type") == "run")
+        found[record.run_group] = (record.display_name, set(record.tags), record.run_id)
+        assert record.run_id == f"{file.parents[3].name}-1"
+    assert {group: kept[:2] for group, kept in found.items()} == {
+        f"tiny {size}": (f"tiny {size} seed 1", {"tiny", str(size), "seed 1"}) for size in (16, 32)
+    }
+
+
 def test_rounds_done_of_a_run_that_has_not_begun() -> None:
-    assert Run("name", (), 1, 3, Path("nowhere")).rounds_done == 0
+    assert Run(("name",), (), 1, 3, Path("nowhere")).rounds_done == 0
 
 
 @pytest.mark.parametrize(
