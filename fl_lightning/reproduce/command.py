@@ -47,7 +47,7 @@ def command(args: Sequence[str]) -> int:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
     runs = [run for experiment, pairs in planned if is_trained(experiment) for _, run in pairs]
-    failed = train_with_progress(runs, options.jobs)
+    failed = train_with_progress(runs, options.jobs) if runs else []
     for experiment, pairs in planned:
         _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
     for run in failed:

@@ -1,0 +1,151 @@
+"""The papers' figures, and the curves of any experiment: drawn from run folders."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from torch import Tensor
+
+from fl_lightning.data import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.experiments import Cell, option
+from fl_lightning.reproduce.drawing import TOLD_APART, curves, draw, draw_partition, name, tidy, tidy_counts, varying
+from fl_lightning.reproduce.papers import Experiment, experiments, find
+from fl_lightning.reproduce.runs import Run, settings
+
+NAMES = {"top1": "top-1 accuracy (%)", "val/top1": "top-1 accuracy"}  # of measures on an axis
+
+
+@dataclass(frozen=True)
+class Plot:
+    """How a figure is drawn.
+
+    Attributes:
+        measures: keys of MEASURES, metrics' own names or SIMILARITIES (drawing.py), each with what its axis is called.
+        panels: axes of the grid that part the panels; all others tell lines apart.
+        kind: "curves" over the rounds, or the "partition" of the data, for which nothing is trained.
+        experiment: whose cells are drawn; None for the figure's own.
+        cells: only those with these labels.
+        options: added to all cells.
+        source: document and number in full, like ``claim`` and ``notes`` those of the experiment unless given.
+        claim: what it shows, in words.
+        notes: on what the paper leaves open.
+    """
+
+    measures: Mapping[str, str] = field(default_factory=dict)
+    panels: Sequence[str] = ()
+    kind: Literal["curves", "partition"] = "curves"
+    experiment: str | None = None
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    claim: str = ""
+    notes: Sequence[str] = ()
+
+
+@cache
+def plots() -> dict[str, Plot]:
+    """All figures by id."""
+    content = yaml.safe_load((Path(__file__).parent / "figures.yaml").read_text())
+    return {id: Plot(**facts) for id, facts in content.items()}
+
+
+def tables_and_figures(name: str) -> list[tuple[Experiment, list[Cell]]]:
+    """What an id or a document names, with its cells; ``figure-1`` stands for ``fig-1``.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    name = name.replace("/figure-", "/fig-").rstrip("/")
+    figures = borrowed(name)
+    tables = [] if any(each.id == name for each, _ in figures) else find(name)
+    return [*((each, each.cells()) for each in tables), *figures]
+
+
+def borrowed(name: str = "") -> list[tuple[Experiment, list[Cell]]]:
+    """The figures (all, or an id's or a document's) that show cells of another experiment, as one without claims."""
+    named = {id: plot for id, plot in plots().items() if not name or f"{id}/".startswith(f"{name}/")}
+    return [_borrowed(id, plot.experiment, plot) for id, plot in named.items() if plot.experiment]
+
+
+def _borrowed(id: str, source: str, plot: Plot) -> tuple[Experiment, list[Cell]]:
+    whole = experiments()[source]
+    notes = (f"The paper's numbers are those of {source}.", *plot.notes, *whole.notes)
+    more = tuple(option(name, value) for name, value in plot.options.items())
+    cells = [
+        Cell(cell.labels, cell.options + more)
+        for cell in whole.cells()
+        if all(cell.labels.get(axis) in labels for axis, labels in plot.cells.items())
+    ]
+    return dataclasses.replace(whole, id=id, source=plot.source, claim=plot.claim, claims=(), notes=notes), cells
+
+
+def is_trained(experiment: Experiment) -> bool:
+    """Whether it takes any run."""
+    return plots().get(experiment.id, Plot()).kind != "partition"
+
+
+def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: Path) -> Path | None:
+    """Draw a paper's figure as ``figure.png``, any other experiment's curves as ``curves.png``.
+
+    What is drawn lies beside it as CSV.
+
+    Args:
+        experiment: of the papers, or a user's own.
+        pairs: its cells and runs, of which the finished ones are drawn.
+        folder: to write to; it exists.
+
+    Returns:
+        The PNG; None where there is nothing to draw: no run is finished, or the runs of a table have one round only or
+        more lines than can be told apart.
+    """
+    plot = plots().get(experiment.id)
+    path = folder / ("figure.png" if plot else "curves.png")
+    if plot and plot.kind == "partition":
+        counts = _partitions(pairs)
+        figure, numbers = draw_partition(counts), tidy_counts(counts)
+    else:
+        shown = plot or _usual(experiment, [cell.labels for cell, _ in pairs])
+        found = curves(list(shown.measures), pairs)
+        lines = {name(curve.labels, [axis for axis in curve.labels if axis not in shown.panels]) for curve in found}
+        if not found or (not plot and (len(lines) > TOLD_APART or all(len(curve.points) < 2 for curve in found))):
+            return None
+        figure, numbers = draw(found, shown.measures, shown.panels), tidy(found)
+    numbers.to_csv(path.with_suffix(".csv"), index=False)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
+    """The first measure, a line a method (or label of the last axis)."""
+    axes = list(dict.fromkeys(axis for each in labels for axis in each))
+    line = "method" if "method" in axes else axes[-1] if axes else None
+    measure = experiment.measures[0]
+    return Plot({measure: NAMES.get(measure, measure)}, [axis for axis in varying(labels) if axis != line])
+
+
+def _partitions(pairs: Sequence[tuple[Cell, Run]]) -> dict[str, Tensor]:
+    """(N, C) class counts of each cell's data with the first seed."""
+    axes = varying([cell.labels for cell, _ in pairs])
+    return {name(cell.labels, axes): _class_counts(run) for cell, run in pairs if run.seed == pairs[0][1].seed}
+
+
+def _class_counts(run: Run) -> Tensor:
+    from jsonargparse import ArgumentParser
+
+    config = settings(run.arguments)["data"]
+    config["init_args"]["seed"] = run.seed
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    data: FederatedDataModule = parser.instantiate_classes(parser.parse_object({"data": config})).data
+    data.prepare_data()
+    data.setup("fit")
+    if (counts := data.class_counts()) is None:
+        raise ConfigurationError(f"{type(data).__name__} knows no classes to draw: choose a data set with labels")
+    return counts

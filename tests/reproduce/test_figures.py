@@ -1,0 +1,179 @@
+"""Figures: their facts find cells, and their pictures lie where they should."""
+
+import base64
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from command import run
+from generated import write_images
+from PIL import Image
+from run_folders import finished
+
+from fl_lightning.callbacks import FedLAW
+from fl_lightning.datamodules import CIFAR10
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.experiments import Cell
+from fl_lightning.reproduce.drawing import SIMILARITIES
+from fl_lightning.reproduce.figures import borrowed, picture, plots, tables_and_figures
+from fl_lightning.reproduce.papers import MEASURES, Experiment, experiments
+from fl_lightning.reproduce.results import same
+from fl_lightning.reproduce.runs import Run
+
+TABLES = Path(__file__).parents[3] / "shared" / "papers" / "tables.yaml"
+SKETCHES = {"fedgh-paper/fig-1", "fedgh-paper/fig-3", "fedgam/fig-1"}
+NOT_MEASURED = {f"fedlaw/fig-{number}" for number in (2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14)}
+NOT_MEASURED |= {"fedmgc/fig-2", "fedgam/fig-4", "fedgam/fig-5"}
+
+
+def cells(id: str) -> list[Cell]:
+    return next(cells for experiment, cells in tables_and_figures(id) if experiment.id == id)
+
+
+class TestFacts:
+    @pytest.mark.parametrize("id", list(plots()))
+    def test_name_cells_panels_and_measures_that_exist(self, id: str) -> None:
+        plot = plots()[id]
+        assert (plot.experiment or id) in experiments()
+        assert bool(plot.experiment) == bool(plot.source) == bool(plot.claim)
+        assert cells(id)
+        for axis, labels in plot.cells.items():
+            assert all(any(same(cell.labels[axis], each) for cell in cells(id)) for each in labels)
+        assert all(axis in cell.labels for cell in cells(id) for axis in plot.panels)
+        assert bool(plot.measures) == (plot.kind == "curves")
+        for measure in plot.measures:
+            known = {*MEASURES, SIMILARITIES, "val/loss", "conflict/ratio"}
+            assert measure in known or measure in str(FedLAW.__doc__), measure
+
+    @pytest.mark.parametrize(
+        ("id", "count"),
+        [
+            ("fedlaw/fig-1", 12),
+            ("fedlaw/fig-3", 2),
+            ("fedlaw/fig-13", 1),
+            ("fedlaw/fig-16", 32),
+            ("fedgam/fig-2", 3),
+            ("fedgam/fig-3", 81),
+        ],
+    )
+    def test_how_many_cells(self, id: str, count: int) -> None:
+        """2 alphas, 6 gammas; 2 alphas; one; 2 alphas, 2 models, 8 methods; 3 partitions; 3 data sets, 3, 9 methods."""
+        assert len(cells(id)) == count
+
+    def test_every_figure_of_the_papers_is_drawn_or_known_not_to_be(self) -> None:
+        if not TABLES.is_file():
+            pytest.skip("the papers' tables are not at hand")
+        papers = {figure["id"].rstrip("abc") for figure in yaml.safe_load(TABLES.read_text())["figures"]}
+        assert {*plots()} | SKETCHES | NOT_MEASURED == papers
+        assert not {*plots()} & (SKETCHES | NOT_MEASURED)
+
+    def test_a_figure_of_another_experiment_has_its_settings_and_not_its_claims(self) -> None:
+        figure, chosen = tables_and_figures("fedlaw/fig-13")[0]
+        table = experiments()["fedlaw/table-1"]
+        assert (figure.config, figure.last, figure.claims) == (table.config, 10, ())
+        assert figure.source.endswith("Fig. 13")
+        assert "The paper's numbers are those of fedlaw/table-1." in figure.notes
+        partition = "--data.partition={class_path: HybridDirichlet, init_args: {alphas: [10, 0.1]}}"
+        assert chosen[0].options[-1] == partition
+
+
+class TestIds:
+    def test_figure_stands_for_fig(self) -> None:
+        for name in ("fedlaw/figure-1", "fedlaw/fig-1"):
+            assert [each.id for each, _ in tables_and_figures(name)] == ["fedlaw/fig-1"]
+        assert [each.id for each, _ in tables_and_figures("fedmgc/figure-3")] == ["fedmgc/fig-3"]
+
+    def test_a_document_has_its_tables_first(self) -> None:
+        ids = ["fedgam/table-3", "fedgam/table-4", "fedgam/table-5", "fedgam/fig-4", "fedgam/fig-2", "fedgam/fig-3"]
+        assert [each.id for each, _ in tables_and_figures("fedgam")] == ids
+        assert [each.id for each, _ in tables_and_figures("fedgam/")] == ids
+
+    @pytest.mark.parametrize("name", ["fedlaw/fig-4", "fedlaw/fig", "fedlaw/figure-100", "fed"])
+    def test_refuses_others(self, name: str) -> None:
+        with pytest.raises(ConfigurationError, match="there is no experiment fed"):
+            tables_and_figures(name)
+
+    def test_the_list_has_them(self) -> None:
+        listed = run("reproduce", "--list").out
+        assert [each.id for each, _ in borrowed()] == [
+            line.split()[0] for line in listed.splitlines()[len(experiments()) :]
+        ]
+        assert "fedlaw/fig-13                    1 cells  Of 20 clients the first ten" in listed
+
+
+class TestPicture:
+    def of(self, measure: str = "top1", id: str = "mine") -> Experiment:
+        return Experiment(id, "Mine", "", "", (), "", (measure,))
+
+    def test_a_table_gets_curves(self, tmp_path: Path) -> None:
+        """A line a method, in panels by what else there is more than one of."""
+        labels = [{"alpha": a, "method": m, "gamma": 1} for a in (0.1, 1) for m in "AB"]
+        pairs = [(Cell(each, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n, each in enumerate(labels)]
+        path = picture(self.of(), pairs, tmp_path)
+        assert path == tmp_path / "curves.png"
+        assert Image.open(path).size == (
+            984,
+            384,
+        )  # 120 an inch: two panels of 3.6 and 1 more; one of 2.7 and half an inch
+        table = pd.read_csv(tmp_path / "curves.csv")
+        assert table[["alpha", "method"]].drop_duplicates().to_numpy().tolist() == [
+            [0.1, "A"],
+            [0.1, "B"],
+            [1, "A"],
+            [1, "B"],
+        ]
+
+    def test_a_figure_gets_its_own(self, tmp_path: Path) -> None:
+        pairs = [(cell, finished(tmp_path / str(n), top1=[0.1])) for n, cell in enumerate(cells("fedmgc/fig-3"))]
+        assert picture(experiments()["fedmgc/fig-3"], pairs, tmp_path) == tmp_path / "figure.png"
+        assert pd.read_csv(tmp_path / "figure.csv")["method"].tolist() == [
+            "FedMGC",
+            "FedAvg",
+            "FedProx",
+            "SCAFFOLD",
+            "FedNova",
+        ]
+
+    def test_nothing_to_draw(self, tmp_path: Path) -> None:
+        """One round; 29 lines, more than there are looks; no run; and no cell."""
+        one = [(Cell({"method": "A"}, ()), finished(tmp_path / "one", top1=[0.1]))]
+        many = [(Cell({"size": n}, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n in range(29)]
+        for pairs in (one, many, [(Cell({}, ()), Run("", (), 1, 2, tmp_path / "nowhere"))], []):
+            assert picture(self.of(), pairs, tmp_path) is None
+        assert picture(self.of(), many[:28], tmp_path) is not None
+
+
+@pytest.fixture
+def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_images(tmp_path / "images", CIFAR10, 1)
+
+
+def test_a_partition_takes_no_run(images: Path) -> None:
+    """21 of 30 images are left to train on when each of 20 clients holds back 30 % of its own, rounded."""
+    result = run("reproduce", "fedlaw/figure-13", "--data.root", images, "--data.held_out", 0)
+    assert (result.status, result.err) == (0, "")
+    folder = Path("runs/reproduce/fedlaw/fig-13")
+    assert sorted(path.name for path in folder.iterdir()) == ["figure.csv", "figure.png"]
+    table = pd.read_csv(folder / "figure.csv")
+    assert (table["client"].nunique(), table["class"].nunique(), table["examples"].sum()) == (20, 10, 30)
+    assert not Path("runs/reproduce/runs").exists()
+
+
+@pytest.mark.slow
+def test_from_the_command_to_the_page(images: Path) -> None:
+    """Two rounds of 5 clients: ten pairs in the figure, the same smallest cosine in the table."""
+    chosen = ["--subset", "num_clients=5", "alpha=IID", "--seeds", 1, "--rounds", 2]
+    result = run("reproduce", "fedgh-paper/figure-2", *chosen, "--data.root", images, "--accelerator", "cpu")
+    assert result.status == 0, result.out
+    folder = Path("runs/reproduce/fedgh-paper/fig-2")
+    table = pd.read_csv(folder / "figure.csv")
+    similarities = table[table["measure"] == SIMILARITIES]
+    assert similarities["round"].tolist() == list(range(1, 11))
+    assert table[table["measure"] == "conflict/ratio"]["round"].tolist() == [1, 2]
+    results = pd.read_csv(folder / "results.csv")
+    assert similarities["mean"].min() == pytest.approx(results["min_cosine"][0], abs=1e-6)
+    assert "![fedgh-paper/fig-2](figure.png)" in (folder / "table.md").read_text()
+    embedded = base64.b64encode((folder / "figure.png").read_bytes()).decode()
+    assert f'src="data:image/png;base64,{embedded}"' in (folder / "table.html").read_text()
