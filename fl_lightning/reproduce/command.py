@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,7 +35,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``reproduce …`` or ``sweep …``; the exit status: 1 if a run failed, which the tables then lack."""
+    """Run ``reproduce …`` or ``sweep …``.
+
+    Returns:
+        The exit status: 1 if a run failed, which the tables then lack, 130 after Ctrl-C, when they have what is there.
+    """
     parser = _parser(args[0])
     options, passed_on = parser.parse_known_args(args[1:])
     if args[0] == "sweep":
@@ -47,12 +52,18 @@ def command(args: Sequence[str]) -> int:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
     runs = [run for experiment, pairs in planned if is_trained(experiment) for _, run in pairs]
-    failed = train_with_progress(runs, options.jobs) if runs else []
+    failed, stopped = [], False
+    try:
+        failed = train_with_progress(runs, options.jobs) if runs else []
+    except KeyboardInterrupt:
+        stopped = True
     for experiment, pairs in planned:
         _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
     for run in failed:
         print(f"failed: {run.name}: {_last_line(run)} (all of it: {run.folder / 'log.txt'})")
-    return 1 if failed else 0
+    if stopped:
+        print("stopped: the same command goes on from here")
+    return 130 if stopped else 1 if failed else 0
 
 
 def _parser(name: str) -> Parser:
@@ -184,6 +195,8 @@ def _write_tables(
     if rounds:
         facts.append(f"{rounds} rounds in place of the config's")
     if finished:
+        seeds = ", ".join(map(str, sorted(results["seed"].unique())))
+        facts.append(f"seeds {seeds}; {_versions(pairs)}")
         facts.append(f"{results.drop_duplicates('folder')['seconds'].sum() / 60:.0f} minutes of training in all")
     results.to_csv(folder / "results.csv", index=False)
     (folder / "table.md").write_text(render.markdown(experiment, compared, verdicts, facts, image))
@@ -191,6 +204,12 @@ def _write_tables(
     console = Console()
     for table in render.terminal(experiment, compared, verdicts):
         console.print(table)
+
+
+def _versions(pairs: Sequence[tuple[Cell, Run]]) -> str:
+    """What the runs were made with; all of it, should it not be the same."""
+    versions = (json.loads((run.folder / "finished.json").read_text())["versions"] for _, run in pairs if run.finished)
+    return ", ".join(dict.fromkeys(f"{name} {version}" for each in versions for name, version in each.items()))
 
 
 def _last_line(run: Run) -> str:

@@ -64,7 +64,7 @@ def killed_in_mid_run(arguments: list[str]) -> set[Path]:
     """Start the command, and kill -9 it when one run is finished and another has begun; what was finished then."""
     command = [str(Path(sys.executable).with_name("fl-lightning")), *arguments]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     runs = Path("runs/sweep/runs")
     while time.monotonic() < deadline and started.poll() is None:
         finished = {path.parent for path in runs.rglob("finished.json")}
@@ -209,3 +209,18 @@ def test_list_names_every_experiment() -> None:
 def test_settings_of_a_mistake_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no option nope"):
         settings(["--config=tiny.yaml", "--data.nope=3"])
+
+
+def test_interrupted_it_tabulates_what_is_there() -> None:
+    """Ctrl-C in mid-run: the table of what is finished, a word on how to go on, status 130."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *LONG]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 300
+    while not list(Path("runs/sweep/runs").rglob("finished.json")):
+        assert time.monotonic() < deadline, "no run was finished in time"
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, _ = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "the same command goes on from here" in out
+    assert 1 <= len(results()) < 4
