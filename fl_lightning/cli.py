@@ -260,6 +260,7 @@ def main(args: Sequence[str] | None = None) -> int:
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveConfig,
             trainer_class=CommandTrainer,
+            parser_kwargs={"epilog": "Many runs, one table: fl-lightning reproduce --help, fl-lightning sweep --help."},
             seed_everything_default=1,
             auto_configure_optimizers=False,
         )

@@ -206,6 +206,13 @@ def test_list_names_every_experiment() -> None:
     assert set(experiments()) <= {line.split()[0] for line in result.out.splitlines()}
 
 
+def test_help_leads_to_the_commands() -> None:
+    help_page = run("--help")
+    assert help_page.status == 0
+    assert all(word in help_page.out for word in ("fit", "data", "reproduce --help", "sweep"))
+    assert "--subset" in run("reproduce", "--help").out
+
+
 def test_settings_of_a_mistake_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no option nope"):
         settings(["--config=tiny.yaml", "--data.nope=3"])
