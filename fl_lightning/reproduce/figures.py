@@ -143,7 +143,7 @@ def _class_counts(run: Run) -> Tensor:
     config["init_args"]["seed"] = run.seed
     parser = ArgumentParser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = parser.instantiate_classes(parser.parse_object({"data": config})).data
+    data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": config})).data
     data.prepare_data()
     data.setup("fit")
     if (counts := data.class_counts()) is None:
