@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import re
@@ -12,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import requests
 import torch
+import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -30,7 +31,19 @@ from fl_lightning.experiments import KEYS, bases, resolve_configs
 from fl_lightning.messages import ParsingError, mistake_in
 from fl_lightning.orchestrator import FederatedOrchestrator
 from fl_lightning.progress import RoundProgress
+from fl_lightning.reproduce.runs import fingerprint
 from fl_lightning.runs import BestCheckpoint, LastCheckpoint, RunFolder, last_checkpoint
+from fl_lightning.timing import RoundTimer
+from fl_lightning.tracking import RunTracking, continue_wandb, offline_without_key, tell_wandb
+
+# Commands about many runs, or about runs that are over: each module's ``command`` takes the arguments.
+COMMANDS = {
+    "reproduce": "reproduce.command",
+    "sweep": "reproduce.command",
+    "report": "report.command",
+    "dashboard": "dashboard",
+}
+EPILOG = f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help"
 
 TRAINER_DEFAULTS = {
     "default_root_dir": "runs",
@@ -91,6 +104,8 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero:
             path = Path(str(folder)) / "config.yaml"
             self.parser.save(config, path, skip_none=False, overwrite=True, multifile=False)
+            saved = yaml.safe_load(path.read_text())
+            tell_wandb(trainer, saved | {"settings": fingerprint(saved)})
 
 
 class FederatedCLI(LightningCLI):
@@ -144,6 +159,8 @@ class FederatedCLI(LightningCLI):
             if path.parent.name == "checkpoints" and (folder / "config.yaml").is_file():
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
                 rounds = rounds_done if self.config.subcommand == "fit" else None
+                if "WandbLogger" in str(config.trainer.logger):
+                    continue_wandb(folder, rounds)
         config.experiment = experiment
         self.folder = RunFolder(root, experiment, version, rounds)
 
@@ -155,8 +172,9 @@ class FederatedCLI(LightningCLI):
         if config.enable_checkpointing is not False:
             chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
             callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
+        callbacks[:0] = [timer := RoundTimer(), RunTracking()]
         if config.enable_progress_bar is not False:
-            callbacks.append(RoundProgress())
+            callbacks.append(RoundProgress(timer))
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         loggers = [logger for logger in loggers if isinstance(logger, Logger)]
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
@@ -174,8 +192,9 @@ class FederatedCLI(LightningCLI):
             offline_without_key()
 
     def after_fit(self) -> None:
-        """Lightning's hook: say where everything is."""
-        if self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
+        """Lightning's hook: say where everything is, unless silence is wished for."""
+        shown = self._get(self.config, "trainer").enable_progress_bar is not False
+        if shown and self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
             print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
 
 
@@ -226,41 +245,34 @@ def check_readable(path: Path) -> int:
     return int(content["rounds_done"])
 
 
-def offline_without_key() -> None:
-    """Let W&B write to disk where it has no key to send with."""
-    server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    has_key = os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server)
-    if "WANDB_MODE" not in os.environ and not has_key:
-        os.environ["WANDB_MODE"] = "offline"
-        print("W&B: no API key found: this run is recorded offline; send it later with wandb sync wandb/offline-run-*")
-
-
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status. 2 stands for a mistake that one line on standard error explains."""
     sys.path.insert(0, str(Path.cwd()))  # a console script's path starts at the script: classes of the user live here
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_no_chatter)
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
+        logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     warnings.filterwarnings("ignore", ".*does not have many workers.*")
     warnings.filterwarnings("ignore", ".*loading a checkpoint outside the 'fit' stage.*")  # the average is what to test
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")
+    warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended")
     warnings.filterwarnings("ignore", ".*defined a `validation_step` but have no `val_dataloader`.*")
     warnings.filterwarnings("ignore", ".*recommended to use `self.log.*sync_dist=True.*")
     warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
     args = sys.argv[1:] if args is None else args
     try:
-        if args and args[0] in ("reproduce", "sweep"):
-            from fl_lightning.reproduce.command import command  # here: pandas takes a while to import
-
-            return command(args)
-        sys.argv[1:] = resolve_configs(args)
+        if args and args[0] in COMMANDS:
+            module = importlib.import_module(f"fl_lightning.{COMMANDS[args[0]]}")  # only now: pandas takes a while
+            return int(module.command(args))
+        sys.argv[1:] = args  # as typed: other devices' processes start with them
         FederatedCLI(
             FederatedOrchestrator,
             FederatedDataModule,
+            args=resolve_configs(args),
             subclass_mode_data=True,
             parser_class=Parser,
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveConfig,
             trainer_class=CommandTrainer,
-            parser_kwargs={"epilog": "Many runs, one table: fl-lightning reproduce --help, fl-lightning sweep --help."},
+            parser_kwargs={"epilog": EPILOG},
             seed_everything_default=1,
             auto_configure_optimizers=False,
         )
@@ -274,5 +286,5 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _no_chatter(record: logging.LogRecord) -> bool:
-    chatter = r"💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
+    chatter = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
     return not re.match(chatter, record.getMessage())

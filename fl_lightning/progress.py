@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -11,18 +11,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from fl_lightning.data import PADDING
+from fl_lightning.timing import RoundTimer
 
 SHOWN = ("val/top1", "conflict/ratio", "train/loss")  # first; what else a module logs with prog_bar=True follows
 HIDDEN = ("v_num",)
 
 
 class RoundProgress(ProgressBar):
-    """Rounds, clients within the round, accuracy, conflict ratio and time left; plain lines where nobody watches."""
+    """Rounds, clients within the round, accuracy, conflict ratio, where the time goes and how much is left.
 
-    def __init__(self) -> None:
+    Plain lines, one a round, where nobody watches.
+
+    Args:
+        timer: the run's own; it comes before this one among the Trainer's callbacks.
+    """
+
+    def __init__(self, timer: RoundTimer) -> None:
         super().__init__()
+        self.timer = timer
         self._progress: Progress | None = None
-        self._started, self._first = 0.0, 0
         self._enabled = True
 
     def disable(self) -> None:
@@ -38,7 +45,6 @@ class RoundProgress(ProgressBar):
         if not self._enabled:
             return
         console = Console()
-        self._started, self._first = time.monotonic(), trainer.current_epoch
         if console.is_terminal:
             self._progress = Progress(
                 TextColumn("{task.description}"),
@@ -72,14 +78,13 @@ class RoundProgress(ProgressBar):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's hook."""
         if self._progress:
-            metrics = self._metrics(trainer, pl_module)
+            metrics = f"{self._metrics(trainer, pl_module)}  {self.timer.spoken}"
             self._progress.update(self._rounds, completed=trainer.current_epoch + 1, metrics=metrics)
         elif self._enabled:
-            done = trainer.current_epoch + 1
-            seconds = (time.monotonic() - self._started) / (done - self._first)
-            of = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
-            line = f"round {done}{of}  {self._metrics(trainer, pl_module)}  {seconds:.2f} s/round"
-            print(line, flush=True)
+            done, last = trainer.current_epoch + 1, max(trainer.max_epochs or 0, 0)
+            line = f"round {done}{f'/{last}' if last else ''}  {self._metrics(trainer, pl_module)}  {self.timer.spoken}"
+            left = timedelta(seconds=round(self.timer.mean * (last - done)))
+            print(f"{line}  {left} left" if last > done else line, flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's hook."""

@@ -38,6 +38,8 @@ class RunFolder(CSVLogger):
         super().__init__(root, experiment, version)
         self.rounds = rounds
         self._rows: dict[int, dict[str, float]] | None = None
+        self._lines: dict[int, str] = {}  # the rows as they stand in the file, but for those that have changed
+        self._names: set[str] = set()
 
     @property
     def version(self) -> str:
@@ -64,6 +66,7 @@ class RunFolder(CSVLogger):
         round = int(values.pop("round", finished + 1))
         if round > 0:
             self._rows.setdefault(round, {}).update(values)
+            self._lines.pop(round, None)
             self.save()
 
     def _read(self) -> dict[int, dict[str, float]]:
@@ -79,17 +82,26 @@ class RunFolder(CSVLogger):
         """Write the file anew, whole or not at all."""
         if not self._rows:
             return
-        found = {name for row in self._rows.values() for name in row} - {"epoch"}
-        first = [name for name in FIRST_COLUMNS if name in found]
-        columns = ["round", *first, *sorted(found.difference(first))]
+        columns = self._columns(self._rows)
+        for round, row in self._rows.items():
+            if round not in self._lines:
+                values = [f"{row[name]:.7g}" if name in row else "" for name in columns]
+                self._lines[round] = ",".join([str(round), *values]) + "\r\n"
         folder = Path(self.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "metrics.csv.part").open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
-            writer.writeheader()
-            for round, row in sorted(self._rows.items()):
-                writer.writerow({name: f"{value:.7g}" for name, value in row.items()} | {"round": round})
+            csv.writer(file).writerow(["round", *columns])
+            file.writelines(self._lines[round] for round in sorted(self._rows))
         (folder / "metrics.csv.part").replace(folder / "metrics.csv")
+
+    def _columns(self, rows: Mapping[int, Mapping[str, float]]) -> list[str]:
+        """The names of all values, in their order in the file; a new one makes every line anew."""
+        changed = (row for round, row in rows.items() if round not in self._lines)
+        if new := {name for row in changed for name in row} - {"epoch"} - self._names:
+            self._names |= new
+            self._lines.clear()
+        first = [name for name in FIRST_COLUMNS if name in self._names]
+        return [*first, *sorted(self._names.difference(first))]
 
 
 def _is_first_process() -> bool:

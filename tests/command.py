@@ -15,7 +15,9 @@ from pathlib import Path
 
 from fl_lightning.cli import main
 
-RANK_ZERO = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+CHATTERERS = [
+    logging.getLogger(f"lightning.{name}") for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed")
+]
 
 # Four clients of scikit-learn's digits: a round takes 0.1 s.
 TINY = """
@@ -88,12 +90,14 @@ def rows(file: Path | str) -> list[dict[str, float]]:
 def _restored() -> Iterator[list[warnings.WarningMessage]]:
     """Undo what a process may do to itself, and forget the modules that it found in its working directory."""
     argv, path, modules, environment = list(sys.argv), list(sys.path), set(sys.modules), dict(os.environ)
-    filters = list(RANK_ZERO.filters)
+    filters = [list(logger.filters) for logger in CHATTERERS]
     try:
         with warnings.catch_warnings(record=True) as caught:
             yield caught
     finally:
-        sys.argv[:], sys.path[:], RANK_ZERO.filters[:] = argv, path, filters
+        sys.argv[:], sys.path[:] = argv, path
+        for logger, before in zip(CHATTERERS, filters, strict=True):
+            logger.filters[:] = before
         os.environ.clear()
         os.environ.update(environment)
         new = set(sys.modules) - modules

@@ -127,6 +127,7 @@ def test_run_folder_layout() -> None:
         "checkpoints/last.ckpt",
         "config.yaml",
         "metrics.csv",
+        "timings.csv",
     ]
     assert result.out.endswith(f"run folder: {RUN}\n")
     assert not Path("lightning_logs").exists()

@@ -10,6 +10,8 @@ from rich.console import Console
 
 import fl_lightning.progress
 
+SPOKEN = r"\d+\.\d\d s/round \(local \d+%, server \d+%\)"
+
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,8 +39,8 @@ def test_plain_lines_where_nobody_watches() -> None:
     number = r"\d+\.\d{4}"
     metrics = rf"val/top1 {number}  conflict/ratio {number}  train/loss {number}"
     assert len(out) == 3
-    for round, line in zip((1, 2), out[:2], strict=True):
-        assert re.fullmatch(rf"round {round}/2  {metrics}  \d+\.\d\d s/round", line), line
+    for round, left, line in zip((1, 2), (r"  \d:\d\d:\d\d left", ""), out[:2], strict=True):
+        assert re.fullmatch(rf"round {round}/2  {metrics}  {SPOKEN}{left}", line), line
     assert out[2].startswith("run folder: ")
 
 
@@ -59,7 +61,7 @@ def test_terminal_shows_rounds_clients_and_metrics(screen: io.StringIO) -> None:
     assert "round 1/2" not in result.out, "plain lines would break the display"
     shown = frames(screen)
     last_rounds = [line for line in shown if line.startswith("rounds")][-1]
-    assert re.search(r"2/2 .*val/top1 0\.\d{4}  conflict/ratio \d\.\d{4}  train/loss \d\.\d{4}", last_rounds)
+    assert re.search(r"2/2 .*val/top1 0\.\d{4}  conflict/ratio \d\.\d{4}  train/loss \d\.\d{4}  " + SPOKEN, last_rounds)
     assert re.search(r"\b4/4\b", [line for line in shown if line.startswith("clients")][-1])
     rounds = [line.split()[1:] for line in shown if line.startswith("rounds")]
     assert len(rounds) >= 2
@@ -85,6 +87,5 @@ def test_terminal_is_released_after_a_failure(screen: io.StringIO) -> None:
 
 
 def test_disabled_shows_nothing(screen: io.StringIO) -> None:
-    out = fit("--trainer.enable_progress_bar", "false").out
-    assert out == "run folder: runs/tiny/version_0\n"
-    assert screen.getvalue() == ""
+    result = fit("--trainer.enable_progress_bar", "false")
+    assert (result.out, result.err, screen.getvalue()) == ("", "", "")
