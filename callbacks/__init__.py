@@ -5,6 +5,7 @@ if __name__ != "fl_lightning.callbacks":
 
 from fl_lightning.callbacks.cagrad import CAGrad
 from fl_lightning.callbacks.centred_clipping import CentredClipping
+from fl_lightning.callbacks.coherence import CoherenceMonitor
 from fl_lightning.callbacks.cohorts import SaveCohorts
 from fl_lightning.callbacks.dgc import DominantGradientCorrection
 from fl_lightning.callbacks.fedavg import FedAvg
@@ -26,6 +27,7 @@ from fl_lightning.callbacks.fedsmoo import FedSMOO
 from fl_lightning.callbacks.focal import FocalLoss
 from fl_lightning.callbacks.geometric_median import GeometricMedian
 from fl_lightning.callbacks.gh import GradientHarmonization
+from fl_lightning.callbacks.hessian import HessianMonitor
 from fl_lightning.callbacks.krum import Krum
 from fl_lightning.callbacks.median import CoordinateMedian
 from fl_lightning.callbacks.monitor import ConflictMonitor
@@ -37,12 +39,16 @@ from fl_lightning.callbacks.scaffold import Scaffold
 from fl_lightning.callbacks.server_ft import ServerFT
 from fl_lightning.callbacks.shrinking import GlobalWeightShrinking
 from fl_lightning.callbacks.sign_flip import SignFlip
+from fl_lightning.callbacks.surface import LossSurface
 from fl_lightning.callbacks.trimmed_mean import TrimmedMean
+from fl_lightning.callbacks.updates import ClientMonitor
 
 __all__ = [
     "MOON",
     "CAGrad",
     "CentredClipping",
+    "ClientMonitor",
+    "CoherenceMonitor",
     "ConflictMonitor",
     "CoordinateMedian",
     "DominantGradientCorrection",
@@ -68,7 +74,9 @@ __all__ = [
     "GeometricMedian",
     "GlobalWeightShrinking",
     "GradientHarmonization",
+    "HessianMonitor",
     "Krum",
+    "LossSurface",
     "NormClipping",
     "PCGrad",
     "PersonalEvaluation",

@@ -13,7 +13,8 @@ from torch import Tensor
 from fl_lightning.conflict import without_rounding
 from fl_lightning.params import average_buffers
 
-COLUMNS = 1 << 16  # of the updates converted to float64 at a time
+COLUMNS = 1 << 16  # of the updates in hand at a time
+TILE = (16, 1 << 13)  # rows and columns that a CPU's cache holds in float64
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,14 @@ class Cohort:
     @cached_property
     def gram(self) -> Tensor:
         """(K, K) inner products of the updates as they came, float64, computed once a round."""
-        gram = torch.zeros(len(self.deltas), len(self.deltas), dtype=torch.float64, device=self.deltas.device)
-        for block in torch.split(self.deltas, COLUMNS, dim=1):
+        size, device = len(self.deltas), self.deltas.device
+        rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        for block in torch.split(self.deltas, columns, dim=1):
             wide = block.double()
-            gram.addmm_(wide, wide.T)
-        gram = gram.cpu()
+            for top in range(0, size, rows):  # what lies below the diagonal is known from above
+                gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
+        gram = (gram.triu() + gram.triu(1).T).cpu()
         return without_rounding(gram, gram.diagonal().sqrt())
 
     @property

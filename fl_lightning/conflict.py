@@ -1,5 +1,6 @@
 """Conflict between updates, all from their K×K Gram matrix."""
 
+import math
 from typing import Literal
 
 import torch
@@ -40,10 +41,68 @@ def pairs(matrix: Tensor) -> Tensor:
     return matrix[rows, columns]
 
 
-def conflict_ratio(gram: Tensor) -> float:
-    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 for a single update."""
-    products = pairs(gram)
-    return float((products < 0).double().mean()) if len(products) else 0.0
+def conflict_ratio(gram: Tensor, weights: Tensor | None = None) -> float:
+    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 where no pair counts.
+
+    Args:
+        gram: (K, K) inner products.
+        weights: (K,) λ >= 0, by which the pair i, j counts λ_i λ_j; all pairs count alike by default.
+    """
+    counts = pairs(torch.ones_like(gram) if weights is None else weights.outer(weights))
+    return float(counts[pairs(gram) < 0].sum() / counts.sum()) if counts.any() else 0.0
+
+
+def norms(gram: Tensor, combinations: Tensor) -> Tensor:
+    """Norms of linear combinations of the updates.
+
+    Args:
+        gram: (K, K) inner products of the updates.
+        combinations: (L, K) the coefficients of one in each row.
+
+    Returns:
+        (L,); zero where rounding alone could have made it.
+    """
+    scale = combinations.abs() @ gram.diagonal().sqrt()
+    squares = ((combinations @ gram) * combinations).sum(1)
+    return squares.masked_fill(squares <= EPSILON * scale.square(), 0.0).sqrt()
+
+
+def share_removed(gram: Tensor, mixing: Tensor) -> float | None:
+    """How much of the updates a correction changed: the mean of ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
+
+    Args:
+        gram: (K, K) inner products of the updates Δ.
+        mixing: (K, K).
+
+    Returns:
+        At least 0, and 1 for updates that were replaced by zero; None if all updates are zero (such ones never count).
+    """
+    lengths = gram.diagonal().sqrt()
+    changes = norms(gram, torch.eye(len(gram), dtype=gram.dtype) - mixing)
+    return float((changes / lengths)[lengths > 0].mean()) if lengths.any() else None
+
+
+def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
+    """Degrees in [0, 180] between two combinations of the updates.
+
+    2 atan2(‖u - v‖, ‖u + v‖) of the unit vectors u, v: unlike the arc cosine, exact where u and v are nearly the same
+    combination.
+
+    Args:
+        gram: (K, K) inner products of the updates.
+        one: (K,) coefficients.
+        other: (K,) likewise.
+
+    Returns:
+        None if one of them is zero.
+    """
+    both = torch.stack([one, other])
+    lengths = norms(gram, both)
+    if not lengths.all():
+        return None
+    u, v = both / lengths[:, None]
+    apart, along = norms(gram, torch.stack([u - v, u + v])).tolist()
+    return math.degrees(2 * math.atan2(apart, along))
 
 
 def partners(size: int, order: Literal["random", "ascending", "descending"], generator: torch.Generator) -> Tensor:

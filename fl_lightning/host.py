@@ -105,20 +105,26 @@ class ClientHost(LightningModule):
         Raises:
             ConfigurationError: the module's ``training_step`` returns no loss.
         """
-
-        def loss() -> Tensor:
-            index = (0,) if self._takes_index else ()
-            outputs: Any = self.client.training_step(self.prepare_batch(batch), *index)
-            value = outputs["loss"] if isinstance(outputs, dict) else outputs
-            if not isinstance(value, Tensor):
-                raise ConfigurationError(
-                    f"a rule needs the loss that {type(self.client).__name__}.training_step returns, got "
-                    f"{type(value).__name__}: return it"
-                )
-            return value
-
         with self.at(params):
-            return self.differentiate(loss)
+            return self.differentiate(lambda: self.training_loss(self.prepare_batch(batch)))
+
+    def training_loss(self, batch: Any) -> Tensor:
+        """The client module's own loss of a batch, with its graph, at its present parameters.
+
+        Args:
+            batch: as its ``training_step`` takes it.
+
+        Raises:
+            ConfigurationError: ``training_step`` returns no loss.
+        """
+        outputs: Any = self.client.training_step(batch, *((0,) if self._takes_index else ()))
+        value = outputs["loss"] if isinstance(outputs, dict) else outputs
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"a rule needs the loss that {type(self.client).__name__}.training_step returns, got "
+                f"{type(value).__name__}: return it"
+            )
+        return value
 
     def differentiate(self, loss: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         """A loss of the client module at its present parameters: a scalar without graph, and its gradient (P,)."""

@@ -1,9 +1,10 @@
-"""What a round leaves beside its scalars: values of single clients, arrays, pictures."""
+"""What a round leaves beside its scalars: values by client, arrays, pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,18 +25,16 @@ def is_due(orchestrator: FederatedOrchestrator, every: int) -> bool:
     return bool(every) and (orchestrator.round % every == 0 or orchestrator.round == orchestrator.trainer.max_epochs)
 
 
-def log_clients(
-    orchestrator: FederatedOrchestrator, name: str, clients: Iterable[int], values: Iterable[float]
-) -> None:
-    """Log a value of each client in this round as ``name/<client>``: to every logger in one go, not one by one.
+def log_each(orchestrator: FederatedOrchestrator, name: str, keys: Iterable[int], values: Iterable[float]) -> None:
+    """Log a value of each client (or class) in this round as ``name/<key>``: to every logger in one go, not one by one.
 
     Args:
         orchestrator: in one of the server's hooks.
         name: ``group/name``.
-        clients: ids.
+        keys: of the clients.
         values: in the same order.
     """
-    row = {f"{name}/{client}": float(value) for client, value in zip(clients, values, strict=True)}
+    row = {f"{name}/{key}": float(value) for key, value in zip(keys, values, strict=True)}
     for logger in orchestrator.trainer.loggers:
         logger.log_metrics(row | {"round": float(orchestrator.round)}, step=orchestrator.round)
 
@@ -68,14 +67,24 @@ def log_figure(orchestrator: FederatedOrchestrator, name: str, draw: Callable[[]
         round: that it belongs to; 0 for before the first.
     """
     loggers = [each for each in orchestrator.trainer.loggers if isinstance(each, WandbLogger | TensorBoardLogger)]
-    figure = draw() if loggers else None
+    if not loggers:
+        return
+    figure = draw()
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            import wandb  # here: it takes a while to import, and few runs need it
-
-            logger.log_metrics({name: wandb.Image(figure), "round": float(round)}, step=round)  # type: ignore[dict-item]  # it passes on whatever W&B takes
+            _show_in_wandb(logger, name, figure, round)
         else:
             logger.experiment.add_figure(name, figure, round)
+
+
+def _show_in_wandb(logger: WandbLogger, name: str, figure: Figure, round: int) -> None:
+    """As a file: W&B would take one folder of its own for all processes of a sweep, which the first of them removes."""
+    import wandb  # here: it takes a while to import, and few runs need it
+
+    with TemporaryDirectory() as folder:
+        figure.savefig(file := str(Path(folder, "picture.png")))
+        row: dict[str, Any] = {name: wandb.Image(file), "round": float(round)}
+        logger.log_metrics(row, step=round)
 
 
 def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:

@@ -69,7 +69,8 @@ class RoundTimer(FederatedCallback):
         """Lightning's hook: keep the rows of the rounds that the run goes on from."""
         self.rounds, self._ended = [], time.perf_counter()
         self._file = Path(trainer.log_dir or trainer.default_root_dir) / "timings.csv"  # all devices must ask
-        if trainer.is_global_zero:
+        self._writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set outside its __init__
+        if self._writes:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             kept = self._read(trainer.current_epoch) if self._file.exists() else []
             names = [field.name for field in fields(RoundTime)]
@@ -109,6 +110,6 @@ class RoundTimer(FederatedCallback):
         )
         self.rounds.append(row)
         self._ended = now
-        if trainer.is_global_zero:
+        if self._writes:
             with self._file.open("a", newline="") as file:
                 csv.writer(file).writerow([f"{value:.6g}" for value in asdict(row).values()])

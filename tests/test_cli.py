@@ -16,6 +16,7 @@ RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
 FEDERATED = {"round", "val/top1", "val/top3", "val/loss", "train/loss"}
 CONFLICT = {f"conflict/{name}{when}" for name in ("ratio", "min_cosine", "mean_cosine") for when in ("", "_after")}
+CONFLICT |= {"conflict/weighted_ratio", "conflict/removed", "conflict/angle"}
 
 MY_RULE = '''
 
@@ -123,9 +124,11 @@ def test_users_own_rule_in_the_working_directory() -> None:
 def test_run_folder_layout() -> None:
     result = fit()
     assert sorted(str(path.relative_to(RUN)) for path in RUN.rglob("*") if path.is_file()) == [
+        "arrays/partition.npz",
         "checkpoints/best.ckpt",
         "checkpoints/last.ckpt",
         "config.yaml",
+        "environment.yaml",
         "metrics.csv",
         "timings.csv",
     ]
@@ -297,7 +300,7 @@ def check_wandb(out: str) -> None:
     assert "recorded offline" in out
     assert "wandb sync" in out
     table, logged = rows(RUN / "metrics.csv"), wandb_rounds()
-    assert sorted(logged) == [row["round"] for row in table] == [1, 2]
+    assert sorted(logged) == [0, *(row["round"] for row in table)] == [0, 1, 2], "0 shows the partition"
     for row in table:
         entry = logged[int(row["round"])]
         assert row.keys() == FEDERATED | CONFLICT
@@ -321,7 +324,8 @@ def test_wandb_from_yaml_without_a_key_records_offline() -> None:
     try:
         result = fit("--trainer.callbacks+=ConflictMonitor")
     finally:
-        wandb.teardown()
+        wandb.finish()
+        wandb.teardown()  # its service would stay in this working directory
     check_wandb(result.out)
 
 

@@ -42,9 +42,9 @@ def test_metrics_are_averaged_over_the_clients_that_logged_them() -> None:
     assert cohort.metrics == pytest.approx({"train/loss": 1.375, "a": 5.0, "b": 7.0})
 
 
-@pytest.mark.parametrize("columns", [1, 7, 20, 50, 64])
-def test_gram_over_column_blocks(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fl_lightning.cohort, "COLUMNS", columns)
+@pytest.mark.parametrize("tile", [(1, 1), (2, 7), (3, 20), (5, 50), (16, 64)])
+def test_gram_over_tiles(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fl_lightning.cohort, "TILE", tile)
     deltas = torch.randn(5, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = [[sum(float(a * b) for a, b in zip(p, q, strict=True)) for q in deltas] for p in deltas]
     assert close(collect(deltas, (1,) * 5).gram, expected, 1e-12)

@@ -10,7 +10,16 @@ from toy import UPDATES, close
 from fl_lightning.callbacks.dgc import dominant_updates
 from fl_lightning.callbacks.gh import harmonize_in_turn
 from fl_lightning.cohort import ClientResult, Cohort
-from fl_lightning.conflict import conflict_ratio, cosines, pairs, project_conflicts, without_rounding
+from fl_lightning.conflict import (
+    angle,
+    conflict_ratio,
+    cosines,
+    norms,
+    pairs,
+    project_conflicts,
+    share_removed,
+    without_rounding,
+)
 
 G = torch.tensor(UPDATES, dtype=torch.float64)
 DEGENERATE = ["none", "zero", "all zero", "duplicate", "opposite", "parallel 1e-3", "parallel 1e-5", "parallel 1e-8"]
@@ -130,6 +139,52 @@ def test_conflict_ratio() -> None:
     assert conflict_ratio(turned @ turned.T) == pytest.approx(1 / 3)
     assert conflict_ratio(torch.eye(4)) == 0.0
     assert conflict_ratio(torch.ones(1, 1)) == 0.0
+
+
+def weights(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_weighted_conflict_ratio() -> None:
+    """(2, 0), (-1, 1), (1, 2): only the first two conflict. λ = (4, 1, 2) / 7: 4 of 4 + 8 + 2; without a pair, 0."""
+    turned = G * torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64)
+    gram = turned @ turned.T
+    assert conflict_ratio(gram, weights(4, 1, 2) / 7) == pytest.approx(2 / 7)
+    assert conflict_ratio(gram, weights(0, 1, 2)) == 0.0
+    assert conflict_ratio(G @ G.T, weights(0, 0, 1)) == 0.0
+    assert conflict_ratio(gram, weights(0.2, 0.2, 0.2)) == pytest.approx(conflict_ratio(gram))
+
+
+def test_norms_of_combinations() -> None:
+    """g₁ + g₂ = (1, 1), 2 g₂ - g₃ = (-1, 4); g₁ + g₂ + g₃ less (0, -1), which is no combination of rounding, is 0."""
+    combinations = torch.tensor([[1, 1, 0], [0, 2, -1], [0, 0, 0]], dtype=torch.float64)
+    assert close(norms(G @ G.T, combinations), [2**0.5, 17**0.5, 0])
+    third = torch.cat([G[:2], G[:1] / 3 + G[1:2] / 7])
+    assert norms(third @ third.T, weights(1 / 3, 1 / 7, -1)[None]).tolist() == [0.0]
+
+
+def test_share_removed() -> None:
+    """g₁ less half of itself, g₂ turned round, g₃ kept: (0.5 + 2 + 0) / 3. A zero update is no client that counts."""
+    mixing = torch.diag(weights(0.5, -1, 1))
+    assert share_removed(G @ G.T, mixing) == pytest.approx(2.5 / 3)
+    with_zero = torch.cat([G, torch.zeros(1, 2)])
+    wider = torch.block_diag(mixing, weights(5)[None])
+    assert share_removed(with_zero @ with_zero.T, wider) == pytest.approx(2.5 / 3)
+    assert share_removed(G @ G.T, torch.zeros(3, 3, dtype=torch.float64)) == pytest.approx(1.0)
+    assert share_removed(torch.zeros(3, 3, dtype=torch.float64), mixing) is None
+
+
+def test_angle() -> None:
+    """(2, 0) to (-2, -1): cosine -2/√5; to itself none, turned round 180. One of 1e-9 is more than rounding."""
+    gram, one = G @ G.T, weights(1, 0, 0)
+    assert angle(gram, one, weights(0, 1, 1)) == pytest.approx(180 - math.degrees(math.atan(0.5)))
+    assert angle(gram, weights(0.3, 0.2, 0.5), weights(0.6, 0.4, 1.0)) == 0.0
+    assert angle(gram, one, -3 * one) == 180.0
+    assert angle(torch.eye(2, dtype=torch.float64), weights(1, 0), weights(1, 1e-9)) == pytest.approx(
+        math.degrees(1e-9)
+    )
+    assert angle(gram, one, weights(0, 0, 0)) is None
+    assert angle(torch.ones(2, 2, dtype=torch.float64), weights(1, -1), weights(1, 1)) is None
 
 
 def test_cosines() -> None:

@@ -1,5 +1,6 @@
 """Reads what W&B writes offline."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,3 +24,17 @@ def wandb_records(file: Path) -> Iterator[Any]:
         if kind in (1, 4):
             yield Record.FromString(record)
             record = b""
+
+
+def wandb_history(file: Path) -> list[dict[str, Any]]:
+    """The rows that a run logged; a picture's facts are named ``name.path`` and so on."""
+    records = [record.history for record in wandb_records(file) if record.WhichOneof("record_type") == "history"]
+    return [
+        {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in row.item} for row in records
+    ]
+
+
+def wandb_config(file: Path) -> dict[str, Any]:
+    """A run's config as it ended."""
+    records = [record.config for record in wandb_records(file) if record.WhichOneof("record_type") == "config"]
+    return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for r in records for item in r.update}

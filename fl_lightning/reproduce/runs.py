@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import copy
 import hashlib
 import io
 import json
@@ -114,8 +115,9 @@ def settings(arguments: Sequence[str]) -> dict[str, Any]:
 
 def fingerprint(config: dict[str, Any]) -> str:
     """Sixteen hexadecimal digits of all settings that make a difference to the result, but the seed."""
+    config = copy.deepcopy(config)
     parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
-    parts |= {key: dict(value) for key, value in config.items() if isinstance(value, dict)}
+    parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
     for part, names in ELSEWHERE.items():
         for holder in (parts[part], parts[part].get("init_args")):
             for name in names:

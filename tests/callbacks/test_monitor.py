@@ -6,23 +6,40 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rules
 import torch
 from command import TINY, fit, process
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
 from toy import UPDATES, GivenData, Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.callbacks import ConflictMonitor, FedNova, GradientHarmonization
+from fl_lightning.callbacks import (
+    ClientMonitor,
+    CoherenceMonitor,
+    ConflictMonitor,
+    CoordinateMedian,
+    FedAvg,
+    FedGAM,
+    FedLAW,
+    FedNova,
+    GradientHarmonization,
+    Scaffold,
+)
 
 BEFORE = {
     "conflict/ratio": 1.0,
     "conflict/min_cosine": -(0.5**0.5),
     "conflict/mean_cosine": -(0.5**0.5 + 0.2**0.5 + 0.1**0.5) / 3,
+    "conflict/weighted_ratio": 1.0,
 }
 AFTER = {
     "conflict/ratio_after": 2 / 3,
     "conflict/min_cosine_after": -1.0,
     "conflict/mean_cosine_after": -1 / 3,
+    "conflict/removed": (2.6**0.5 / 2 + 0.5**0.5 + 0.2**0.5) / 3,
+    "conflict/angle": math.degrees(math.atan(0.5)),
 }
 
 
@@ -35,7 +52,9 @@ def test_before_and_after_harmonization(monitor_first: bool, tmp_path: Path) -> 
     """Products -2, -2, -1; norms 2, √2, √5: cosines -1/√2, -1/√5, -1/√10; three pairs of three in conflict.
 
     Harmonised in ascending order (0.4, -0.2), (-0.4, 0.2), (-1, -1): products -0.2, -0.2, 0.2; norms √0.2, √0.2, √2:
-    cosines -1, -1/√10, 1/√10; two pairs of three. The place in the list of callbacks changes nothing.
+    cosines -1, -1/√10, 1/√10; two pairs of three. What was removed, (1.6, 0.2), (-0.6, 0.8), (0, -1), has the norms
+    √2.6, 1, 1. By n = (1, 1, 2) the corrected ones average to (-1/2, -1/2) and the given ones to (-1/4, -3/4): cosine
+    2/√5, tangent 1/2. The place in the list of callbacks changes nothing.
     """
     rules = [GradientHarmonization(order="ascending"), ConflictMonitor()]
     run = trainer(*(rules[::-1] if monitor_first else rules), logger=CSVLogger(tmp_path), log_every_n_steps=1)
@@ -45,25 +64,84 @@ def test_before_and_after_harmonization(monitor_first: bool, tmp_path: Path) -> 
     assert conflict(run.logged_metrics) == pytest.approx(BEFORE | AFTER, abs=1e-6)
 
 
+def measured(updates: Any, *rules: Any, samples: Any = None) -> dict[str, float]:
+    """What a round of clients with given updates logs."""
+    run = trainer(*rules)
+    data = GivenData(-torch.as_tensor(updates, dtype=torch.float64), samples)
+    run.fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    return conflict(run.callback_metrics)
+
+
 def test_without_a_rule_nothing_changes_after() -> None:
-    run = trainer(ConflictMonitor())
-    run.fit(FederatedOrchestrator(Linear(2)), datamodule=GivenData(-torch.tensor(UPDATES, dtype=torch.float64)))
-    assert conflict(run.callback_metrics) == pytest.approx(
-        BEFORE | {f"{name}_after": value for name, value in BEFORE.items()}, abs=1e-6
-    )
+    after = {f"{name}_after": value for name, value in BEFORE.items() if "weighted" not in name}
+    unchanged = {"conflict/removed": 0.0, "conflict/angle": 0.0}
+    assert measured(UPDATES, ConflictMonitor()) == pytest.approx(BEFORE | after | unchanged, abs=1e-6)
 
 
-@pytest.mark.parametrize("rules", [[], [FedNova(), GradientHarmonization()]], ids=["plain", "rules"])
-def test_does_not_change_the_run(rules: list[Any], tmp_path: Path) -> None:
-    models = []
-    for watchers in ([], [ConflictMonitor()], [ConflictMonitor(every=1)]):
-        orchestrator = FederatedOrchestrator(Quadratic(momentum=0.9))
-        run = trainer(*watchers, *rules, rounds=5, default_root_dir=tmp_path)
-        run.fit(orchestrator, datamodule=ToyData())
-        models.append(orchestrator.params)
-    assert torch.equal(models[0], models[1])
-    assert torch.equal(models[0], models[2])
-    assert len(saved(tmp_path)) == 5
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 2 / 5), ("uniform", 1 / 3)])
+def test_pairs_count_by_the_final_weights(weighting: Any, expected: float) -> None:
+    """(2, 0), (-1, 1), (1, 2): only the first two conflict. n = (2, 1, 1): 1/8 of 1/8 + 1/8 + 1/16."""
+    updates = [[2, 0], [-1, 1], [1, 2]]
+    logged = measured(updates, FedAvg(weighting), ConflictMonitor(), samples=[2, 1, 1])
+    assert logged["conflict/weighted_ratio"] == pytest.approx(expected)
+    assert logged["conflict/ratio"] == pytest.approx(1 / 3)
+
+
+def test_no_angle_to_nothing_nor_of_a_sum_that_is_not_taken() -> None:
+    """(1, 0) and (-1, 0) cancel, and nothing was removed; zero updates cannot lose anything; a median is no sum."""
+    names = {"conflict/angle", "conflict/removed"}
+    opposite = measured([[1, 0], [-1, 0]], ConflictMonitor())
+    assert names & opposite.keys() == {"conflict/removed"}
+    assert opposite["conflict/removed"] == 0.0
+    assert names.isdisjoint(measured([[0, 0], [0, 0]], ConflictMonitor()))
+    assert names & measured(UPDATES, ConflictMonitor(), CoordinateMedian()).keys() == {"conflict/removed"}
+
+
+class Parts(Linear):
+    """Five trainable numbers: two of the module itself, a weight (1, 2) and a bias of a layer; and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__(size=2)
+        self.net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(2, 1)).double()
+        self.net[0].requires_grad_(False)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        layer = self.net[2]
+        return (torch.cat([self.w, layer.weight.flatten(), layer.bias]) * batch[0]).sum()  # type: ignore[list-item, operator]  # of a Linear
+
+
+def test_each_layer_has_its_own_ratio() -> None:
+    """Products of the first parts: -1, 1, -1; of the layer's: 0.5 (biases alone -0.5), 5, 3.5; of all: -0.5, 6, 2.5."""
+    updates = [[1, 0, 1, 0, 1], [-1, 0, 1, 0, -0.5], [1, 0, 4, 0, 1]]
+    logged = {}
+    for monitor in (ConflictMonitor(), ConflictMonitor(layers=True)):
+        run = trainer(monitor)
+        run.fit(FederatedOrchestrator(Parts()), datamodule=GivenData(-torch.tensor(updates, dtype=torch.float64)))
+        logged[monitor.layers] = conflict(run.callback_metrics)
+    layers = {"conflict/layer/w": 2 / 3, "conflict/layer/net.2": 0.0}
+    assert logged[True] == pytest.approx(logged[False] | layers)
+    assert logged[True]["conflict/ratio"] == pytest.approx(1 / 3)
+
+
+RULES: dict[str, Any] = {
+    "FedAvg": lambda: [FedAvg()],
+    "FedNova, GH": lambda: [FedNova(), GradientHarmonization()],
+    "FedLAW": lambda: [FedLAW(epochs=10)],
+    "FedGAM": lambda: [FedGAM()],
+    "SCAFFOLD": lambda: [Scaffold()],
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_does_not_change_the_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and buffers are equal bit for bit, wherever the monitors stand."""
+    monkeypatch.chdir(tmp_path)
+    plain = rules.run(*RULES[name](), rounds=3)
+    monitors = [ConflictMonitor(every=1, layers=True), CoherenceMonitor(), ClientMonitor()]
+    for watched in ([*monitors, *RULES[name]()], [*RULES[name](), *monitors]):
+        state = rules.run(*watched, rounds=3).state_dict()
+        assert all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
+    assert len(saved(tmp_path)) == 3
 
 
 def test_one_client_logs_and_writes_nothing(tmp_path: Path) -> None:
@@ -102,6 +180,14 @@ def test_saves_so_often_and_at_the_end(every: int, rounds: int, expected: list[i
     assert list(saved(tmp_path)) == [f"cosines_{round}.npz" for round in expected]
 
 
+def test_shows_the_cosines_to_loggers_that_take_pictures(tmp_path: Path) -> None:
+    run = trainer(ConflictMonitor(every=2), rounds=3, logger=TensorBoardLogger(tmp_path))
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    events = EventAccumulator(str(run.log_dir))
+    events.Reload()
+    assert [event.step for event in events.Images("conflict/cosines")] == [2, 3]
+
+
 MONITOR = "[{class_path: ConflictMonitor, init_args: {every: 2}}, {class_path: GradientHarmonization}]"
 WATCHED = ["--trainer.max_epochs", "4", "--trainer.callbacks", MONITOR]
 
@@ -116,10 +202,9 @@ def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_same_files(one: Path, other: Path) -> None:
-    assert sorted(path.name for path in one.iterdir()) == ["cosines_2.npz", "cosines_4.npz"]
-    assert {path.name: path.read_bytes() for path in one.iterdir()} == {
-        path.name: path.read_bytes() for path in other.iterdir()
-    }
+    first, second = ({path.name: path.read_bytes() for path in each.glob("cosines_*")} for each in (one, other))
+    assert sorted(first) == ["cosines_2.npz", "cosines_4.npz"]
+    assert first == second
 
 
 def test_a_stopped_run_saves_what_a_whole_one_does(whole: Path) -> None:
