@@ -1,13 +1,10 @@
 """CoherenceMonitor: whether the clients of a cohort strengthen each other, and whether they stand for all."""
 
-from collections.abc import Sequence
-from statistics import fmean
-
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.conflict import cosines, pairs
 from fl_lightning.record import log_each
 
@@ -31,35 +28,6 @@ def local_coherence(gram: Tensor, weights: Tensor) -> float:
 def class_shares(counts: Tensor) -> Tensor:
     """(N, C) numbers of examples to (N, C) shares of each client's own; all zero for a client without any."""
     return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
-
-
-def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
-    """The round after which the clients no longer strengthen each other: the "critical point" of FedLAW, Section 5.2.
-
-    The paper reads it off a curve, as the round in which the coherence has fallen from positive values to about zero.
-    Here it is the first round with a negative centred mean after one with a positive one. The mean over a round and
-    (window - 1) / 2 on either side of it, those before the first left out, keeps a single round from deciding; a mean
-    over past rounds alone would come late.
-
-    Args:
-        coherence: ``coherence/local`` of round 1, 2, …
-        window: rounds in a mean, odd.
-
-    Returns:
-        The round, 1, 2, …; None as long as there is none.
-
-    Raises:
-        ConfigurationError: the window is not odd and positive.
-    """
-    if not window % 2 == 1 or window < 1:
-        raise ConfigurationError(f"window must be an odd number of rounds, got {window}")
-    half, positive = window // 2, False
-    for index in range(len(coherence) - half):
-        mean = fmean(coherence[max(index - half, 0) : index + half + 1])
-        if positive and mean < 0:
-            return index + 1
-        positive = positive or mean > 0
-    return None
 
 
 class CoherenceMonitor(FederatedCallback):

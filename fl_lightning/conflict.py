@@ -1,10 +1,14 @@
 """Conflict between updates, all from their K×K Gram matrix."""
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from fl_lightning.errors import ConfigurationError
 
 EPSILON = 1e-12  # relative size below which an inner product is rounding
 
@@ -103,6 +107,35 @@ def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
     u, v = both / lengths[:, None]
     apart, along = norms(gram, torch.stack([u - v, u + v])).tolist()
     return math.degrees(2 * math.atan2(apart, along))
+
+
+def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
+    """The round after which the clients no longer strengthen each other: the "critical point" of FedLAW, Section 5.2.
+
+    The paper reads it off a curve, as the round in which the coherence has fallen from positive values to about zero.
+    Here it is the first round with a negative centred mean after one with a positive one. The mean over a round and
+    (window - 1) / 2 on either side of it, those before the first left out, keeps a single round from deciding; a mean
+    over past rounds alone would come late.
+
+    Args:
+        coherence: ``coherence/local`` of round 1, 2, …
+        window: rounds in a mean, odd.
+
+    Returns:
+        The round, 1, 2, …; None as long as there is none.
+
+    Raises:
+        ConfigurationError: the window is not odd and positive.
+    """
+    if not window % 2 == 1 or window < 1:
+        raise ConfigurationError(f"window must be an odd number of rounds, got {window}")
+    half, positive = window // 2, False
+    for index in range(len(coherence) - half):
+        mean = fmean(coherence[max(index - half, 0) : index + half + 1])
+        if positive and mean < 0:
+            return index + 1
+        positive = positive or mean > 0
+    return None
 
 
 def partners(size: int, order: Literal["random", "ascending", "descending"], generator: torch.Generator) -> Tensor:

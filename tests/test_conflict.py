@@ -1,12 +1,14 @@
 """Conflict measures by hand, and the K×K projections against the same algorithms on the updates themselves."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from toy import UPDATES, close
 
+from fl_lightning import ConfigurationError
 from fl_lightning.callbacks.dgc import dominant_updates
 from fl_lightning.callbacks.gh import harmonize_in_turn
 from fl_lightning.cohort import ClientResult, Cohort
@@ -14,6 +16,7 @@ from fl_lightning.conflict import (
     angle,
     conflict_ratio,
     cosines,
+    critical_round,
     norms,
     pairs,
     project_conflicts,
@@ -217,3 +220,33 @@ def test_orthogonal_updates_do_not_conflict() -> None:
     gram = gram_of(g)
     assert torch.equal(project_conflicts(gram, torch.tensor([[1], [0]])), torch.eye(2, dtype=torch.float64))
     assert conflict_ratio(gram) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("coherence", "window", "expected"),
+    [
+        ([2, 1, -1, 1], 1, 3),
+        ([-1, 2, -1], 1, 3),  # negative before it was ever positive: no turn
+        ([-1, -2, -3], 1, None),
+        ([1, 0, 0], 1, None),  # zero is not negative
+        ([3, 2, -1, 1, -3, -2, -1], 3, 4),  # means 2.5, 4/3, 2/3, -1
+        ([3, 2, -1, 1], 3, None),  # round 4 waits for the one after it
+        ([1, 1, -9, 1, 1, 1, 1], 5, None),  # means -7/3, -1.5, -1, -1, -1: never positive before
+        ([9, 1, -2, 1, 1, 1, 1], 5, None),  # one bad round: means 8/3, 9/4, 2, 0.4, 0.4
+        ([], 5, None),
+    ],
+)
+def test_critical_round(coherence: list[float], window: int, expected: int | None) -> None:
+    assert critical_round(coherence, window) == expected
+
+
+@pytest.mark.parametrize("window", [1, 3, 5, 7])
+def test_a_falling_line_turns_where_it_crosses_zero(window: int) -> None:
+    """6.5 - r is negative from round 7 on, and the mean around a round is the value there."""
+    assert critical_round([6.5 - r for r in range(1, 15)], window) == 7
+
+
+@pytest.mark.parametrize("window", [0, 4, -1, 1.5, math.nan])
+def test_refuses_a_window_without_a_centre(window: Any) -> None:
+    with pytest.raises(ConfigurationError, match="window must be an odd number of rounds, got"):
+        critical_round([1.0, -1.0], window)

@@ -64,7 +64,8 @@ def test_nothing_generic_is_in_the_wheel(wheel: Path) -> None:
     assert len(set(names)) == len(names)
     assert not [entry.filename for entry in entries if (entry.external_attr >> 16) & 0o170000 == 0o120000], "links"
     files = [REPOSITORY / "fl_lightning" / "py.typed", *(REPOSITORY / "fl_lightning").glob("*.py")]
-    files += [file for file in (REPOSITORY / "fl_lightning" / "reproduce").iterdir() if file.suffix in (".py", ".yaml")]
+    for package in ("report", "reproduce"):
+        files += [file for file in (REPOSITORY / "fl_lightning" / package).iterdir() if file.is_file()]
     expected = {file.relative_to(REPOSITORY).as_posix() for file in files}
     for folder in FOLDERS:
         files = [file for suffix in ("py", "yaml") for file in (REPOSITORY / folder).rglob(f"*.{suffix}")]

@@ -216,3 +216,15 @@ def tidy_counts(counts: Mapping[str, Tensor]) -> pd.DataFrame:
     tables = [pd.DataFrame(block.numpy()).rename_axis("client").reset_index() for block in counts.values()]
     long = [table.melt("client", var_name="class", value_name="examples") for table in tables]
     return pd.concat([table.assign(partition=called) for called, table in zip(counts, long, strict=True)])
+
+
+def tidy_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> pd.DataFrame:
+    """Loss surfaces (``steps`` (n,), ``loss`` (n, n)) as a table: ``run``, ``d1``, ``d2``, ``loss``."""
+    tables = [
+        pd.DataFrame(one["loss"], one["steps"], one["steps"])
+        .rename_axis("d1")
+        .reset_index()
+        .melt("d1", None, "d2", "loss")
+        for one in surfaces.values()
+    ]
+    return pd.concat([table.assign(run=called) for called, table in zip(surfaces, tables, strict=True)])

@@ -9,13 +9,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 from torch import Tensor
 
+from fl_lightning.curvature import draw_surfaces
 from fl_lightning.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.experiments import Cell, option
-from fl_lightning.reproduce.drawing import TOLD_APART, curves, draw, draw_partition, name, tidy, tidy_counts, varying
+from fl_lightning.reproduce.drawing import (
+    TOLD_APART,
+    curves,
+    draw,
+    draw_partition,
+    name,
+    tidy,
+    tidy_counts,
+    tidy_surfaces,
+    varying,
+)
 from fl_lightning.reproduce.papers import Experiment, experiments, find
 from fl_lightning.reproduce.runs import Run, settings
 
@@ -29,7 +41,8 @@ class Plot:
     Attributes:
         measures: keys of MEASURES, metrics' own names or SIMILARITIES (drawing.py), each with what its axis is called.
         panels: axes of the grid that part the panels; all others tell lines apart.
-        kind: "curves" over the rounds, or the "partition" of the data, for which nothing is trained.
+        kind: "curves" over the rounds, the "surface" of the loss after the last round, or the "partition" of the data,
+            for which nothing is trained.
         experiment: whose cells are drawn; None for the figure's own.
         cells: only those with these labels.
         options: added to all cells.
@@ -40,7 +53,7 @@ class Plot:
 
     measures: Mapping[str, str] = field(default_factory=dict)
     panels: Sequence[str] = ()
-    kind: Literal["curves", "partition"] = "curves"
+    kind: Literal["curves", "surface", "partition"] = "curves"
     experiment: str | None = None
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +123,10 @@ def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: P
     if plot and plot.kind == "partition":
         counts = _partitions(pairs)
         figure, numbers = draw_partition(counts), tidy_counts(counts)
+    elif plot and plot.kind == "surface":
+        if not (surfaces := _surfaces(pairs)):
+            return None
+        figure, numbers = draw_surfaces(surfaces), tidy_surfaces(surfaces)
     else:
         shown = plot or _usual(experiment, [cell.labels for cell, _ in pairs])
         found = curves(list(shown.measures), pairs)
@@ -128,6 +145,17 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
     line = "method" if "method" in axes else axes[-1] if axes else None
     measure = experiment.measures[0]
     return Plot({measure: NAMES.get(measure, measure)}, [axis for axis in varying(labels) if axis != line])
+
+
+def _surfaces(pairs: Sequence[tuple[Cell, Run]]) -> dict[str, Mapping[str, Any]]:
+    """What LossSurface saved after the last round of each cell's run with the first seed."""
+    axes = varying([cell.labels for cell, _ in pairs])
+    files = {
+        name(cell.labels, axes): run.metrics.parent / "arrays" / f"surface_{run.rounds}.npz"
+        for cell, run in pairs
+        if run.seed == pairs[0][1].seed and run.finished
+    }
+    return {called: np.load(file) for called, file in files.items() if file.is_file()}
 
 
 def _partitions(pairs: Sequence[tuple[Cell, Run]]) -> dict[str, Tensor]:

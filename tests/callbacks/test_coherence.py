@@ -1,6 +1,5 @@
 """CoherenceMonitor on the updates (2, 0), (-1, 1), (-1, -2) and on clients of two classes, by hand."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ from command import rows
 from torch import Tensor
 from toy import UPDATES, GivenData, Linear, close, trainer
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import CoherenceMonitor
-from fl_lightning.callbacks.coherence import class_shares, critical_round, local_coherence
+from fl_lightning.callbacks.coherence import class_shares, local_coherence
 from fl_lightning.runs import RunFolder
 
 G = torch.tensor(UPDATES, dtype=torch.float64)
@@ -96,33 +95,3 @@ def test_one_client_may_stand_for_all(tmp_path: Path) -> None:
 
 def test_data_without_classes(tmp_path: Path) -> None:
     assert measured(GivenData(-G), tmp_path).keys() == {"coherence/local"}
-
-
-@pytest.mark.parametrize(
-    ("coherence", "window", "expected"),
-    [
-        ([2, 1, -1, 1], 1, 3),
-        ([-1, 2, -1], 1, 3),  # negative before it was ever positive: no turn
-        ([-1, -2, -3], 1, None),
-        ([1, 0, 0], 1, None),  # zero is not negative
-        ([3, 2, -1, 1, -3, -2, -1], 3, 4),  # means 2.5, 4/3, 2/3, -1
-        ([3, 2, -1, 1], 3, None),  # round 4 waits for the one after it
-        ([1, 1, -9, 1, 1, 1, 1], 5, None),  # means -7/3, -1.5, -1, -1, -1: never positive before
-        ([9, 1, -2, 1, 1, 1, 1], 5, None),  # one bad round: means 8/3, 9/4, 2, 0.4, 0.4
-        ([], 5, None),
-    ],
-)
-def test_critical_round(coherence: list[float], window: int, expected: int | None) -> None:
-    assert critical_round(coherence, window) == expected
-
-
-@pytest.mark.parametrize("window", [1, 3, 5, 7])
-def test_a_falling_line_turns_where_it_crosses_zero(window: int) -> None:
-    """6.5 - r is negative from round 7 on, and the mean around a round is the value there."""
-    assert critical_round([6.5 - r for r in range(1, 15)], window) == 7
-
-
-@pytest.mark.parametrize("window", [0, 4, -1, 1.5, math.nan])
-def test_refuses_a_window_without_a_centre(window: Any) -> None:
-    with pytest.raises(ConfigurationError, match="window must be an odd number of rounds, got"):
-        critical_round([1.0, -1.0], window)

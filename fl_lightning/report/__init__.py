@@ -1,0 +1,1 @@
+"""``fl-lightning report``: run folders as one HTML page."""

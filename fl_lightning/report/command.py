@@ -1,0 +1,49 @@
+"""``fl-lightning report RUN…``: one page for some runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.report.methods import group
+from fl_lightning.report.page import render
+from fl_lightning.report.runs import Run, read_runs
+from fl_lightning.reproduce.command import Parser
+
+
+def command(args: Sequence[str]) -> int:
+    """Run ``report …``; the exit status."""
+    options = _parser().parse_args(args[1:])
+    runs = read_runs(map(Path, options.run))
+    methods, notes = group(runs, options.names or ())
+    out = Path(options.out) if options.out else _default(runs)
+    page = render(methods, notes)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--out must be an HTML file that can be written, got {out}: {error}") from None
+    counted = sum(len(method.runs) for method in methods)
+    size = out.stat().st_size / 1e6
+    print(f"report: {out} ({_count(counted, 'run')}, {_count(len(methods), 'method')}, {size:.1f} MB)")
+    return 0
+
+
+def _parser() -> Parser:
+    about = "One HTML page about some runs, which needs no network: curves, conflict, clients, settings, times."
+    parser = Parser("fl-lightning report", description=about, allow_abbrev=False)
+    parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
+    parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
+    parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
+    return parser
+
+
+def _default(runs: Sequence[Run]) -> Path:
+    common = os.path.commonpath([run.folder.resolve() for run in runs])
+    return Path(os.path.relpath(common)) / "report.html"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"

@@ -1,0 +1,101 @@
+"""The page: its sections, and the one file they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
+
+from fl_lightning.conflict import critical_round
+from fl_lightning.report import charts, explorers, resources, tables
+from fl_lightning.report.measures import SECTIONS, of_section
+from fl_lightning.report.methods import Method
+from fl_lightning.report.parts import Chart, Section
+
+COHERENCE = "coherence/local"
+HERE = Path(__file__).parent
+BAND = "In the charts, lines are means over the seeds, and bands go from the smallest to the largest of them."
+
+
+def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:
+    """The report as HTML that needs no other file.
+
+    Args:
+        methods: at least one.
+        notes: what a reader must know of the runs.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.get_template("page.html.j2").render(
+        title=" · ".join(method.name for method in methods),
+        methods=methods,
+        notes=notes,
+        sections=[section for section in _sections(methods) if section],
+        version=version("fl-lightning"),
+        css=Markup((HERE / "page.css").read_text()),
+        js=Markup((HERE / "page.js").read_text()),
+        plotly=Markup(get_plotlyjs()),
+    )
+
+
+def _sections(methods: Sequence[Method]) -> Iterator[Section]:
+    several = any(len(method.runs) > 1 for method in methods)
+    yield Section("summary", "Summary", BAND if several else "", tables=[tables.summary(methods)])
+    chosen, environment, times = tables.settings(methods), tables.environment(methods), tables.times(methods)
+    yield Section("settings", "Settings", tables=[chosen] if chosen else [], texts=_configs(methods))
+    for key, (title, _) in SECTIONS.items():
+        shown = [*_curves(key, methods), *_special(key, methods)]
+        yield Section(key, title, charts=[chart for chart in shown if chart])
+    held = explorers.partition(methods)
+    yield Section("clients", "Clients", charts=[held] if held else [], folded=tables.clients(methods))
+    spent = [resources.time_of_round(methods), *resources.memory(methods)]
+    yield Section("time", "Time and memory", tables=[times] if times else [], charts=[each for each in spent if each])
+    yield Section("environment", "Environment", tables=[environment] if environment else [])
+
+
+def _curves(section: str, methods: Sequence[Method]) -> Iterator[Chart | None]:
+    names = [name for method in methods for run in method.runs for name in run.names]
+    for name in of_section(section, names):
+        chart = charts.curve(name, methods)
+        yield _with_critical_rounds(chart, methods) if chart and name == COHERENCE else chart
+
+
+def _special(section: str, methods: Sequence[Method]) -> list[Chart | None]:
+    """The charts of a section that are no curve of one metric."""
+    if section == "conflict":
+        return [charts.layers(methods), explorers.cosines(methods)]
+    if section == "coherence":
+        mix = "The mix of classes that the round's clients hold, by their weights."
+        return [explorers.over_rounds(methods, "cohort/share", "class", "Classes of the cohort", mix, percent=True)]
+    if section == "fedlaw":
+        learned = "What each client counts in the sum; bright clients count most."
+        return [explorers.over_rounds(methods, "fedlaw/weight", "client", "Learned weights λ", learned)]
+    if section == "curvature":
+        return [charts.spectrum(methods), explorers.surfaces(methods)]
+    return []
+
+
+def _with_critical_rounds(chart: Chart, methods: Sequence[Method]) -> Chart:
+    points = {}
+    for method in methods:
+        mean = method.band(COHERENCE)["mean"]
+        if (position := critical_round(mean.tolist())) is not None:
+            points[method.name] = (int(mean.index[position - 1]), float(mean.iloc[position - 1]))
+    return charts.mark(chart, points, "critical round, the first with a negative mean over five rounds")
+
+
+def _configs(methods: Sequence[Method]) -> dict[str, str]:
+    """The config of each method's first run."""
+    first = {method.label(method.runs[0]): method.runs[0].config for method in methods}
+    return {
+        f"Config of {name}": yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        for name, config in first.items()
+        if config
+    }

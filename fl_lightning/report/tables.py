@@ -1,0 +1,188 @@
+"""The page's tables: results, settings, clients, times, environment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fl_lightning.report.measures import about, lower_is_better
+from fl_lightning.report.methods import CLASS, RULES, Method, every_run, varying
+from fl_lightning.report.parts import PER_CENT, Table, written
+from fl_lightning.report.runs import Run, is_item, load
+from fl_lightning.reproduce.render import label
+from fl_lightning.reproduce.results import interval
+
+# Settings to be seen even if all methods have the same.
+MAIN = {
+    RULES: "Rules",
+    "trainer.max_epochs": "Rounds",
+    f"data{CLASS}": "Data",
+    "data.num_clients": "Clients",
+    f"data.partition{CLASS}": "Partition",
+    "data.partition.alpha": "Partition: alpha",
+    "data.participation": "Participation",
+    "data.batch_size": "Batch size",
+    "model.local_epochs": "Local epochs",
+    "model.local_steps": "Local steps",
+    f"model.client.network{CLASS}": "Network",
+    f"model.client.optimizer{CLASS}": "Client optimizer",
+    "model.client.optimizer.lr": "Client learning rate",
+    f"model.server_optimizer{CLASS}": "Server optimizer",
+    "model.server_optimizer.lr": "Server learning rate",
+}
+NAMES = {"data": "fingerprint of the data"}  # of what environment.yaml holds
+MADE_WITH = "What the runs were made with"
+SHOWN = 1000  # clients of all tables of a page
+
+
+def summary(methods: Sequence[Method]) -> Table:
+    """Last and best value of the metrics of validation and test."""
+    names = dict.fromkeys(name for method in methods for run in method.runs for name in run.names)
+    metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
+    head = ["method", "seeds", "rounds"]
+    for metric in metrics:
+        title = about(metric).title
+        head += [title] if metric.startswith("test/") else [f"{title}: last", f"{title}: best"]
+    rows = []
+    for method in methods:
+        rounds = sorted({int(run.metrics.index.max()) for run in method.runs})
+        row = [method.name, _seeds(method), "–".join(dict.fromkeys([f"{rounds[0]:,}", f"{rounds[-1]:,}"]))]
+        for metric in metrics:
+            row += [
+                _over_seeds(method, metric, best)
+                for best in ((False,) if metric.startswith("test/") else (False, True))
+            ]
+        rows.append(row)
+    several = any(len(method.runs) > 1 for method in methods)
+    about_seeds = ": mean over the seeds ± half of the 95 % t interval" if several else ""
+    return Table(head, rows, f"Results{about_seeds}")
+
+
+def _seeds(method: Method) -> str:
+    return ", ".join(str(run.seed) for run in method.runs if run.seed is not None) or "–"
+
+
+def _over_seeds(method: Method, metric: str, best: bool) -> str:
+    values = [run.metrics[metric].dropna() for run in method.runs if metric in run.metrics]
+    chosen = "last" if not best else "min" if lower_is_better(metric) else "max"
+    picked = [each.iloc[-1] if chosen == "last" else each.agg(chosen) for each in values if len(each)]
+    mean, half = interval(picked)
+    percent = about(metric).percent
+    text = written(mean, percent)
+    if math.isnan(half):
+        return text
+    return f"{text.removesuffix(PER_CENT)} ± {written(half, True) if percent else f'{half:.2g}'}"
+
+
+def settings(methods: Sequence[Method]) -> Table | None:
+    """Settings, a column a method: what differs first, then the main ones that all share."""
+    configured = [method for method in methods if method.settings]
+    if not configured:
+        return None
+    differ = varying([method.settings for method in configured])
+    shared = [name for name in MAIN if name not in differ and configured[0].settings.get(name) is not None]
+    rows = [
+        [_called(name), *(_value(method, name) for method in configured), "yes" if name in differ else ""]
+        for name in [*differ, *shared]
+    ]
+    if len(configured) == 1:
+        return Table(["setting", "value"], [row[:-1] for row in rows], "Main settings", words=True)
+    head = ["setting", *(method.name for method in configured), "differs"]
+    return Table(head, rows, "What differs, and the main settings that all share", words=True)
+
+
+def _called(name: str) -> str:
+    return MAIN.get(name, name.removesuffix(CLASS))
+
+
+def _value(method: Method, name: str) -> str:
+    return label(value) if (value := method.settings.get(name)) is not None else "–"
+
+
+def clients(methods: Sequence[Method]) -> list[Table]:
+    """A table for each run that knows its clients, one row a client."""
+    tables = {name: _of_clients(run) for name, run in every_run(methods)}
+    tables = {name: table for name, table in tables.items() if len(table)}
+    most = max(20, SHOWN // max(1, len(tables)))
+    return [_client_table(name, table, most) for name, table in tables.items()]
+
+
+def _of_clients(run: Run) -> pd.DataFrame:
+    """By client: ``examples``, ``classes``, ``rounds`` taken part, last and mean of each of its measures."""
+    columns: dict[str, Any] = {}
+    path = run.folder / "arrays" / "partition.npz"
+    if path.is_file():
+        arrays = load(path, "sizes")
+        columns["examples"] = pd.Series(arrays["sizes"])
+        if "counts" in arrays:
+            columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
+    prefixes = dict.fromkeys(n.rpartition("/")[0] for n in run.names if is_item(n, "clients/.*|fedlaw/weight"))
+    values = {prefix: run.items(prefix) for prefix in prefixes}
+    if values:
+        columns["rounds"] = pd.DataFrame({prefix: each.count() for prefix, each in values.items()}).max(axis=1)
+    for prefix, each in values.items():
+        name = prefix.removeprefix("clients/").removeprefix("fedlaw/").replace("_", " ").replace("top1", "accuracy")
+        columns[f"{name}, last"] = each.ffill().iloc[-1]
+        columns[f"{name}, mean"] = each.mean()
+    return pd.DataFrame(columns)
+
+
+def _client_table(name: str, table: pd.DataFrame, most: int) -> Table:
+    of = len(table)
+    if of > most:  # those with the most data, or the first
+        table = table.nlargest(most, "examples").sort_index() if "examples" in table else table.iloc[:most]
+    chosen = "the {} clients with the most examples, of {:,}" if "examples" in table else "the first {} of {:,} clients"
+    percent = [str(column).startswith("accuracy") for column in table]
+    rows = [
+        [str(client), *(written(value, share) for value, share in zip(row, percent, strict=True))]
+        for client, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    values = [
+        [float(client), *(None if math.isnan(value) else float(value) for value in row)]
+        for client, row in zip(table.index, table.to_numpy(), strict=True)
+    ]
+    caption = f"Clients of {name}" + (f": {chosen.format(most, of)}" if of > most else "")
+    return Table(["client", *table.columns], rows, caption, values=values)
+
+
+def times(methods: Sequence[Method]) -> Table | None:
+    """Time and memory of each method, mean over its runs."""
+    head = ["method", "minutes in all", "seconds per round", "local training", "server", "memory, GiB", "GPU, GiB"]
+    rows = []
+    for method in methods:
+        timed = [run.timings for run in method.runs if len(run.timings)]
+        if timed:
+            seconds = [each["seconds"].sum() / 60 for each in timed]
+            means = [np.mean([each[name].mean() for each in timed]) for name in ("seconds", "local", "server")]
+            peaks = [np.max([each[name].max() for each in timed]) / 1024 for name in ("memory_mib", "gpu_mib")]
+            rows.append([method.name, *(written(float(value)) for value in (np.mean(seconds), *means, *peaks))])
+    return Table(head, rows, "Time and memory: means over the runs, the largest memory") if rows else None
+
+
+def environment(methods: Sequence[Method]) -> Table | None:
+    """What the runs were made with; where they differ, each value with its runs."""
+    found: dict[str, dict[str, list[str]]] = {}
+    runs = [(name, run) for name, run in every_run(methods) if run.environment]
+    for name, run in runs:
+        for key, value in _flat(run.environment):
+            found.setdefault(NAMES.get(key, key), {}).setdefault(str(value), []).append(name)
+    rows = [
+        [key if number == 0 else "", value, "all" if len(names) == len(runs) else "; ".join(names)]
+        for key, values in found.items()
+        for number, (value, names) in enumerate(values.items())
+    ]
+    if len(runs) == 1:
+        return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
+    return Table(["what", "value", "runs"], rows, MADE_WITH, words=True) if rows else None
+
+
+def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value)
+        else:
+            yield str(key), value

@@ -1,0 +1,259 @@
+"""What is on the page: the numbers of the files, and only sections that have some."""
+
+import base64
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import TINY, fit, run
+from report.folders import charts, config, curves, similar, tables, write
+
+from fl_lightning.report.parts import thin, written
+
+
+def report(*runs: Path, out: Path) -> str:
+    """The page of some runs."""
+    result = run("report", *runs, "--out", out)
+    assert result.status == 0, result.err
+    return out.read_text(encoding="utf-8")
+
+
+def sections(page: str) -> list[str]:
+    return re.findall(r'<h2 id="(.*?)"', page)
+
+
+def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
+    """Best of 0.5, 0.25, … is 0.5 for an accuracy and 0.25 for a loss; the last is last."""
+    values = {"val/top1": [0.5, 0.25], "val/loss": [0.5, 0.25], "mine/score": [1.0, 3.0]}
+    page = report(write(tmp_path / "run", values), out=tmp_path / "page.html")
+    assert sections(page) == ["summary", "accuracy", "other"]
+    assert tables(page)["Results"] == [
+        [
+            "method",
+            "seeds",
+            "rounds",
+            *(f"Validation {n}: {m}" for n in ("accuracy", "loss") for m in ("last", "best")),
+        ],
+        ["run", "–", "2", "25.00 %", "50.00 %", "0.25", "0.25"],
+    ]
+    assert curves(charts(page)["mine-score"]) == {"run": [1.0, 3.0]}
+    assert tables(page)["Validation loss"] == [["round", "run"], ["1", "0.5"], ["2", "0.25"]]
+
+
+def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
+    """Seeds 1, 2 with 0.2, 0.4 and then 0.4, 0.8: means 0.3 and 0.6. The 95 % t interval of two values is t · s / √2
+    with t(0.975, 1) = 12.706: 12.706 · 0.2 = 2.5 around the last mean.
+    """
+    runs = [
+        write(tmp_path / "a", {"val/loss": [0.2, 0.4]}, config(seed=1)),
+        write(tmp_path / "b", {"val/loss": [0.4, 0.8]}, config(seed=2)),
+        write(tmp_path / "c", {"val/loss": [0.9, 0.1]}, config("FedNova", seed=1)),
+    ]
+    page = report(*runs, out=tmp_path / "page.html")
+    chart = charts(page)["val-loss"]
+    assert curves(chart) == {"FedAvg": [0.3, 0.6], "FedNova": [0.9, 0.1]}
+    low, high = (trace["y"] for trace in chart["figure"]["data"][:2])
+    assert (low, high) == ([0.2, 0.4], [0.4, 0.8])
+    assert "FedAvg is 0.6 at round 2 (0.4 to 0.8 over 2 seeds); FedNova is 0.1 at round 2." in chart["alt"]
+    results = tables(page)["Results: mean over the seeds ± half of the 95 % t interval"]
+    assert [row[:5] for row in results[1:]] == [
+        ["FedAvg", "1, 2", "2", "0.6 ± 2.5", "0.3 ± 1.3"],
+        ["FedNova", "1", "2", "0.1", "0.1"],
+    ]
+
+
+def test_a_value_that_is_not_finite_leaves_a_gap(tmp_path: Path) -> None:
+    page = report(write(tmp_path / "run", {"val/loss": [1.0, "inf", 2.0]}), out=tmp_path / "page.html")
+    assert curves(charts(page)["val-loss"]) == {"run": [1.0, None, 2.0]}
+
+
+def test_what_a_run_is_called_cannot_break_the_page(tmp_path: Path) -> None:
+    name = '</script><b>"&'
+    run("report", write(tmp_path / "run", {"val/loss": [1.0, 2.0]}), "--names", name, "--out", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<b>" not in page
+    assert list(curves(charts(page)["val-loss"])) == [name]
+
+
+def test_settings_that_differ_come_first(tmp_path: Path) -> None:
+    runs = [write(tmp_path / f"{n}", {"val/loss": [1.0]}, config(alpha=a)) for n, a in enumerate((0.1, 10.0))]
+    page = report(*runs, out=tmp_path / "page.html")
+    head, *rows = tables(page)["What differs, and the main settings that all share"]
+    assert head == ["setting", "alpha=0.1", "alpha=10.0", "differs"]
+    assert rows[0] == ["Partition: alpha", "0.1", "10", "yes"]
+    assert ["Rules", "FedAvg", "FedAvg", ""] in rows
+    assert "class_path: fl_lightning.datamodules.Digits" in page
+
+
+def test_cosines_are_packed_to_an_accuracy_of_one_part_in_254(tmp_path: Path) -> None:
+    """Rounds 1 and 2 of three clients; GH changes them in the second alone."""
+    draw = np.random.default_rng(0)
+    first, before, after = (similar(3, draw) for _ in range(3))
+    arrays = {
+        "cosines_1": {"clients": [0, 4, 7], "before": first, "after": first},
+        "cosines_2": {"clients": [1, 4, 8], "before": before, "after": after},
+    }
+    page = report(write(tmp_path / "run", {"val/loss": [1.0, 2.0]}, **arrays), out=tmp_path / "page.html")
+    chart = charts(page)["cosines"]
+    one, two = chart["runs"][0]["frames"]
+    assert (one["round"], one["clients"], len(one["cosines"])) == (1, [0, 4, 7], 1)
+    assert (two["round"], two["clients"], len(two["cosines"])) == (2, [1, 4, 8], 2)
+    for packed, whole in zip(two["cosines"], (before, after), strict=True):
+        upper = np.frombuffer(base64.b64decode(packed), np.int8) / 127
+        assert np.abs(upper - whole[np.triu_indices(3)]).max() <= 0.5 / 127 + 1e-9
+    numbers = tables(page)["Cosines by run and round"]
+    pairs = before[np.triu_indices(3, 1)]
+    share = f"{100 * (pairs < 0).mean():.2f} %"
+    assert numbers[2][2:5] == [share, written(pairs.min()), written(pairs.mean())]
+    assert numbers[1][2:5] == numbers[1][5:8]  # no correction
+
+
+def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
+    """Client 0 takes part in rounds 1 and 3 with losses 2 and 1, client 1 in round 2 with 5; client 2 never does."""
+    metrics = {"val/loss": [1, 1, 1], "clients/loss/0": [2, "", 1], "clients/loss/1": ["", 5, ""]}
+    partition = {"sizes": [30, 20, 10], "counts": [[30, 0], [10, 10], [0, 10]]}
+    page = report(write(tmp_path / "run", metrics, partition=partition), out=tmp_path / "page.html")
+    assert tables(page)["Clients of run"] == [
+        ["client", "examples", "classes", "rounds", "loss, last", "loss, mean"],
+        ["0", "30", "1", "2", "1", "1.5"],
+        ["1", "20", "2", "1", "5", "5"],
+        ["2", "10", "1", "–", "–", "–"],
+    ]
+    (frame,) = charts(page)["partition"]["runs"][0]["frames"]
+    held = frame["update"]
+    assert list(zip(held["x"], held["y"], held["customdata"], strict=True)) == [
+        (0, 0, 30),
+        (1, 0, 10),
+        (1, 1, 10),
+        (2, 1, 10),
+    ]
+
+
+def test_of_many_clients_those_with_the_most_examples_are_listed(tmp_path: Path) -> None:
+    sizes = np.arange(3000)
+    page = report(write(tmp_path / "run", {"val/loss": [1.0]}, partition={"sizes": sizes}), out=tmp_path / "page.html")
+    rows = tables(page)["Clients of run: the 1000 clients with the most examples, of 3,000"]
+    assert [rows[1][0], rows[-1][0], len(rows)] == ["2000", "2999", 1001]
+
+
+def test_weights_surfaces_layers_and_eigenvalues_have_charts(tmp_path: Path) -> None:
+    metrics = {
+        "fedlaw/gamma": [0.9, 0.8],
+        "fedlaw/weight/0": [0.25, 0.75],
+        "fedlaw/weight/1": [0.75, 0.25],
+        "conflict/layer/fc1": [0.5, 0.25],
+        "conflict/layer/fc2": [0.0, 1.0],
+        "hessian/eigenvalue_1": ["", 4.0],
+        "hessian/eigenvalue_2": ["", -2.0],
+    }
+    surface = {"steps": [-1.0, 0.0, 1.0], "loss": [[10, 10, np.inf], [10, 1, 10], [10, 10, 10]]}
+    page = report(write(tmp_path / "run", metrics, surface_2=surface), out=tmp_path / "page.html")
+    drawn = charts(page)
+    assert drawn["fedlaw-weight"]["runs"][0]["frames"][0]["update"]["z"] == [[0.25, 0.75], [0.75, 0.25]]
+    assert drawn["layers"]["figure"]["data"][0]["x"] == [0.375, 0.5]
+    assert curves(drawn["spectrum"]) == {"run": [4.0, -2.0]}
+    grid = drawn["surface"]["runs"][0]["frames"][0]["update"]
+    assert grid["z"] == [[1, 1, None], [1, 0, 1], [1, 1, 1]]  # log10
+    assert grid["customdata"][1] == [10, 1, 10]
+    assert sections(page) == ["summary", "conflict", "fedlaw", "curvature", "clients"]
+
+
+def test_the_critical_round_is_marked(tmp_path: Path) -> None:
+    """Means over five rounds around each (of fewer at the start) of 1, 1, 1, 1, -2, -2, -2, -2, -2, -2: that of round 4
+    is (1 + 1 + 1 - 2 - 2) / 5 < 0, the first below zero.
+    """
+    values = [1.0] * 4 + [-2.0] * 6
+    page = report(write(tmp_path / "run", {"coherence/local": values}), out=tmp_path / "page.html")
+    line, marked = charts(page)["coherence-local"]["figure"]["data"]
+    assert line["y"] == values
+    assert (marked["x"], marked["y"]) == ([4], [1.0])
+    assert "critical round, the first with a negative mean over five rounds; run 4." in page
+
+
+def test_times_are_means_and_their_rest_is_what_is_left(tmp_path: Path) -> None:
+    timings = {"seconds": [3, 5], "local": [2, 2], "server": [0.5, 1.5], "memory_mib": [1024, 2048], "gpu_mib": [0, 0]}
+    page = report(write(tmp_path / "run", {"val/loss": [1, 1]}, timings=timings), out=tmp_path / "page.html")
+    assert tables(page)["Time and memory: means over the runs, the largest memory"][1] == [
+        *("run", "0.1333", "4", "2", "1", "2", "0")
+    ]
+    assert curves(charts(page)["time"])["evaluation, logs, checkpoints"] == [0.5, 1.5]
+    assert "gpu-mib" not in charts(page)
+
+
+def test_the_environment_says_which_runs_differ(tmp_path: Path) -> None:
+    runs = [
+        write(
+            tmp_path / f"{n}",
+            {"val/loss": [1]},
+            config(seed=n),
+            environment={"versions": {"torch": v}, "device": "cpu"},
+        )
+        for n, v in ((1, "2.6"), (2, "2.7"))
+    ]
+    rows = tables(report(*runs, out=tmp_path / "page.html"))["What the runs were made with"]
+    assert sorted(rows[1:]) == [
+        ["", "2.7", "FedAvg, seed 2"],
+        ["device", "cpu", "all"],
+        ["torch", "2.6", "FedAvg, seed 1"],
+    ]
+
+
+def test_thinning_keeps_the_last() -> None:
+    assert thin(5, 9) == [0, 1, 2, 3, 4]
+    assert thin(9, 3) == [0, 4, 8]
+    assert thin(9, 1) == [8]
+
+
+@pytest.mark.parametrize(
+    ("value", "percent", "text"),
+    [
+        (0.25, True, "25.00\N{NO-BREAK SPACE}%"),
+        (12345.0, False, "12,345"),
+        (-0.012345, False, "−0.01235"),
+        (float("nan"), True, "–"),
+        (float("inf"), False, "inf"),
+    ],
+)
+def test_numbers_are_written_alike(value: float, percent: bool, text: str) -> None:
+    assert written(value, percent) == text
+
+
+def test_a_page_lies_beside_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run: in its folder. Several: in the folder that all are in."""
+    monkeypatch.chdir(tmp_path)
+    runs = [
+        write(Path("runs", name, "version_0"), {"val/loss": [1]}, config(rule))
+        for name, rule in (("a", "A"), ("b", "B"))
+    ]
+    assert run("report", runs[0]).out.startswith("report: runs/a/version_0/report.html (1 run,")
+    assert run("report", *runs).out.startswith("report: runs/report.html (2 runs, 2 methods,")
+    assert Path("runs/a/version_0/report.html").is_file()
+    assert Path("runs/report.html").is_file()
+
+
+def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    result = run("report", write(tmp_path / "run", {"val/loss": [1]}), "--out", tmp_path)
+    assert result.status == 2
+    assert "--out must be an HTML file" in result.err
+
+
+def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that fit leaves today is read; the last accuracy on the page is the file's."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit("--trainer.callbacks", "[{class_path: ConflictMonitor, init_args: {every: 1}}, {class_path: ClientMonitor}]")
+    page = report(Path("runs"), out=Path("page.html"))
+    assert sections(page) == [
+        "summary",
+        "settings",
+        "accuracy",
+        "conflict",
+        "updates",
+        "clients",
+        "time",
+        "environment",
+    ]
+    last = Path("runs/tiny/version_0/metrics.csv").read_text().splitlines()[-1].split(",")[1]
+    assert tables(page)["Results"][1][3] == written(float(last), True).replace("\N{NO-BREAK SPACE}", " ")
+    assert len(charts(page)["cosines"]["runs"][0]["frames"]) == 2
