@@ -63,8 +63,8 @@ class TestFacts:
         ],
     )
     def test_how_many_cells(self, id: str, count: int) -> None:
-        """2 alphas, 6 gammas; 2 alphas; 2 methods; 2 methods; one; 5 methods; 2 alphas, 2 models, 8 methods; 3 partitions; 3
-        data sets, 3 partitions, 9 methods.
+        """By hand: 2 alphas, 6 gammas; 2 alphas; 2 methods; 2 methods; one; 5 methods; 2 alphas, 2 models, 8 methods; 3
+        partitions; 3 data sets, 3 partitions, 9 methods.
         """
         assert len(cells(id)) == count
 
