@@ -31,3 +31,4 @@ for method, arguments in RUNS.items():
     folders.append(folder)
 Console().print(table)
 print("run folders:", *folders)
+print("beside each other in a browser: fl-lightning report", *folders)
