@@ -171,9 +171,9 @@ def environment(methods: Sequence[Method]) -> Table | None:
         for key, value in _flat(run.environment):
             found.setdefault(NAMES.get(key, key), {}).setdefault(str(value), []).append(name)
     rows = [
-        [key if number == 0 else "", value, "all" if len(names) == len(runs) else "; ".join(names)]
+        [key, value, "all" if len(names) == len(runs) else "; ".join(names)]
         for key, values in found.items()
-        for number, (value, names) in enumerate(values.items())
+        for value, names in values.items()
     ]
     if len(runs) == 1:
         return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
@@ -183,6 +183,6 @@ def environment(methods: Sequence[Method]) -> Table | None:
 def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for key, value in content.items():
         if isinstance(value, dict):
-            yield from _flat(value)
-        else:
+            yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
+        elif value is not None:
             yield str(key), value

@@ -187,15 +187,16 @@ def test_the_environment_says_which_runs_differ(tmp_path: Path) -> None:
             tmp_path / f"{n}",
             {"val/loss": [1]},
             config(seed=n),
-            environment={"versions": {"torch": v}, "device": "cpu"},
+            environment={"versions": {"torch": v}, "device": "cpu", "wandb": {"id": "a", "url": None}},
         )
         for n, v in ((1, "2.6"), (2, "2.7"))
     ]
     rows = tables(report(*runs, out=tmp_path / "page.html"))["What the runs were made with"]
     assert sorted(rows[1:]) == [
-        ["", "2.7", "FedAvg, seed 2"],
         ["device", "cpu", "all"],
         ["torch", "2.6", "FedAvg, seed 1"],
+        ["torch", "2.7", "FedAvg, seed 2"],
+        ["wandb: id", "a", "all"],
     ]
 
 
