@@ -100,8 +100,8 @@ def _restored() -> Iterator[list[warnings.WarningMessage]]:
             logger.filters[:] = before
         os.environ.clear()
         os.environ.update(environment)
-        new = set(sys.modules) - modules
-        if mine := [n for n in new if str(getattr(sys.modules[n], "__file__", None)).startswith(str(Path.cwd()))]:
+        new = {name: str(getattr(sys.modules[name], "__file__", None)) for name in set(sys.modules) - modules}
+        if mine := [name for name, file in new.items() if file.startswith(str(Path.cwd())) and sys.prefix not in file]:
             for name in mine:
                 del sys.modules[name]
             gc.collect()  # their classes, which the parser would find by their short names
