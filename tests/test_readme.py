@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from command import run
+from command import rows, run
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -51,3 +51,22 @@ def test_configs_named_in_the_readme_exist() -> None:
     named = set(re.findall(r"--config (\S+\.yaml)", README))
     assert named
     assert all((configs / name).is_file() for name in named)
+
+
+def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each of the 20 clients a number in every round, their mean, and all of them in a file after the last round."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_measure.py" in text)
+    Path("my_measure.py").write_text(text)
+    result = run(
+        "fit", "--config", "digits_gh.yaml", "--trainer.callbacks+=my_measure.Loneliness", "--trainer.max_epochs=2"
+    )
+    assert result.status == 0, result.err
+    folder = Path("runs/digits_gh/version_0")
+    for row in rows(folder / "metrics.csv"):
+        lonely = [value for name, value in row.items() if name.startswith("clients/lonely/")]
+        assert len(lonely) == 20
+        assert row["lonely/mean"] == pytest.approx(sum(lonely) / 20)
+        assert all(0 <= value <= 2 for value in lonely)
+    assert [file.name for file in (folder / "arrays").glob("lonely*")] == ["lonely_2.npz"]
