@@ -35,8 +35,11 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
         found[f"min_cosine{suffix}"] = float(similarity.min())
         found[f"mean_cosine{suffix}"] = float(similarity.mean())
     mean = cohort.num_samples.double() / cohort.num_samples.sum()
-    others = {"removed": share_removed(gram, cohort.mixing), "angle": angle(gram, cohort.weights @ cohort.mixing, mean)}
-    return found | {name: value for name, value in others.items() if value is not None}
+    if not (removed := share_removed(gram, cohort.mixing).nanmean()).isnan():
+        found["removed"] = float(removed)
+    if (turn := angle(gram, cohort.weights @ cohort.mixing, mean)) is not None:
+        found["angle"] = turn
+    return found
 
 
 def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:

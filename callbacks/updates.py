@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, LocalRun
-from fl_lightning.conflict import norms
+from fl_lightning.conflict import norms, share_removed
 from fl_lightning.record import log_each
 
 TOP1 = "clients/top1"
@@ -39,6 +39,7 @@ class ClientMonitor(FederatedCallback):
     - ``clients/top1/<k>``: mean training accuracy of the local steps' batches, each before its step. It needs a
       ``training_step`` that returns a dict with "logits" (B, C) and "targets" (B,).
     - ``clients/update_norm/<k>``: ‖Δ_k‖ of the update as it came.
+    - ``clients/removed/<k>``: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, how much of it the rules changed; not of a zero update.
 
     Of the cohort:
 
@@ -73,6 +74,7 @@ class ClientMonitor(FederatedCallback):
             ("loss", cohort.losses.tolist()),
             ("top1", [result.metrics.get(TOP1, math.nan) for result in cohort.results]),
             ("update_norm", lengths.tolist()),
+            ("removed", share_removed(cohort.gram, cohort.mixing).tolist()),
         ):
             known = {k: value for k, value in zip(cohort.clients, values, strict=True) if not math.isnan(value)}
             if known:

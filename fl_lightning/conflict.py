@@ -71,19 +71,19 @@ def norms(gram: Tensor, combinations: Tensor) -> Tensor:
     return squares.masked_fill(squares <= EPSILON * scale.square(), 0.0).sqrt()
 
 
-def share_removed(gram: Tensor, mixing: Tensor) -> float | None:
-    """How much of the updates a correction changed: the mean of ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
+def share_removed(gram: Tensor, mixing: Tensor) -> Tensor:
+    """How much of each update a correction changed: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
 
     Args:
         gram: (K, K) inner products of the updates Δ.
         mixing: (K, K).
 
     Returns:
-        At least 0, and 1 for updates that were replaced by zero; None if all updates are zero (such ones never count).
+        (K,) at least 0, and 1 for an update that was replaced by zero; nan for one that is zero.
     """
     lengths = gram.diagonal().sqrt()
     changes = norms(gram, torch.eye(len(gram), dtype=gram.dtype) - mixing)
-    return float((changes / lengths)[lengths > 0].mean()) if lengths.any() else None
+    return torch.where(lengths > 0, changes / lengths, torch.nan)
 
 
 def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:

@@ -50,6 +50,7 @@ LINES: dict[str, dict[str, tuple[str, ...]]] = {
         "loss of clients": ("^clients/loss/",),
         "on what clients hold out": (r"^own/|^clients/(loss|top\d)_",),
         "size of clients' updates": ("^clients/update_norm/",),
+        "removed from clients' updates": ("^clients/removed/",),
         "classes in the cohort": ("^cohort/share/",),
     },
     "Curvature": {

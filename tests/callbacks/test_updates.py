@@ -45,6 +45,9 @@ def test_norms_and_losses(tmp_path: Path) -> None:
             "clients/update_norm/0": 2.0,
             "clients/update_norm/1": 2**0.5,
             "clients/update_norm/2": 5**0.5,
+            "clients/removed/0": 0.0,
+            "clients/removed/1": 0.0,
+            "clients/removed/2": 0.0,
             "updates/norm_mean": (2 + 2**0.5 + 5**0.5) / 3,
             "updates/norm_max": 5**0.5,
             "updates/drift": (5.625**0.5 + 3.625**0.5 + 2.125**0.5) / 3,
@@ -55,13 +58,18 @@ def test_norms_and_losses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("monitor_first", [False, True])
 def test_drift_is_from_the_corrected_sum(monitor_first: bool, tmp_path: Path) -> None:
-    """Harmonised in ascending order, they sum up to (-1/2, -1/2): squared distances 6.5, 2.5, 2.5. Norms stay."""
+    """Harmonised in ascending order, they sum up to (-1/2, -1/2): squared distances 6.5, 2.5, 2.5. Norms stay.
+
+    They become (0.4, -0.2), (-0.4, 0.2), (-1, -1); (1.6, 0.2), (-0.6, 0.8), (0, -1) are gone, of norms √2.6, 1, 1.
+    """
     chain = [GradientHarmonization(order="ascending"), ClientMonitor()]
     logged = measured(
         Linear(2), GivenData(GIVEN, samples=[1, 1, 2]), tmp_path, *(chain[::-1] if monitor_first else chain)
     )
     assert logged["updates/drift"] == pytest.approx((6.5**0.5 + 2 * 2.5**0.5) / 3)
     assert logged["updates/norm_mean"] == pytest.approx((2 + 2**0.5 + 5**0.5) / 3)
+    removed = [logged[f"clients/removed/{k}"] for k in range(3)]
+    assert removed == pytest.approx([2.6**0.5 / 2, 0.5**0.5, 0.2**0.5], abs=1e-6)
 
 
 def test_one_client_does_not_drift(tmp_path: Path) -> None:
@@ -181,7 +189,9 @@ def test_a_stopped_run_logs_what_a_whole_one_does(tmp_path: Path, monkeypatch: p
         of_clients = {name for name in row if name.startswith("clients/")}
         drawn = {name.rpartition("/")[2] for name in of_clients}
         assert len(drawn) == 2
-        assert of_clients == {f"clients/{name}/{k}" for name in ("loss", "top1", "update_norm") for k in drawn}
+        assert of_clients == {
+            f"clients/{name}/{k}" for name in ("loss", "top1", "update_norm", "removed") for k in drawn
+        }
         assert {
             "train/top1",
             "coherence/local",
