@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -19,9 +20,10 @@ from fl_lightning.reproduce.papers import MEASURES, Experiment
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; display: block; overflow-x: auto }
+div { overflow-x: auto; margin: 1rem 0 }
+table { border-collapse: collapse }
 th, td { padding: .2rem .7rem; border-bottom: 1px solid #8888; text-align: right; white-space: nowrap }
-.words th, .words td { text-align: left; white-space: normal }
+.claims th, .claims td { text-align: left; white-space: normal }
 img { max-width: 100%; background: white }
 """
 NOTHING = "No run is finished."
@@ -126,9 +128,9 @@ def html(
 ) -> str:
     """The same page as one HTML file that needs nothing else."""
     body = [f"<h1>{escape(experiment.source)}</h1>", f"<p>{escape(about(experiment))}</p>", _listed(facts)]
-    body.append(_tabular(*lines(compared), "numbers"))
+    body.append(_tabular(*lines(compared), "results"))
     if verdicts:
-        body.append(_tabular(CLAIMS, judged(verdicts), "words"))
+        body.append(_tabular(CLAIMS, judged(verdicts), "claims"))
     if image:
         content = base64.b64encode(image.read_bytes()).decode()
         body.append(f'<img alt="{escape(experiment.id)}" src="data:image/png;base64,{content}">')
@@ -136,12 +138,14 @@ def html(
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head += f"<title>{escape(experiment.id)}</title>"
     return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head><body>{"".join(body)}</body></html>\n'
+        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head>'
+        f"<body><main>{''.join(body)}</main></body></html>\n"
     )
 
 
 def _listed(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+    items = (re.sub("^`(.*)`$", r"<code>\1</code>", escape(text)) for text in texts)
+    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>" if texts else ""
 
 
 def _tabular(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
@@ -149,4 +153,5 @@ def _tabular(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> s
         return f"<p>{NOTHING}</p>"
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    return f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div tabindex="0" role="region" aria-label="{kind}">{table}</div>'  # so that keys scroll it

@@ -116,14 +116,14 @@ def test_markdown_escapes_what_would_end_a_cell() -> None:
 
 
 def test_html_has_everything_and_loads_nothing() -> None:
-    text = render.html(EXPERIMENT, COMPARED, VERDICTS, ["--grid a=<1>"])
+    text = render.html(EXPERIMENT, COMPARED, VERDICTS, ["--grid a=<1>", "`reproduce <x>`"])
     page = Page(text)
     assert page.tables == [[HEAD, *LINES], [render.CLAIMS, list(vars(VERDICTS[0]).values())]]
     assert page.open == []
     assert page.loaded == []
     assert not any(word in text for word in ("http", "@import", "url("))
     assert "<h1>X &amp; Y, Table 1</h1><p>A &lt;b&gt; (top-1 (%))</p>" in text
-    assert "<li>--grid a=&lt;1&gt;</li>" in text
+    assert "<li>--grid a=&lt;1&gt;</li><li><code>reproduce &lt;x&gt;</code></li>" in text
     assert "<li>a note</li>" in text
 
 
