@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {name: draw.random(6) - 0.3 for name in names},
             config(rule, "ConflictMonitor", seed=seed),
             {name: draw.random(6) for name in ("seconds", "local", "server", "memory_mib", "gpu_mib")},
-            {"versions": {"torch": "2.15.0"}, "command": "fl-lightning fit --config digits_gh.yaml " * 4},
+            {"versions": {"torch": f"2.{seed}"}, "command": "fl-lightning fit --config digits_gh.yaml " * 4},
             partition={"sizes": [30, 20], "counts": [[30, 0, 0], [10, 5, 5]]},
             surface_6={"steps": [-1.0, 0.0, 1.0], "loss": draw.random((3, 3))},
             **cosines(number),
