@@ -14,7 +14,7 @@ from wandb_workspaces.reports.v2.interface import LinePlot, MediaBrowser, Scatte
 from wandb_workspaces.workspaces.interface import RunsetSettings, Section, Workspace, WorkspaceSettings
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce.command import Parser
+from fl_lightning.messages import CommandParser
 from fl_lightning.tracking import has_wandb_key
 
 GROUPS = ("experiment", "settings")  # of the config: the same in runs that differ in nothing but the seed
@@ -66,7 +66,9 @@ def command(args: Sequence[str]) -> int:
     Raises:
         ConfigurationError: there is no key for W&B and no ``--out``; W&B refuses, or the file cannot be written.
     """
-    parser = Parser(f"fl-lightning {args[0]}", description="A W&B workspace for federated runs.", allow_abbrev=False)
+    parser = CommandParser(
+        f"fl-lightning {args[0]}", description="A W&B workspace for federated runs.", allow_abbrev=False
+    )
     project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # as Lightning's WandbLogger
     parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: the key's)")
     parser.add_argument("--project", default=project, help="whose runs to show (default %(default)s)")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
 import re
 import sys
 from collections.abc import Iterable
+from typing import NoReturn
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -25,6 +27,14 @@ NAMED_IN_YAML: tuple[type, ...] = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
 )
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Of a command that trains nothing itself: says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """The parser's hook; it would print its usage and leave."""
+        raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 
 class ParsingError(Exception):

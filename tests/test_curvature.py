@@ -184,7 +184,9 @@ def test_the_first_direction_goes_across() -> None:
 
 @pytest.mark.parametrize("loss", [[[-1, 0, 1]] * 3, [[2, 2, 2]] * 3, [[np.nan] * 3] * 3], ids=["signs", "flat", "nan"])
 def test_any_surface_can_be_drawn(loss: Any) -> None:
-    picture(a=loss).canvas.draw()
+    figure = picture(a=loss)
+    figure.canvas.draw()
+    assert figure.axes[0].get_title() == f"a: {loss[1][1]:.3g}"
 
 
 class Busy(LightningModule):

@@ -60,7 +60,11 @@ def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_measure.py" in text)
     Path("my_measure.py").write_text(text)
     result = run(
-        "fit", "--config", "digits_gh.yaml", "--trainer.callbacks+=my_measure.Loneliness", "--trainer.max_epochs=2"
+        "fit",
+        "--config",
+        "digits_gh.yaml",
+        "--trainer.callbacks+=my_measure.LonelinessMonitor",
+        "--trainer.max_epochs=2",
     )
     assert result.status == 0, result.err
     folder = Path("runs/digits_gh/version_0")

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.messages import CommandParser
 from fl_lightning.report.methods import group
 from fl_lightning.report.page import render
 from fl_lightning.report.runs import Run, read_runs
-from fl_lightning.reproduce.command import Parser
 
 
 def command(args: Sequence[str]) -> int:
@@ -31,9 +31,9 @@ def command(args: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def _parser() -> CommandParser:
     about = "One HTML page about some runs, which needs no network: curves, conflict, clients, settings, times."
-    parser = Parser("fl-lightning report", description=about, allow_abbrev=False)
+    parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
     parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
     parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
     parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")

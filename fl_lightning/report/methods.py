@@ -20,7 +20,7 @@ RULES = "rules"
 CLASS = ".class"  # at the end of the name of a setting that is a class
 NAMED_BY = 3  # settings at most
 # Callbacks that only look on; and Lightning's own are no rules either.
-MEASURES = re.compile(r"\w+Monitor|LossSurface|PersonalEvaluation")
+MEASURES = re.compile(r"\w+Monitor|LossSurface|PersonalEvaluation|SaveCohorts")
 
 
 @dataclass(frozen=True, eq=False)

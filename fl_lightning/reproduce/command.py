@@ -7,13 +7,14 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.experiments import Cell, find_config, option
+from fl_lightning.messages import CommandParser
 from fl_lightning.reproduce import render
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
@@ -24,14 +25,6 @@ from fl_lightning.reproduce.runs import Run, plan
 
 SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
 PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """The parser's hook; it would print its usage and leave."""
-        raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 
 def command(args: Sequence[str]) -> int:
@@ -66,9 +59,9 @@ def command(args: Sequence[str]) -> int:
     return 130 if stopped else 1 if failed else 0
 
 
-def _parser(name: str) -> Parser:
+def _parser(name: str) -> CommandParser:
     about = {"reproduce": "A paper's table: ours beside theirs.", "sweep": "A grid of your own over any config."}[name]
-    parser = Parser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
+    parser = CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
     if name == "sweep":
         parser.add_argument("--config", required=True, help="what every run has in common; its own grid is kept")
         parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)

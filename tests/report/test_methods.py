@@ -28,7 +28,7 @@ def test_runs_that_differ_in_their_seed_are_one_method(tmp_path: Path) -> None:
 
 
 def test_where_a_run_ran_and_what_only_looked_on_make_no_difference(tmp_path: Path) -> None:
-    watched = config("FedNova", "ConflictMonitor", "LossSurface", seed=2)
+    watched = config("FedNova", "ConflictMonitor", "LossSurface", "SaveCohorts", seed=2)
     watched["trainer"] |= {"devices": 4, "default_root_dir": "elsewhere"}
     watched["trainer"]["callbacks"].append({"class_path": "lightning.pytorch.callbacks.LearningRateMonitor"})
     (only,) = methods(tmp_path, config("FedNova", seed=1), watched)
