@@ -74,6 +74,17 @@ def test_nothing_generic_is_in_the_wheel(wheel: Path) -> None:
     assert expected <= set(names)
 
 
+def test_the_wheel_says_who_may_use_it(wheel: Path) -> None:
+    """Apache-2.0, with the licence's text, whose it is, and where to ask."""
+    archive = zipfile.ZipFile(wheel)
+    (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+    assert archive.read(f"{folder}/licenses/LICENSE") == (REPOSITORY / "LICENSE").read_bytes()
+    metadata = archive.read(f"{folder}/METADATA").decode()
+    assert "License-Expression: Apache-2.0\n" in metadata
+    assert "Author: fl-lightning contributors\n" in metadata
+    assert re.search(r"^Project-URL: Issues, https://", metadata, re.MULTILINE)
+
+
 def test_installed_files_are_plain(site: Path) -> None:
     assert not [path for path in site.rglob("*") if path.is_symlink()]
     for folder in FOLDERS:
