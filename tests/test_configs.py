@@ -60,7 +60,7 @@ def test_launch_lines_in_the_header_parse(name: str) -> None:
         assert parsed["data"]["class_path"].startswith("fl_lightning.datamodules.")
 
 
-def test_runs_a_round(name: str, tmp_path: Path) -> None:
+def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
     config = contents(name)
     local = "local_steps" if "local_steps" in config["model"] else "local_epochs"
     short = ["--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
@@ -74,3 +74,6 @@ def test_runs_a_round(name: str, tmp_path: Path) -> None:
     assert math.isfinite(row["train/loss"])
     if "ConflictMonitor" in str(config["trainer"]["callbacks"]):
         assert 0 <= row["conflict/ratio"] <= 1
+    reported = run("report", "runs")
+    assert (reported.status, reported.err) == (0, "")
+    assert Path("runs", Path(name).stem, "version_0", "report.html").is_file()

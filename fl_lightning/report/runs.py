@@ -60,7 +60,7 @@ class Run:
 
 def is_item(name: str, prefix: str = ".*") -> bool:
     """Whether a column is ``prefix/<n>``, one value of many: a client's, a class'."""
-    return re.fullmatch(rf"{prefix}/\d+", name) is not None
+    return re.fullmatch(rf"(?:{prefix})/\d+", name) is not None
 
 
 def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
