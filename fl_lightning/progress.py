@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fl_lightning.data import PADDING
 from fl_lightning.timing import RoundTimer
 
 SHOWN = ("val/top1", "conflict/ratio", "train/loss")  # first; what else a module logs with prog_bar=True follows
 HIDDEN = ("v_num",)
+GAP = "  "
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """One line of the texts, the most important first, without those that the terminal has no room for."""
+
+    texts: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The line for a terminal of this width."""
+        line = ""
+        for text in self.texts:
+            longer = f"{line}{GAP}{text}" if line else text
+            if len(longer) > options.max_width:
+                break
+            line = longer
+        yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+class Display(Progress):
+    """Bars, and a line of metrics below them."""
+
+    metrics: Sequence[str] = ()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Rich's hook: what is drawn."""
+        yield from super().get_renderables()
+        yield Fitting(self.metrics)
 
 
 class RoundProgress(ProgressBar):
-    """Rounds, clients within the round, accuracy, conflict ratio, where the time goes and how much is left.
+    """Shows rounds, clients within the round and the time left; below them metrics and where the time goes.
 
-    Plain lines, one a round, where nobody watches.
+    A narrow terminal drops metrics from the end of their line. Prints one line per round when the output is not a
+    terminal.
 
     Args:
         timer: the run's own; it comes before this one among the Trainer's callbacks.
@@ -29,7 +62,7 @@ class RoundProgress(ProgressBar):
     def __init__(self, timer: RoundTimer) -> None:
         super().__init__()
         self.timer = timer
-        self._progress: Progress | None = None
+        self._progress: Display | None = None
         self._enabled = True
 
     def disable(self) -> None:
@@ -46,18 +79,17 @@ class RoundProgress(ProgressBar):
             return
         console = Console()
         if console.is_terminal:
-            self._progress = Progress(
+            self._progress = Display(
                 TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
+                BarColumn(bar_width=max(4, min(24, console.width - 40))),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
                 TimeRemainingColumn(),
-                TextColumn("{task.fields[metrics]}"),
                 console=console,
             )
             total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-            self._rounds = self._progress.add_task("rounds ", total=total, completed=trainer.current_epoch, metrics="")
-            self._clients = self._progress.add_task("clients", metrics="")
+            self._rounds = self._progress.add_task("rounds ", total=total, completed=trainer.current_epoch)
+            self._clients = self._progress.add_task("clients")
             self._progress.start()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -78,13 +110,13 @@ class RoundProgress(ProgressBar):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's hook."""
         if self._progress:
-            metrics = f"{self._metrics(trainer, pl_module)}  {self.timer.spoken}"
-            self._progress.update(self._rounds, completed=trainer.current_epoch + 1, metrics=metrics)
+            self._progress.metrics = [*self._metrics(trainer, pl_module), self.timer.spoken]
+            self._progress.update(self._rounds, completed=trainer.current_epoch + 1)
         elif self._enabled:
             done, last = trainer.current_epoch + 1, max(trainer.max_epochs or 0, 0)
-            line = f"round {done}{f'/{last}' if last else ''}  {self._metrics(trainer, pl_module)}  {self.timer.spoken}"
+            words = [f"round {done}{f'/{last}' if last else ''}", *self._metrics(trainer, pl_module), self.timer.spoken]
             left = timedelta(seconds=round(self.timer.mean * (last - done)))
-            print(f"{line}  {left} left" if last > done else line, flush=True)
+            print(GAP.join([*words, f"{left} left"] if last > done else words), flush=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lightning's hook."""
@@ -102,7 +134,7 @@ class RoundProgress(ProgressBar):
     def _cohort_size(self, trainer: Trainer) -> int:
         return int(trainer.datamodule.cohort_size)  # type: ignore[attr-defined]
 
-    def _metrics(self, trainer: Trainer, pl_module: LightningModule) -> str:
+    def _metrics(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         metrics = self.get_metrics(trainer, pl_module)
         names = [n for n in SHOWN if n in metrics] + [n for n in metrics if n not in (*SHOWN, *HIDDEN)]
-        return "  ".join(f"{name} {float(metrics[name]):.4f}" for name in names)  # type: ignore[arg-type]
+        return [f"{name} {float(metrics[name]):.4f}" for name in names]  # type: ignore[arg-type]

@@ -20,10 +20,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """A terminal 200 characters wide."""
+def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal, 200 characters wide unless a test asks for another width."""
     text = io.StringIO()
-    terminal = Console(file=text, force_terminal=True, width=200, color_system=None)
+    terminal = Console(file=text, force_terminal=True, width=getattr(request, "param", 200), color_system=None)
     monkeypatch.setattr(fl_lightning.progress, "Console", lambda: terminal)
     return text
 
@@ -60,11 +60,26 @@ def test_terminal_shows_rounds_clients_and_metrics(screen: io.StringIO) -> None:
     result = fit("--trainer.callbacks+=ConflictMonitor")
     assert "round 1/2" not in result.out, "plain lines would break the display"
     shown = frames(screen)
-    last_rounds = [line for line in shown if line.startswith("rounds")][-1]
-    assert re.search(r"2/2 .*val/top1 0\.\d{4}  conflict/ratio \d\.\d{4}  train/loss \d\.\d{4}  " + SPOKEN, last_rounds)
+    assert re.search(r"\b2/2 ", [line for line in shown if line.startswith("rounds")][-1])
+    metrics = [line for line in shown if line.startswith("val/top1")][-1].rstrip()
+    assert re.fullmatch(r"val/top1 0\.\d{4}  conflict/ratio \d\.\d{4}  train/loss \d\.\d{4}  " + SPOKEN, metrics)
     assert re.search(r"\b4/4\b", [line for line in shown if line.startswith("clients")][-1])
     rounds = [line.split()[1:] for line in shown if line.startswith("rounds")]
     assert len(rounds) >= 2
+
+
+@pytest.mark.parametrize(
+    ("screen", "fits"),
+    [(50, ["val/top1", "conflict/ratio"]), (80, ["val/top1", "conflict/ratio", "train/loss"])],
+    indirect=["screen"],
+)
+def test_a_narrow_terminal_drops_metrics_but_neither_round_nor_time(screen: io.StringIO, fits: list[str]) -> None:
+    fit("--trainer.callbacks+=ConflictMonitor")
+    shown = frames(screen)
+    rounds = [line for line in shown if line.startswith("rounds")][-1]
+    assert re.fullmatch(r"rounds  \S+ +2/2 +\d:\d\d:\d\d \d:\d\d:\d\d *", rounds), rounds
+    metrics = [line for line in shown if line.startswith("val/top1")][-1]
+    assert metrics.split()[::2] == fits
 
 
 def test_clients_of_the_terminal_are_the_cohort(screen: io.StringIO) -> None:
