@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow format benchmark clean
+.PHONY: demo test test-slow format layers benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,10 @@ test-slow: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+layers: .venv/installed
+	$(BIN)/python tools/layers.py
+	$(BIN)/lint-imports
 
 benchmark: .venv/installed
 	$(BIN)/python benchmarks/local.py

@@ -26,9 +26,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import Scaffold
+from fl_lightning.engine.client_states import DiskState, client_bytes
 from fl_lightning.models import ImageClassifier, TwoLayerCNN
-from fl_lightning.runs import LastCheckpoint
-from fl_lightning.state import DiskState, client_bytes
+from fl_lightning.runs.checkpoints import LastCheckpoint
 
 SAMPLES = 8
 

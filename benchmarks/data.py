@@ -16,9 +16,9 @@ from statistics import median
 import torch
 
 from fl_lightning import datamodules
-from fl_lightning.data import TrainingBatch
 from fl_lightning.datamodules import AutoAugment
 from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.engine.data import TrainingBatch
 
 BATCHES = 30
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.data import TrainingBatch
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.engine.data import TrainingBatch
 from fl_lightning.errors import ConfigurationError
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from fl_lightning.data import FederatedDataModule
 from fl_lightning.datamodules.corruption import Corruption
 from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.seeding import numpy_generator
 from fl_lightning.errors import ConfigurationError, check_choice
-from fl_lightning.seeding import numpy_generator
 
 
 class LabelledData(FederatedDataModule):

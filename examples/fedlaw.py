@@ -21,7 +21,7 @@ import matplotlib.pyplot as plt
 
 from fl_lightning import Cohort, FederatedOrchestrator
 from fl_lightning.callbacks import FedLAW
-from fl_lightning.callbacks.fedlaw import measures
+from fl_lightning.callbacks.server.fedlaw import measures
 from fl_lightning.datamodules import MNIST, Digits, Dirichlet
 from fl_lightning.models import ImageClassifier, TwoNN
 

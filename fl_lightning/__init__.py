@@ -1,23 +1,69 @@
 """fl-lightning: federated learning as plain Lightning. An epoch is a round, a batch is a client."""
 
-from fl_lightning.callback import FederatedCallback
-from fl_lightning.cohort import Cohort
-from fl_lightning.data import FederatedDataModule
-from fl_lightning.errors import ConfigurationError
-from fl_lightning.local import LocalRun
-from fl_lightning.orchestrator import FederatedOrchestrator
-from fl_lightning.sampling import ClientSampler, FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
+from pathlib import Path
 
-__all__ = [
-    "ClientSampler",
-    "Cohort",
-    "ConfigurationError",
-    "FederatedCallback",
-    "FederatedDataModule",
+from fl_lightning.engine.callback import FederatedCallback, Monitor
+from fl_lightning.engine.cohort import ClientResult, Cohort
+from fl_lightning.engine.data import FederatedDataModule, TrainingBatch
+from fl_lightning.engine.gram import (
+    angle,
+    conflict_ratio,
+    cosines,
+    norms,
+    pairs,
+    partners,
+    project_conflicts,
+    share_removed,
+)
+from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.orchestrator import FederatedOrchestrator
+from fl_lightning.engine.sampling import (
+    ClientSampler,
+    FixedSchedule,
+    RoundRobinSampler,
+    SizeSampler,
+    UniformSampler,
+)
+from fl_lightning.engine.server import Server
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.environment import RunTracking
+from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
+
+__all__ = [  # noqa: RUF022  # in groups, not by the alphabet
+    # a run
     "FederatedOrchestrator",
-    "FixedSchedule",
+    "FederatedDataModule",
+    "TrainingBatch",
+    "RunTracking",
+    "ConfigurationError",
+    # a rule or a monitor, and what its hooks are given
+    "FederatedCallback",
+    "Monitor",
+    "Server",
     "LocalRun",
-    "RoundRobinSampler",
-    "SizeSampler",
+    "Cohort",
+    "ClientResult",
+    # the algebra of updates on their K×K Gram matrix
+    "cosines",
+    "pairs",
+    "conflict_ratio",
+    "norms",
+    "share_removed",
+    "angle",
+    "partners",
+    "project_conflicts",
+    # what a monitor logs and saves
+    "is_due",
+    "log_each",
+    "log_figure",
+    "save_arrays",
+    # who takes part in a round
+    "ClientSampler",
     "UniformSampler",
+    "SizeSampler",
+    "RoundRobinSampler",
+    "FixedSchedule",
 ]
+
+# What the guide of version 0.1 taught to import from fl_lightning.conflict and the like.
+__path__.append(str(Path(__file__).parent / "deprecated"))

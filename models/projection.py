@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from fl_lightning import ConfigurationError
-from fl_lightning.features import find_classifier
+from fl_lightning.models.layers import find_classifier
 
 
 class WithProjection(nn.Module):

@@ -63,14 +63,13 @@ def test_nothing_generic_is_in_the_wheel(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {"fl_lightning", re.sub(r"-py3.*", ".dist-info", wheel.name)}
     assert len(set(names)) == len(names)
     assert not [entry.filename for entry in entries if (entry.external_attr >> 16) & 0o170000 == 0o120000], "links"
-    files = [REPOSITORY / "fl_lightning" / "py.typed", *(REPOSITORY / "fl_lightning").glob("*.py")]
-    for package in ("report", "reproduce"):
-        files += [file for file in (REPOSITORY / "fl_lightning" / package).iterdir() if file.is_file()]
+    listed = (Path(path) for path, *_ in os.walk(REPOSITORY / "fl_lightning"))  # follows no links
+    files = [file for folder in listed for file in folder.iterdir() if file.is_file() and file.suffix != ".pyc"]
     expected = {file.relative_to(REPOSITORY).as_posix() for file in files}
     for folder in FOLDERS:
         files = [file for suffix in ("py", "yaml") for file in (REPOSITORY / folder).rglob(f"*.{suffix}")]
         expected |= {f"fl_lightning/{file.relative_to(REPOSITORY)}" for file in files}
-    assert {"fl_lightning/callbacks/gh.py", "fl_lightning/configs/digits_gh.yaml"} <= expected
+    assert {"fl_lightning/callbacks/server/gh.py", "fl_lightning/configs/digits_gh.yaml"} <= expected
     assert expected <= set(names)
 
 

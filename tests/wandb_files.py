@@ -1,9 +1,12 @@
-"""Reads what W&B writes offline."""
+"""Reads what W&B writes offline, in a folder where it has no key."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+from command import TINY
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -38,3 +41,12 @@ def wandb_config(file: Path) -> dict[str, Any]:
     """A run's config as it ended."""
     records = [record.config for record in wandb_records(file) if record.WhichOneof("record_type") == "config"]
     return {item.key or ".".join(item.nested_key): json.loads(item.value_json) for r in records for item in r.update}
+
+
+def without_key(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with tiny.yaml, which is the user's home, without a key for W&B."""
+    patch.chdir(folder)
+    patch.setenv("HOME", str(folder))
+    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "NETRC"):
+        patch.delenv(name, raising=False)
+    Path("tiny.yaml").write_text(TINY)

@@ -9,13 +9,14 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report.measures import about
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import ROWS, Chart, Table, fewer, rounded, thin, written
-from fl_lightning.reproduce import drawing
+from fl_lightning.runs.catalogue import about
+from fl_lightning.runs.pictures import COLOURS as ALL_COLOURS
+from fl_lightning.runs.pictures import MARKED
 
 # Okabe and Ito's, without the black that a dark page would swallow, the faint ones last; then dashes and marks.
-COLOURS = (*drawing.COLOURS[:4], "#808080", *drawing.COLOURS[4:6])
+COLOURS = (*ALL_COLOURS[:4], "#808080", *ALL_COLOURS[4:6])
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKS = ("circle", "square", "triangle-up", "x", "diamond", "cross", "star")
 POINTS = 1000  # of a curve
@@ -56,9 +57,9 @@ def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
         metric: its name in metrics.csv.
         methods: all of the page, so that each keeps its colour.
     """
-    measure = about(metric)
+    known = about(metric)
     bands = {method.name: method.band(metric) for method in methods}
-    return lines(metric, measure.title, measure.caption, bands, "round", measure.percent)
+    return lines(metric, known.title, known.caption, bands, "round", known.percent)
 
 
 def lines(
@@ -107,7 +108,7 @@ def _id(name: str) -> str:
 
 def _line(name: str, points: pd.DataFrame, number: int) -> list[Any]:
     style, xs = look(number), points.index.tolist()
-    mode = "lines+markers" if len(points) <= drawing.MARKED else "lines"
+    mode = "lines+markers" if len(points) <= MARKED else "lines"
     mean = go.Scatter(x=xs, y=rounded(points["mean"]), name=name, legendgroup=name, mode=mode, **style)
     if points["seeds"].max() < 2:
         return [mean]

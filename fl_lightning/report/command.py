@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.messages import CommandParser
+from fl_lightning.fit.messages import CommandParser
 from fl_lightning.report.methods import group
 from fl_lightning.report.page import render
-from fl_lightning.report.runs import Run, read_runs
+from fl_lightning.runs.reader import Run, read_runs
 
 
 def command(args: Sequence[str]) -> int:

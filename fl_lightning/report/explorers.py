@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fl_lightning.report.charts import COLOURS, figure
 from fl_lightning.report.methods import Method, every_run
 from fl_lightning.report.parts import Chart, Table, fewer, rounded, thin, written
-from fl_lightning.report.runs import load
+from fl_lightning.runs.reader import load
 
 BUDGET = 2_000_000  # characters of all frames of a chart
 LISTED = 100  # frames in the table of their numbers
@@ -199,8 +199,7 @@ def _surface(round: int, path: Path) -> Frame:
 
 def partition(methods: Sequence[Method]) -> Chart | None:
     """Bubbles: what each client holds of each class."""
-    runs = [(label, run) for label, run in every_run(methods) if (run.folder / "arrays" / "partition.npz").is_file()]
-    counts = {label: load(run.folder / "arrays" / "partition.npz", "sizes").get("counts") for label, run in runs}
+    counts = {label: run.partition().get("counts") for label, run in every_run(methods)}
     frames = {label: [_held(each)] for label, each in counts.items() if each is not None}
     if not frames:
         return None

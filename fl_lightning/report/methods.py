@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +11,11 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report.runs import Run
-from fl_lightning.reproduce.drawing import band
-from fl_lightning.reproduce.runs import ELSEWHERE
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.seeds import band
+from fl_lightning.runs.settings import CLASS, RULES, short
 
-RULES = "rules"
-CLASS = ".class"  # at the end of the name of a setting that is a class
 NAMED_BY = 3  # settings at most
-# Callbacks that only look on; and Lightning's own are no rules either.
-MEASURES = re.compile(r"\w+Monitor|LossSurface|PersonalEvaluation|SaveCohorts")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +25,7 @@ class Method:
     Attributes:
         name: what tells it from the others.
         runs: one a seed.
-        settings: see :func:`settings`; empty for a run without config.
+        settings: the runs' settings but the seed, by dotted names; empty for runs without config.
     """
 
     name: str
@@ -52,44 +47,6 @@ def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
     return [(method.label(run), run) for method in methods for run in method.runs]
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings that make a difference to the result, but the seed, by dotted names.
-
-    ``rules`` are the callbacks that change a round, in their order, FedAvg if there are none; their arguments are named
-    after them, as ``FedProx.mu``. The name of a class ends in ``.class``.
-    """
-    config = json.loads(json.dumps(config, default=str))  # a copy
-    trainer = config.get("trainer") or {}
-    callbacks = trainer.pop("callbacks", None) or []
-    chain = [_flat(each, "") for each in (callbacks if isinstance(callbacks, list) else [callbacks])]
-    rules = [rule for rule in chain if _is_rule(rule.get(CLASS))]
-    flat = _flat(config, "")
-    elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
-    kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
-    names = {RULES: " + ".join(_short(rule[CLASS]) for rule in rules) or "FedAvg"}
-    arguments = {f"{_short(rule[CLASS])}.{name}": rule[name] for rule in rules for name in rule if name != CLASS}
-    return {**names, **arguments, **{name: _short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
-
-
-def _flat(value: Any, name: str) -> dict[str, Any]:
-    """Leaves by dotted names, without the levels that jsonargparse puts in between."""
-    if not isinstance(value, dict):
-        return {name: value}
-    found: dict[str, Any] = {}
-    for key, below in value.items():
-        inner = name + CLASS if key == "class_path" else name if key == "init_args" else f"{name}.{key}".lstrip(".")
-        found |= _flat(below, inner)
-    return found
-
-
-def _short(path: Any) -> str:
-    return str(path).rpartition(".")[2]
-
-
-def _is_rule(path: Any) -> bool:
-    return path is not None and not str(path).startswith("lightning.") and not MEASURES.fullmatch(_short(path))
-
-
 def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
     """The methods of some runs, in the order in which they come.
 
@@ -109,7 +66,7 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
     known: dict[str, dict[str, Any]] = {}
     notes = []
     for run in runs:
-        chosen = settings(run.config) if run.config else {}
+        chosen = dict(run.settings)
         key = json.dumps(chosen, sort_keys=True) if chosen else str(run.folder)
         same = found.setdefault(key, {})
         known[key] = chosen
@@ -155,6 +112,5 @@ def varying(every: Sequence[Mapping[str, Any]]) -> list[str]:
 def _spoken(axis: str, value: Any, axes: Sequence[str]) -> str:
     if axis == RULES or axis.endswith(CLASS):
         return str(value)
-    short = _short(axis)
-    unclear = [each for each in axes if _short(each) == short] != [axis]
-    return f"{'.'.join(axis.split('.')[-2:]) if unclear else short}={value}"
+    unclear = [each for each in axes if short(each) == short(axis)] != [axis]
+    return f"{'.'.join(axis.split('.')[-2:]) if unclear else short(axis)}={value}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -11,14 +11,26 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.conflict import critical_round
+from fl_lightning.callbacks.monitors.coherence import critical_round
 from fl_lightning.report import charts, explorers, resources, tables
-from fl_lightning.report.measures import SECTIONS, of_section
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Section
+from fl_lightning.runs.catalogue import KNOWN, is_item
 
 COHERENCE = "coherence/local"
 HERE = Path(__file__).parent
+# Title and groups of metrics; each group is what stands before the slash. What no section names is in the last one.
+SECTIONS = {
+    "accuracy": ("Accuracy and loss", ("val", "train")),
+    "conflict": ("Conflict between clients", ("conflict",)),
+    "coherence": ("Coherence", ("coherence",)),
+    "updates": ("Updates", ("updates",)),
+    "fedlaw": ("Learned aggregation", ("fedlaw",)),
+    "curvature": ("Curvature", ("hessian",)),
+    "other": ("Other measures", ()),
+}
+# Metrics that stand in the summary or in charts of their own.
+NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 BAND = "In the charts, lines are means over the seeds, and bands go from the smallest to the largest of them."
 
 
@@ -65,6 +77,21 @@ def _curves(section: str, methods: Sequence[Method]) -> Iterator[Chart | None]:
     for name in of_section(section, names):
         chart = charts.curve(name, methods)
         yield _with_critical_rounds(chart, methods) if chart and name == COHERENCE else chart
+
+
+def of_section(section: str, metrics: Iterable[str]) -> list[str]:
+    """Choose the metrics that have a line chart in a section: the known ones first, in the catalogue's order."""
+    groups = SECTIONS[section][1]
+    named = {group for _, others in SECTIONS.values() for group in others}
+    order = {name: position for position, name in enumerate(KNOWN)}
+
+    def belongs(metric: str) -> bool:
+        group = metric.partition("/")[0]
+        return group in groups if groups else group not in named and group != "test"
+
+    single = [name for name in dict.fromkeys(metrics) if not is_item(name)]
+    found = [name for name in single if belongs(name) and (name in KNOWN or not name.startswith(NO_CURVE))]
+    return sorted(found, key=lambda metric: order.get(metric, len(order)))
 
 
 def _special(section: str, methods: Sequence[Method]) -> list[Chart | None]:

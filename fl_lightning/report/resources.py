@@ -12,7 +12,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]  # it ships no
 from fl_lightning.report.charts import COLOURS, POINTS, figure, lines
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, rounded, thin, written
-from fl_lightning.reproduce import drawing
+from fl_lightning.runs.seeds import band
 
 # Columns of seconds_by_part, each with what it is called and its colour.
 PARTS = {
@@ -84,7 +84,7 @@ def memory(methods: Sequence[Method]) -> list[Chart]:
         bands = {}
         for method in methods:
             columns = {n: run.timings[column] / 1024 for n, run in enumerate(method.runs) if column in run.timings}
-            bands[method.name] = drawing.band(pd.DataFrame(columns))
+            bands[method.name] = band(pd.DataFrame(columns))
         if any(np.nanmax(points["high"], initial=0) > 0 for points in bands.values()):
             chart = lines(column, title, "GiB at the end of a round.", bands, "round")
             shown += [chart] if chart else []

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_lightning.report.measures import about, lower_is_better
-from fl_lightning.report.methods import CLASS, RULES, Method, every_run, varying
+from fl_lightning.report.methods import Method, every_run, varying
 from fl_lightning.report.parts import PER_CENT, Table, written
-from fl_lightning.report.runs import Run, is_item, load
-from fl_lightning.reproduce.render import label
-from fl_lightning.reproduce.results import interval
+from fl_lightning.runs.catalogue import about, is_item, lower_is_better
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.seeds import interval, label
+from fl_lightning.runs.settings import CLASS, RULES
 
 # Settings to be seen even if all methods have the same.
 MAIN = {
@@ -114,9 +114,7 @@ def clients(methods: Sequence[Method]) -> list[Table]:
 def _of_clients(run: Run) -> pd.DataFrame:
     """By client: ``examples``, ``classes``, ``rounds`` taken part, last and mean of each of its measures."""
     columns: dict[str, Any] = {}
-    path = run.folder / "arrays" / "partition.npz"
-    if path.is_file():
-        arrays = load(path, "sizes")
+    if arrays := run.partition():
         columns["examples"] = pd.Series(arrays["sizes"])
         if "counts" in arrays:
             columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
@@ -125,9 +123,9 @@ def _of_clients(run: Run) -> pd.DataFrame:
     if values:
         columns["rounds"] = pd.DataFrame({prefix: each.count() for prefix, each in values.items()}).max(axis=1)
     for prefix, each in values.items():
-        name = prefix.removeprefix("clients/").removeprefix("fedlaw/").replace("_", " ").replace("top1", "accuracy")
-        columns[f"{name}, last"] = each.ffill().iloc[-1]
-        columns[f"{name}, mean"] = each.mean()
+        title = about(f"{prefix}/*").title.removeprefix("clients/").removesuffix("/*")
+        columns[f"{title}, last"] = each.ffill().iloc[-1]
+        columns[f"{title}, mean"] = each.mean()
     return pd.DataFrame(columns)
 
 
@@ -182,6 +180,8 @@ def environment(methods: Sequence[Method]) -> Table | None:
 
 def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for key, value in content.items():
+        if key == RULES:
+            continue  # they stand among the settings
         if isinstance(value, dict):
             yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
         elif value is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,16 @@ import yaml
 from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.experiments import Cell, find_config, option
-from fl_lightning.messages import CommandParser
-from fl_lightning.reproduce import render
+from fl_lightning.fit.configs import Cell, find_config, option
+from fl_lightning.fit.messages import CommandParser
+from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
+from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.progress import train_with_progress
 from fl_lightning.reproduce.results import collect, compare
-from fl_lightning.reproduce.runs import Run, plan
+from fl_lightning.runs.seeds import label
 
 SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
 PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
@@ -44,16 +44,16 @@ def command(args: Sequence[str]) -> int:
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
-    runs = [run for experiment, pairs in planned if is_trained(experiment) for _, run in pairs]
+    jobs = [job for experiment, pairs in planned if is_trained(experiment) for _, job in pairs]
     failed, stopped = [], False
     try:
-        failed = train_with_progress(runs, options.jobs) if runs else []
+        failed = train_with_progress(jobs, options.jobs) if jobs else []
     except KeyboardInterrupt:
         stopped = True
     for experiment, pairs in planned:
         _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
-    for run in failed:
-        print(f"failed: {run.name}: {_last_line(run)} (all of it: {run.folder / 'log.txt'})")
+    for job in failed:
+        print(f"failed: {job.name}: {_last_line(job)} (all of it: {job.log})")
     if stopped:
         print("stopped: the same command goes on from here")
     return 130 if stopped else 1 if failed else 0
@@ -128,15 +128,15 @@ def _label(value: Any) -> Any:
 
 def _plan(
     experiment: Experiment, cells: Sequence[Cell], options: argparse.Namespace, passed_on: Sequence[str]
-) -> list[tuple[Cell, Run]]:
+) -> list[tuple[Cell, Job]]:
     given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
     more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     pairs = []
     for cell in select(cells, options.subset or (), experiment.id):
-        group = [experiment.id, *map(render.label, cell.labels.values())]
+        group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
-        pairs += [(cell, run) for run in plan(group, arguments, seeds, Path(options.out) / "runs")]
+        pairs += [(cell, job) for job in plan(group, arguments, seeds, Path(options.out) / "runs")]
     return pairs
 
 
@@ -153,18 +153,18 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
     """
     for choice in wanted:
         axis, _, labels = choice.partition("=")
-        known = {render.label(cell.labels[axis]) for cell in cells if axis in cell.labels}
+        known = {label(cell.labels[axis]) for cell in cells if axis in cell.labels}
         asked = set(labels.split(","))
         if not known or not asked <= known:
             axes = dict.fromkeys(name for cell in cells for name in cell.labels)
             there = f"labels {', '.join(sorted(known))}" if known else f"axes {', '.join(axes)}"
             raise ConfigurationError(f"--subset must be AXIS=LABEL[,LABEL], got {choice}: {where} has the {there}")
-        cells = [cell for cell in cells if axis in cell.labels and render.label(cell.labels[axis]) in asked]
+        cells = [cell for cell in cells if axis in cell.labels and label(cell.labels[axis]) in asked]
     return list(cells)
 
 
 def _write(
-    experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: Path, args: Sequence[str], rounds: int | None
+    experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, args: Sequence[str], rounds: int | None
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     image = picture(experiment, pairs, folder)
@@ -175,7 +175,7 @@ def _write(
 
 def _write_tables(
     experiment: Experiment,
-    pairs: Sequence[tuple[Cell, Run]],
+    pairs: Sequence[tuple[Cell, Job]],
     image: Path | None,
     folder: Path,
     args: Sequence[str],
@@ -183,7 +183,7 @@ def _write_tables(
 ) -> None:
     results = collect(experiment, pairs)
     compared, verdicts = compare(experiment, results), judge(experiment, results)
-    finished = sum(run.finished for _, run in pairs)
+    finished = sum(job.finished for _, job in pairs)
     facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {len(pairs)} runs finished"]
     if rounds:
         facts.append(f"{rounds} rounds in place of the config's")
@@ -192,20 +192,19 @@ def _write_tables(
         facts.append(f"seeds {seeds}; {_versions(pairs)}")
         facts.append(f"{results.drop_duplicates('folder')['seconds'].sum() / 60:.0f} minutes of training in all")
     results.to_csv(folder / "results.csv", index=False)
-    (folder / "table.md").write_text(render.markdown(experiment, compared, verdicts, facts, image))
-    (folder / "table.html").write_text(render.html(experiment, compared, verdicts, facts, image))
+    (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
+    (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))
     console = Console()
-    for table in render.terminal(experiment, compared, verdicts):
+    for table in tables.terminal(experiment, compared, verdicts):
         console.print(table)
 
 
-def _versions(pairs: Sequence[tuple[Cell, Run]]) -> str:
+def _versions(pairs: Sequence[tuple[Cell, Job]]) -> str:
     """What the runs were made with; all of it, should it not be the same."""
-    versions = (json.loads((run.folder / "finished.json").read_text())["versions"] for _, run in pairs if run.finished)
+    versions = (job.facts["versions"] for _, job in pairs if job.finished)
     return ", ".join(dict.fromkeys(f"{name} {version}" for each in versions for name, version in each.items()))
 
 
-def _last_line(run: Run) -> str:
-    log = run.folder / "log.txt"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.is_file() else []
+def _last_line(job: Job) -> str:
+    lines = job.log.read_text(errors="replace").strip().splitlines() if job.log.is_file() else []
     return lines[-1] if lines else "it left no message"

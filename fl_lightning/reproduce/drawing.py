@@ -14,25 +14,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_lightning.experiments import Cell
-from fl_lightning.overview import bubbles
-from fl_lightning.reproduce.papers import MEASURES
-from fl_lightning.reproduce.render import label
+from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.results import same
-from fl_lightning.reproduce.runs import Run
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.pictures import COLOURS, MARKED, bubbles
+from fl_lightning.runs.reader import load
+from fl_lightning.runs.seeds import band, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SIMILARITIES = "similarities"  # the measure that is no metric: sorted cosines of all pairs after the last round
-# Okabe and Ito's colours, which the colour-blind can tell apart, without their yellow, which is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":", "-.")
 TOLD_APART = len(COLOURS) * len(STYLES)  # lines
 PANEL = (3.6, 2.7)  # inches
 INSIDE = 6  # lines that a legend within a panel has room for
-MARKED = 50  # points of a line up to which each has a mark
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,10 @@ class Curve:
     """A line with a band.
 
     Attributes:
-        labels: of its cell.
-        measure: a key of MEASURES, a metric's own name or SIMILARITIES.
-        points: by round, or by the rank of a pair of clients: the ``mean`` over seeds, the smallest (``low``) and
-            largest (``high``) of them, and how many ``seeds``. (The tables' t interval would be nine deviations wide
-            with two seeds, and hide all else.)
+        labels: the labels of its cell.
+        measure: what the papers call a metric, its own name, or SIMILARITIES.
+        points: mean and edges over the seeds (see :func:`fl_lightning.runs.seeds.band`), by round or by the rank of a
+            pair of clients.
     """
 
     labels: Mapping[str, Any]
@@ -52,32 +49,32 @@ class Curve:
     points: pd.DataFrame
 
 
-def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Run]]) -> list[Curve]:
-    """One curve for each cell and measure that its finished runs have, in the order of the cells."""
-    cells: dict[tuple[tuple[str, Any], ...], dict[int, Run]] = {}
-    for cell, run in pairs:
-        if run.finished:
-            cells.setdefault(tuple(cell.labels.items()), {})[run.seed] = run
+def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Job]]) -> list[Curve]:
+    """One curve for each cell and measure that its finished jobs have, in the order of the cells."""
+    cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
+    for cell, job in pairs:
+        if job.finished:
+            cells.setdefault(tuple(cell.labels.items()), {})[job.seed] = job
     found = [
-        Curve(dict(labels), measure, band(by_seed(list(runs.values()), measure)))
-        for labels, runs in cells.items()
+        Curve(dict(labels), measure, band(by_seed(list(jobs.values()), measure)))
+        for labels, jobs in cells.items()
         for measure in measures
     ]
     return [curve for curve in found if len(curve.points)]
 
 
-def by_seed(runs: Sequence[Run], measure: str) -> pd.DataFrame:
-    """A measure by round, a column a run; nan where a run has none, empty where none has."""
+def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
+    """A measure by round, a column a job; nan where a run has none, empty where none has."""
     if measure == SIMILARITIES:
-        return by_rank([cosines for run in runs if len(cosines := _similarities(run))])
-    metric, factor = MEASURES.get(measure, (measure, 1.0))
-    tables = [pd.read_csv(run.metrics, index_col="round") for run in runs]
+        return by_rank([cosines for job in jobs if len(cosines := _similarities(job))])
+    metric, factor = measured(measure)
+    tables = [job.run.metrics for job in jobs]
     return pd.DataFrame({n: factor * each[metric].dropna() for n, each in enumerate(tables) if metric in each})
 
 
-def _similarities(run: Run) -> NDArray[np.float64]:
-    path = run.metrics.parent / "arrays" / f"cosines_{run.rounds}.npz"
-    cosines = np.load(path)["before"] if path.is_file() else np.zeros((0, 0))
+def _similarities(job: Job) -> NDArray[np.float64]:
+    path = job.run.arrays("cosines").get(job.rounds)
+    cosines = load(path, "before")["before"] if path else np.zeros((0, 0))
     return np.asarray(cosines[np.triu_indices(len(cosines), 1)])
 
 
@@ -86,12 +83,6 @@ def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
     ranks = max(map(len, values), default=0)
     columns = [np.quantile(each, np.linspace(0, 1, ranks)) for each in values]
     return pd.DataFrame(dict(enumerate(columns)), index=range(1, ranks + 1))
-
-
-def band(values: pd.DataFrame) -> pd.DataFrame:
-    """Points of a curve (see :class:`Curve`) from values with a column a seed."""
-    edges = {"low": values.min(axis=1), "high": values.max(axis=1)}
-    return pd.DataFrame({"mean": values.mean(axis=1), **edges, "seeds": values.count(axis=1)})
 
 
 def tidy(found: Sequence[Curve]) -> pd.DataFrame:

@@ -9,14 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import yaml
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from fl_lightning.curvature import draw_surfaces
-from fl_lightning.data import FederatedDataModule
+from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.experiments import Cell, option
+from fl_lightning.fit.command import config_of
+from fl_lightning.fit.configs import Cell, option
 from fl_lightning.reproduce.drawing import (
     TOLD_APART,
     curves,
@@ -28,10 +28,11 @@ from fl_lightning.reproduce.drawing import (
     tidy_surfaces,
     varying,
 )
+from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment, experiments, find
-from fl_lightning.reproduce.runs import Run, settings
-
-NAMES = {"top1": "top-1 accuracy (%)", "val/top1": "top-1 accuracy"}  # of measures on an axis
+from fl_lightning.runs.catalogue import axis_title
+from fl_lightning.runs.pictures import draw_surfaces
+from fl_lightning.runs.reader import load
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,17 @@ class Plot:
     """How a figure is drawn.
 
     Attributes:
-        measures: keys of MEASURES, metrics' own names or SIMILARITIES (drawing.py), each with what its axis is called.
+        measures: metrics by what the papers call them or by their own names, or SIMILARITIES (drawing.py), each with
+            the title of its axis.
         panels: axes of the grid that part the panels; all others tell lines apart.
         kind: "curves" over the rounds, the "surface" of the loss after the last round, or the "partition" of the data,
             for which nothing is trained.
-        experiment: whose cells are drawn; None for the figure's own.
-        cells: only those with these labels.
-        options: added to all cells.
+        experiment: the experiment whose cells are drawn; None for the figure's own.
+        cells: labels, by axis, of the cells that are drawn; all others are left out.
+        options: options added to all cells.
         source: document and number in full, like ``claim`` and ``notes`` those of the experiment unless given.
-        claim: what it shows, in words.
-        notes: on what the paper leaves open.
+        claim: what the figure shows, in words.
+        notes: notes on what the paper leaves open.
     """
 
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -104,15 +106,15 @@ def is_trained(experiment: Experiment) -> bool:
     return plots().get(experiment.id, Plot()).kind != "partition"
 
 
-def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Run]], folder: Path) -> Path | None:
+def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path) -> Path | None:
     """Draw a paper's figure as ``figure.png``, any other experiment's curves as ``curves.png``.
 
     What is drawn lies beside it as CSV.
 
     Args:
-        experiment: of the papers, or a user's own.
-        pairs: its cells and runs, of which the finished ones are drawn.
-        folder: to write to; it exists.
+        experiment: one of the papers', or a user's own.
+        pairs: its cells and jobs, of which the finished ones are drawn.
+        folder: the folder to write to; it exists.
 
     Returns:
         The PNG; None where there is nothing to draw: no run is finished, or the runs of a table have one round only or
@@ -144,31 +146,29 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
     axes = list(dict.fromkeys(axis for each in labels for axis in each))
     line = "method" if "method" in axes else axes[-1] if axes else None
     measure = experiment.measures[0]
-    return Plot({measure: NAMES.get(measure, measure)}, [axis for axis in varying(labels) if axis != line])
+    return Plot({measure: axis_title(measure)}, [axis for axis in varying(labels) if axis != line])
 
 
-def _surfaces(pairs: Sequence[tuple[Cell, Run]]) -> dict[str, Mapping[str, Any]]:
+def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Mapping[str, Any]]:
     """What LossSurface saved after the last round of each cell's run with the first seed."""
     axes = varying([cell.labels for cell, _ in pairs])
     files = {
-        name(cell.labels, axes): run.metrics.parent / "arrays" / f"surface_{run.rounds}.npz"
-        for cell, run in pairs
-        if run.seed == pairs[0][1].seed and run.finished
+        name(cell.labels, axes): job.run.arrays("surface").get(job.rounds)
+        for cell, job in pairs
+        if job.seed == pairs[0][1].seed and job.finished
     }
-    return {called: np.load(file) for called, file in files.items() if file.is_file()}
+    return {called: load(file, "steps", "loss") for called, file in files.items() if file}
 
 
-def _partitions(pairs: Sequence[tuple[Cell, Run]]) -> dict[str, Tensor]:
+def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Tensor]:
     """(N, C) class counts of each cell's data with the first seed."""
     axes = varying([cell.labels for cell, _ in pairs])
-    return {name(cell.labels, axes): _class_counts(run) for cell, run in pairs if run.seed == pairs[0][1].seed}
+    return {name(cell.labels, axes): _class_counts(job) for cell, job in pairs if job.seed == pairs[0][1].seed}
 
 
-def _class_counts(run: Run) -> Tensor:
-    from jsonargparse import ArgumentParser
-
-    config = settings(run.arguments)["data"]
-    config["init_args"]["seed"] = run.seed
+def _class_counts(job: Job) -> Tensor:
+    config = config_of(job.arguments)["data"]
+    config["init_args"]["seed"] = job.seed
     parser = ArgumentParser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
     data: FederatedDataModule = parser.instantiate(parser.parse_object({"data": config})).data

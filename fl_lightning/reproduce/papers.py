@@ -12,16 +12,8 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.experiments import CONFIGS, Cell, grid
-
-# Measure of a row to the metric it is, and its factor: metrics.csv has shares, the papers per cent.
-MEASURES = {
-    "top1": ("val/top1", 100.0),
-    "top3": ("val/top3", 100.0),
-    "map50": ("val/map50", 1.0),
-    "min_cosine": ("conflict/min_cosine", 1.0),
-    "gamma_learned": ("fedlaw/gamma", 1.0),
-}
+from fl_lightning.fit.configs import CONFIGS, Cell, grid
+from fl_lightning.runs.catalogue import PAPER_NAMES
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,7 @@ class Claim:
         text: as it is reported.
         higher: labels of the cells that are said to be higher; of a list, each.
         than: labels of the cells that they are compared with; of a list, each. Labels of all other axes are equal.
-        measure: a key of MEASURES, or a metric's own name.
+        measure: what the papers call a metric (runs/catalogue.py), or its own name.
         at: the claim is about the mean over the cells with these labels; without it, over all cells. The round is the
             last unless one is named.
         along: an axis of numbers along which the difference is said to grow ("-axis": to fall). Without it, the claim
@@ -60,8 +52,8 @@ class Experiment:
         claim: what the table shows, in words.
         rows: its lines: labels of the grid's axes, measures, and ``round`` if the table reads several.
         config: the file with its settings and its grid.
-        measures: what is read from each run: keys of MEASURES, or metrics' own names. The measures of the rows and the
-            claims, or top-1 where our runs have none of them.
+        measures: what is read from each run: metrics by what the papers call them, or by their own names. The measures
+            of the rows and the claims, or top-1 where our runs have none of them.
         claims: to be tested.
         notes: on the printed numbers.
         last: a run's result is the mean of so many last rounds.
@@ -101,7 +93,7 @@ def _experiment(
     id: str, rows: list[dict[str, Any]], claims: Sequence[dict[str, Any]] = (), notes: Sequence[str] = (), **facts: Any
 ) -> Experiment:
     tested = tuple(Claim(**claim) for claim in claims)
-    measures = [name for name in MEASURES if any(name in row for row in rows)] + [claim.measure for claim in tested]
+    measures = [name for name in PAPER_NAMES if any(name in row for row in rows)] + [claim.measure for claim in tested]
     return Experiment(
         id=id,
         rows=tuple(rows),

@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.experiments import Cell
-from fl_lightning.reproduce.papers import MEASURES, Experiment
-from fl_lightning.reproduce.runs import Run
+from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.seeds import interval
 
 
-def collect(experiment: Experiment, runs: Iterable[tuple[Cell, Run]]) -> pd.DataFrame:
-    """Read the finished runs.
+def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.DataFrame:
+    """Read the runs of finished jobs.
 
     Returns:
         One row for each run and round that the table reads: the cell's labels (None on an axis that it lacks),
-        ``round``, ``seed``, the measures, ``seconds`` that training took and the run's ``folder``. Empty, without
+        ``round``, ``seed``, the measures, ``seconds`` that training took and the job's ``folder``. Empty, without
         columns, if no run is finished.
     """
-    runs = list(runs)
-    axes = list(dict.fromkeys(axis for cell, _ in runs for axis in cell.labels))
-    rows = [row for cell, run in runs if run.finished for row in _read(experiment, axes, cell, run)]
+    jobs = list(jobs)
+    axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
+    rows = [row for cell, job in jobs if job.finished for row in _read(experiment, axes, cell, job)]
     # A sweep may name a value twice: one seed must not count as two.
     return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True) if rows else pd.DataFrame()
 
 
-def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, run: Run) -> list[dict[str, Any]]:
-    metrics = pd.read_csv(run.metrics, index_col="round")
-    facts = json.loads((run.folder / "finished.json").read_text())
+def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
+    metrics, facts = job.run.metrics, job.facts
     return [
         {
             **{axis: cell.labels.get(axis) for axis in axes},
             "round": round,
-            "seed": run.seed,
+            "seed": job.seed,
             **{name: measure(metrics, name, round, experiment.last) for name in experiment.measures},
             "seconds": facts["seconds"],
-            "folder": str(run.folder),
+            "folder": str(job.folder),
         }
-        for round in [at for at in experiment.rounds if at <= run.rounds] or [run.rounds]
+        for round in [at for at in experiment.rounds if at <= job.rounds] or [job.rounds]
     ]
 
 
@@ -56,7 +55,7 @@ def measure(metrics: pd.DataFrame, name: str, round: int, last: int) -> float:
 
     The factor γ that FedLAW learns is the mean of the 21 rounds around the middle, as the paper's rounds 90 to 110.
     """
-    metric, factor = MEASURES.get(name, (name, 1.0))
+    metric, factor = measured(name)
     if metric not in metrics:
         return math.nan
     middle = round // 2
@@ -87,14 +86,6 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
             line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(group[name].count())}
             lines.append({**point, **line, "paper": paper, "difference": mean - paper})
     return pd.DataFrame(lines)
-
-
-def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % t interval (nan for fewer than two values)."""
-    values = pd.Series(values, dtype=float).dropna()
-    if len(values) < 2:
-        return float(values.mean()), math.nan
-    return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
 
 
 def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:

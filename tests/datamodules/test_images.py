@@ -11,8 +11,8 @@ from toy import Capture, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation, ServerFT
-from fl_lightning.data import TrainingBatch, gather
 from fl_lightning.datamodules import Augmentation, Digits, ImageData, Natural
+from fl_lightning.engine.data import TrainingBatch, gather
 from fl_lightning.errors import ConfigurationError
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fl_lightning import ConfigurationError
-from fl_lightning.features import find_classifier, find_layer
+from fl_lightning.callbacks.client.features import find_classifier, find_layer
 from fl_lightning.models import ImageClassifier, LeNet, SimpleCNN, TimmNetwork, TwoLayerCNN, TwoNN, WithProjection
 
 

@@ -7,8 +7,8 @@ import pytest
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report.methods import Method, group, settings
-from fl_lightning.report.runs import read_runs
+from fl_lightning.report.methods import Method, group
+from fl_lightning.runs.reader import read_runs
 
 
 def methods(tmp_path: Path, *configs: dict[str, Any] | None, names: tuple[str, ...] = ()) -> list[Method]:
@@ -84,13 +84,3 @@ def test_one_seed_does_not_count_twice(tmp_path: Path) -> None:
     assert [each.folder.name for each in only.runs] == ["again"]
     (note,) = notes
     assert "first is left out" in note
-
-
-def test_settings_have_short_names() -> None:
-    found = settings(config("FedProx", alpha=0.3))
-    assert found["rules"] == "FedProx"
-    assert found["data.class"] == "Digits"
-    assert found["data.partition.class"] == "Dirichlet"
-    assert found["data.partition.alpha"] == 0.3
-    assert "seed_everything" not in found
-    assert "experiment" not in found

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from run_folders import finished
+from job_folders import finished
 
-from fl_lightning.experiments import Cell
+from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.drawing import (
     COLOURS,
     SIMILARITIES,

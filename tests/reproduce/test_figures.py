@@ -9,18 +9,19 @@ import pytest
 import yaml
 from command import run
 from generated import write_images
+from job_folders import finished
 from PIL import Image
-from run_folders import finished
 
 from fl_lightning.callbacks import CoherenceMonitor, FedLAW, HessianMonitor
 from fl_lightning.datamodules import CIFAR10
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.experiments import Cell
+from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.drawing import SIMILARITIES
 from fl_lightning.reproduce.figures import borrowed, picture, plots, tables_and_figures
-from fl_lightning.reproduce.papers import MEASURES, Experiment, experiments
+from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.results import same
-from fl_lightning.reproduce.runs import Run
+from fl_lightning.runs.catalogue import PAPER_NAMES
 
 TABLES = Path(__file__).parents[3] / "shared" / "papers" / "tables.yaml"
 SKETCHES = {"fedgh-paper/fig-1", "fedgh-paper/fig-3", "fedgam/fig-1"}
@@ -44,7 +45,7 @@ class TestFacts:
         assert all(axis in cell.labels for cell in cells(id) for axis in plot.panels)
         assert bool(plot.measures) == (plot.kind == "curves")
         for measure in plot.measures:
-            known = {*MEASURES, SIMILARITIES, "val/loss", "conflict/ratio", "hessian/eigenvalue_1"}
+            known = {*PAPER_NAMES, SIMILARITIES, "val/loss", "conflict/ratio", "hessian/eigenvalue_1"}
             documented = f"{FedLAW.__doc__}{CoherenceMonitor.__doc__}{HessianMonitor.__doc__}"
             assert measure in known or measure in documented, measure
 
@@ -146,12 +147,12 @@ class TestPicture:
         """Two methods have one after their last round, the third; (1, 2) of it lies at steps -0.5 and 1."""
         pairs = []
         for n, cell in enumerate(cells("fedgam/fig-4")[:3]):
-            run = finished(tmp_path / str(n), top1=[0.1, 0.2, 0.3])
-            pairs.append((cell, run))
+            job = finished(tmp_path / str(n), top1=[0.1, 0.2, 0.3])
+            pairs.append((cell, job))
             if n < 2:
-                (run.metrics.parent / "arrays").mkdir()
+                (job.run.folder / "arrays").mkdir()
                 loss = 10.0 * n + np.arange(1.0, 10.0).reshape(3, 3)
-                np.savez(run.metrics.parent / "arrays" / "surface_3.npz", steps=[-0.5, 0, 1], loss=loss)
+                np.savez(job.run.folder / "arrays" / "surface_3.npz", steps=[-0.5, 0, 1], loss=loss)
         assert picture(experiments()["fedgam/fig-4"], pairs[2:], tmp_path) is None
         assert picture(experiments()["fedgam/fig-4"], pairs, tmp_path) == tmp_path / "figure.png"
         table = pd.read_csv(tmp_path / "figure.csv").set_index(["run", "d1", "d2"])["loss"]
@@ -162,7 +163,7 @@ class TestPicture:
         """One round; 29 lines, more than there are looks; no run; and no cell."""
         one = [(Cell({"method": "A"}, ()), finished(tmp_path / "one", top1=[0.1]))]
         many = [(Cell({"size": n}, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n in range(29)]
-        for pairs in (one, many, [(Cell({}, ()), Run("", (), 1, 2, tmp_path / "nowhere"))], []):
+        for pairs in (one, many, [(Cell({}, ()), Job("", (), 1, 2, tmp_path / "nowhere"))], []):
             assert picture(self.of(), pairs, tmp_path) is None
         assert picture(self.of(), many[:28], tmp_path) is not None
 

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fl_lightning.experiments import Cell
+from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Claim, Experiment
-from fl_lightning.reproduce.results import collect, compare, interval, measure, on_paper, printed, same
-from fl_lightning.reproduce.runs import Run
+from fl_lightning.reproduce.results import collect, compare, measure, on_paper, printed, same
 
 ROWS = (
     {"method": "A", "alpha": 0.1, "top1": 50.0},
@@ -26,29 +26,14 @@ def experiment(rows: Sequence[Mapping[str, Any]] = ROWS, **facts: Any) -> Experi
     return Experiment("x/table-1", "X", "accuracy", "", tuple(rows), "x.yaml", **{"measures": ("top1",), **facts})
 
 
-def trained(folder: Path, seed: int, top1: Sequence[float], **labels: Any) -> tuple[Cell, Run]:
-    """A cell and a finished run of it, with these accuracies after rounds 1, 2, …"""
-    run = Run((), (), seed, len(top1), folder / "-".join(map(str, labels.values())) / f"seed_{seed}")
-    run.metrics.parent.mkdir(parents=True)
+def trained(folder: Path, seed: int, top1: Sequence[float], **labels: Any) -> tuple[Cell, Job]:
+    """A cell and a finished job of it, with these accuracies after rounds 1, 2, …"""
+    job = Job((), (), seed, len(top1), folder / "-".join(map(str, labels.values())) / f"seed_{seed}")
+    job.run.folder.mkdir(parents=True)
     rows = "".join(f"{round},{value}\n" for round, value in enumerate(top1, 1))
-    run.metrics.write_text("round,val/top1\n" + rows)
-    (run.folder / "finished.json").write_text(json.dumps({"seconds": 1.5}))
-    return Cell(labels, ()), run
-
-
-def test_interval_of_three_seeds() -> None:
-    """1, 2, 3: mean 2, deviation 1, error 1/√3 = 0.57735; t(0.975, 2) = 4.3027, so 2.4841."""
-    assert interval([1, 2, 3]) == pytest.approx((2, 4.3027 / math.sqrt(3)), abs=1e-4)
-
-
-def test_interval_of_two_seeds_with_one_missing() -> None:
-    """1 and 3: mean 2, deviation √2, error 1; t(0.975, 1) = 12.706."""
-    assert interval([1, math.nan, 3]) == pytest.approx((2, 12.706), abs=1e-3)
-
-
-def test_no_interval_of_one_seed_and_no_mean_of_none() -> None:
-    assert interval([5]) == pytest.approx((5, math.nan), nan_ok=True)
-    assert all(math.isnan(value) for value in interval([math.nan]))
+    (job.run.folder / "metrics.csv").write_text("round,val/top1\n" + rows)
+    (job.folder / "finished.json").write_text(json.dumps({"seconds": 1.5}))
+    return Cell(labels, ()), job
 
 
 def test_a_measure_is_the_mean_of_the_last_rounds() -> None:

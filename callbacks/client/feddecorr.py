@@ -1,0 +1,69 @@
+"""FedDecorr: features that do not collapse."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning.callbacks.client.features import FeatureRule
+from fl_lightning.errors import check_choice
+
+EPSILON = 1e-8  # added to variances: a feature that is constant in a batch correlates with none
+
+
+def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tensor:
+    """How correlated the features of a batch are.
+
+    Z is the features less their means, over √(unbiased variance + 1e-8), so that Zᵀ Z = (N-1) K with the correlation
+    matrix K (d, d), whose diagonal is 1.
+
+    Args:
+        features: (N, d).
+        scale: "released" gives the mean of the squared entries of Zᵀ Z off its diagonal, over N; "paper" ‖K‖²_F / d².
+
+    Returns:
+        A scalar; 0 for a single example, and on the released scale for a single feature.
+    """
+    count, size = features.shape
+    if count == 1:
+        return features.new_zeros(())
+    z = (features - features.mean(0)) / (features.var(0) + EPSILON).sqrt()
+    products = z.T @ z
+    if scale == "paper":
+        return (products / (count - 1)).square().mean()
+    others = products - products.diagonal().diag()
+    return others.square().sum() / max(size * (size - 1), 1) / count
+
+
+class FedDecorr(FeatureRule):
+    """Keeps the features of a client's batches from correlating, against dimensional collapse (Shi et al., 2022).
+
+    The loss gains β times :func:`decorrelation`. The paper's formula and its released code differ in scale, by about
+    (N-1)²/N and the diagonal: β does not carry over from one to the other.
+
+    Args:
+        beta: β >= 0, weight of the term; 0 is FedAvg. The paper uses 0.1.
+        scale: "released" or "paper".
+        layer: whose output the features are; by default they are the classifier's input, see :class:`FeatureRule`.
+
+    Raises:
+        ConfigurationError: an argument is out of range; in round 1, the module has no such layer.
+    """
+
+    def __init__(
+        self, beta: float = 0.1, scale: Literal["released", "paper"] = "released", layer: str | None = None
+    ) -> None:
+        if not 0 <= beta < float("inf"):
+            raise ConfigurationError(f"beta must be at least 0 and finite, got {beta}")
+        check_choice("scale", scale, "released", "paper")
+        super().__init__(layer)
+        self.beta, self.scale = beta, scale
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Watch the features: see :class:`FederatedCallback`."""
+        if self.beta:
+            super().on_client_start(orchestrator, run)
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        """Add the term: see :class:`FederatedCallback`."""
+        return loss + self.beta * decorrelation(self.features(run), self.scale) if self.beta else loss

@@ -1,0 +1,59 @@
+"""FedDyn: local objectives that agree with the global one at its minimum."""
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning.callbacks.client.fedprox import pull
+
+
+class FedDyn(FederatedCallback):
+    """Dynamic regularization (Acar et al., 2021, Algorithm 1): clients minimise f_i - ⟨λ_i, θ⟩ + (α/2)‖θ - w‖².
+
+    Afterwards λ_i ← λ_i - αΔ_i, h ← h - (α/N) Σ_S Δ_i, and w ← mean_S(w_i) - h/α, N being the clients that have data.
+    The dual variables λ_i and h start at zero. They hold the gradients at the clients' own minima, whichever optimizer
+    comes near these; where clients do not move any more, Σ ∇f_i = 0. The dual step -h/α is taken after the weighted
+    sum: server momentum that is listed later takes it in, what is listed before does not.
+
+    Together with :class:`FedSAM` this is FedSpeed (Sun et al., 2023) in its released form.
+
+    Args:
+        alpha: α >= 0; the paper uses 0.001 to 0.1. 0 leaves all terms out and is FedAvg with uniform weights, which a
+            small α does not come near: h/α, the sum of updates over N, does not shrink with α.
+
+    Raises:
+        ConfigurationError: alpha is out of range.
+    """
+
+    settles = frozenset({"base weights"})
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        if not 0 <= alpha < float("inf"):
+            raise ConfigurationError(f"alpha must be at least 0 and finite, got {alpha}")
+        self.alpha = alpha
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Look up λ_i, and tell FedNova of the proximal term: see :class:`FederatedCallback`."""
+        run.proximal += self.alpha
+        self._linear: Tensor = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Add -λ_i + α(θ - w): see :class:`FederatedCallback`."""
+        if self.alpha:
+            pull(run, self.alpha, self._linear)
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Average uniformly: see :class:`FederatedCallback`."""
+        return cohort.uniform()
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Move the dual variables and step by -h/α: see :class:`FederatedCallback`."""
+        if not self.alpha:
+            return update
+        for client, delta in zip(cohort.clients, cohort.deltas, strict=True):
+            name = f"lambda/{client}"
+            moved = self.recall(name, torch.zeros_like(delta)) - self.alpha * delta
+            self.state[name] = moved.cpu()  # there may be many: a GPU's memory is for training
+        share = self.alpha / orchestrator.data.num_with_data
+        self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.deltas.sum(0)
+        return update - self.state["h"] / self.alpha

@@ -1,0 +1,40 @@
+"""FedProx: stay near the global model."""
+
+from torch import Tensor
+
+from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
+
+
+def pull(run: LocalRun, weight: float, linear: Tensor | None = None) -> None:
+    """Add to a client's gradient that of ⟨linear, w_local⟩ + (weight/2)‖w_local - w‖².
+
+    Args:
+        run: the client; ``run.grads`` (P,) change in place.
+        weight: of the proximal term.
+        linear: (P,), or None for no linear term.
+    """
+    run.grads.add_(run.params - run.anchor, alpha=weight)
+    if linear is not None:
+        run.grads.add_(linear)
+
+
+class FedProx(FederatedCallback):
+    """Proximal local training (Li et al., 2020, Algorithm 2): the gradient gains μ (w_local - w), inside momentum.
+
+    Args:
+        mu: μ >= 0, weight of the term (μ/2)‖w_local - w‖². FedGH's slides use 0.1, FedLAW 0.001.
+    """
+
+    def __init__(self, mu: float) -> None:
+        if not mu >= 0:
+            raise ConfigurationError(f"mu must be at least 0, got {mu}")
+        self.mu = mu
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Tell FedNova's normaliser of the term: see :class:`FederatedCallback`."""
+        run.proximal += self.mu
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Add the term's gradient: see :class:`FederatedCallback`."""
+        if self.mu:
+            pull(run, self.mu)

@@ -1,0 +1,75 @@
+"""FedSMOO: FedDyn for a flat minimum of the global objective."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning.callbacks.client.feddyn import FedDyn
+from fl_lightning.callbacks.client.fedsam import along
+
+EPSILON = 1e-7  # on the norms, in the released code
+
+
+class FedSMOO(FedDyn):
+    """Dynamically regularized sharpness-aware training (Sun et al., 2023, Algorithm 1), in its released form.
+
+    Each step perturbs by ŝ = r·d/‖d‖ with d = g - μ_i - s, then μ_i ← μ_i + ŝ - s, and follows the gradient at w + ŝ
+    plus λ(h_i + w - w_t). Clients send μ_i; the server sets s = r·μ̄/‖μ̄‖, where μ̄ is the cohort's mean of μ_i (the
+    paper's s also takes in each client's last ŝ). The rest is :class:`FedDyn` with α = λ and λ_i = -λ h_i: h_i gains
+    Δ_i, and w = mean_S(w_i) + the mean h_i of all N clients. Everything starts at zero.
+
+    Args:
+        penalty: λ >= 0, weight of the dual and proximal terms (1/β in the paper); 0 leaves them out.
+        rho: r >= 0, length of the perturbation; 0 leaves it out, which is FedDyn.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    settles = frozenset({"base weights", "local gradient"})
+
+    def __init__(self, penalty: float = 0.1, rho: float = 0.1) -> None:
+        if not 0 <= penalty < float("inf"):
+            raise ConfigurationError(f"penalty must be at least 0 and finite, got {penalty}")
+        if not 0 <= rho < float("inf"):
+            raise ConfigurationError(f"rho must be at least 0 and finite, got {rho}")
+        super().__init__(penalty)
+        self.penalty, self.rho = penalty, rho
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Look up the dual variables: see :class:`FederatedCallback`."""
+        super().on_client_start(orchestrator, run)
+        zeros = torch.zeros_like(run.anchor)
+        self._mu, self._s = self.recall(f"mu/{run.client}", zeros), self.recall("s", zeros)
+
+    def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Take the gradient at w + ŝ: see :class:`FederatedCallback`."""
+        if not self.rho:
+            return closure
+
+        def perturbed() -> Tensor | None:
+            loss = closure()
+            if loss is not None:
+                step = along(run.grads - self._mu - self._s, self.rho, EPSILON)
+                self._mu = self._mu + step - self._s
+                run.grads.copy_(run.gradient_at(run.params + step, closure))
+            return loss
+
+        return perturbed
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        """Send μ_i: see :class:`FederatedCallback`."""
+        if self.rho:
+            run.send("mu", self._mu)
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Keep μ_i, set s, and the dual step: see :class:`FederatedCallback`."""
+        if self.rho:
+            mean = torch.zeros_like(update)
+            for result in cohort.results:
+                mean += result.vectors["mu"].to(mean) / len(cohort.results)
+                self.state[f"mu/{result.client}"] = result.vectors["mu"].cpu()
+            self.state["s"] = along(mean, self.rho, EPSILON)
+        return super().update(orchestrator, cohort, update)

@@ -1,0 +1,80 @@
+"""MOON: model-contrastive federated learning."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, weights_at
+
+
+def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
+    """Mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))), s the cosines of z with z_global and z_previous (eq. 3).
+
+    Args:
+        z: (N, d) features; a zero row has cosine 0 with all.
+        z_global: (N, d) the same examples' under the global model.
+        z_previous: (N, d) under the client's previous one.
+        temperature: T > 0.
+
+    Returns:
+        A scalar.
+    """
+    cosines = torch.stack([F.cosine_similarity(z, z_global), F.cosine_similarity(z, z_previous)], dim=1)
+    return F.cross_entropy(cosines / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+
+
+class MOON(FeatureRule):
+    """Pulls a client's features to the global model's and away from those of its own last model (Li et al., 2021).
+
+    The loss gains μ times :func:`contrastive_loss`. The previous model is what the client's last participation ended
+    with; before its first there is no term (the released code compares clients that come late with a random net). Both
+    other models look at the batch in evaluation mode, as released, through the module's ``forward`` of ``batch[0]`` or
+    of a tensor batch. Buffers enter no rule: the previous model gets the global ones, where the released code keeps its
+    own BatchNorm statistics.
+
+    Args:
+        mu: μ >= 0, weight of the term; 0 is FedAvg. The paper tunes it among 0.1, 1, 5 and 10.
+        temperature: T > 0.
+        layer: whose output the features are, in the paper a projection head's (:class:`WithProjection`); by default
+            they are the classifier's input, see :class:`FeatureRule`.
+
+    Raises:
+        ConfigurationError: an argument is out of range; in round 1, the module has no such layer or no ``forward``.
+    """
+
+    def __init__(self, mu: float = 1.0, temperature: float = 0.5, layer: str | None = None) -> None:
+        if not 0 <= mu < float("inf"):
+            raise ConfigurationError(f"mu must be at least 0 and finite, got {mu}")
+        if not 0 < temperature < float("inf"):
+            raise ConfigurationError(f"temperature must be positive and finite, got {temperature}")
+        super().__init__(layer)
+        self.mu, self.temperature = mu, temperature
+        self._others: list[dict[str, Tensor]] = []
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Look up the client's previous model: see :class:`FederatedCallback`."""
+        if not self.mu:
+            return
+        super().on_client_start(orchestrator, run)
+        name = f"model/{run.client}"
+        models = [run.anchor, self.recall(name, run.anchor)] if name in self.state else []
+        self._others = [weights_at(orchestrator, model) for model in models]
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        """Add the term: see :class:`FederatedCallback`."""
+        if not self.mu:
+            return loss
+        z, inputs = self.features(run), forward_inputs(run.module, batch)
+        if not self._others:
+            return loss
+        z_global, z_previous = (self.features_at(run, weights, inputs) for weights in self._others)
+        return loss + self.mu * contrastive_loss(z, z_global, z_previous, self.temperature)
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Keep the cohort's models: see :class:`FederatedCallback`."""
+        if self.mu:
+            models = zip(cohort.clients, cohort.deltas, strict=True)
+            self.state.update({f"model/{client}": (cohort.anchor + delta).cpu() for client, delta in models})

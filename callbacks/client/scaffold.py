@@ -1,0 +1,106 @@
+"""SCAFFOLD: control variates against client drift."""
+
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning.engine.callback import overrides, rules_of
+from fl_lightning.engine.seeding import isolated
+from fl_lightning.errors import check_choice
+
+
+def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
+    """What a client's gradients were on average before their correction: c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁).
+
+    c, c_i and Δ_i are (P,). ``reach`` is η_i ‖a_i‖₁; where it is 0, no step was taken and c_i stays.
+    """
+    return own - common - delta / reach if reach > 0 else own
+
+
+def full_gradient(orchestrator: Server, run: LocalRun) -> Tensor:
+    """(P,) the gradient at the global model, the mean over a client's examples; leaves no trace in its training."""
+    order = orchestrator.generator("scaffold", run.round, run.client)
+    total, count = torch.zeros_like(run.anchor), 0
+    with isolated(orchestrator.device), run.at(run.anchor):
+        for batch in orchestrator.data.client_batches(run.client, order):
+            size = extract_batch_size(batch)
+            total, count = total + size * orchestrator.loss_and_gradient(run.anchor, batch)[1], count + size
+    return total / max(count, 1)
+
+
+class Scaffold(FederatedCallback):
+    """Control variates (Karimireddy et al., 2020, Algorithm 1): clients follow g + c - c_i, inside momentum.
+
+    All start at zero. The server averages uniformly; c gains (1/N) Σ_S (c_i⁺ - c_i), N being the clients with data.
+    Option II divides by η_i ‖a_i‖₁, the paper by η τ: the same for plain SGD, but under momentum that diverges.
+
+    Args:
+        option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the client's full gradient at the global model,
+            of the loss that its ``training_step`` returns, which takes another pass over its data.
+        server_lr: η_g > 0, a factor on the mean update.
+
+    Raises:
+        ConfigurationError: an argument is out of range, or clients do not train as the control variates assume.
+    """
+
+    settles = frozenset({"base weights"})
+
+    def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:
+        check_choice("option", option, "I", "II")
+        if not 0 < server_lr < float("inf"):
+            raise ConfigurationError(f"server_lr must be positive and finite, got {server_lr}")
+        self.option, self.server_lr = option, server_lr
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Recall c - c_i; take the full gradient for option I: see :class:`FederatedCallback`."""
+        self._check(orchestrator, run)
+        start = torch.zeros_like(run.anchor)
+        self._correction = self.recall("c", start) - self.recall(f"c/{run.client}", start)
+        if self.option == "I":
+            run.send("scaffold", full_gradient(orchestrator, run))
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Correct the gradient: see :class:`FederatedCallback`."""
+        run.grads.add_(self._correction)
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Renew the control variates and average uniformly: see :class:`FederatedCallback`."""
+        start = torch.zeros_like(cohort.anchor)
+        common, change = self.recall("c", start), start.clone()
+        reaches = (cohort.learning_rates * cohort.normalizers).tolist()
+        for result, delta, reach in zip(cohort.results, cohort.deltas, reaches, strict=True):
+            own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
+            renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
+            change += renewed - own
+            self.state[f"c/{result.client}"] = renewed.cpu()  # there may be many: a GPU's memory is for training
+        self.state["c"] = common + change / self._divisor(orchestrator, cohort)
+        return cohort.uniform().scaled(torch.full_like(cohort.weights, self.server_lr))
+
+    def _divisor(self, orchestrator: Server, cohort: Cohort) -> int:
+        return orchestrator.data.num_with_data
+
+    def _check(self, orchestrator: Server, run: LocalRun) -> None:
+        name, module = type(self).__name__, type(run.module).__name__
+        for optimizer in run.optimizers:
+            if not isinstance(optimizer, torch.optim.SGD):
+                got = type(optimizer).__name__
+                raise ConfigurationError(f"{name} corrects the steps of SGD, got {got}: let {module} use SGD")
+        rates = {(group["lr"], group["momentum"]) for optimizer in run.optimizers for group in optimizer.param_groups}
+        if self.option == "II" and len(rates) > 1:
+            raise ConfigurationError(
+                f"{name} reads gradients off updates: {module}'s optimizer must have one lr and momentum for all "
+                f"parameters, got {sorted(rates)}"
+            )
+        others = [
+            type(rule).__name__
+            for rule in rules_of(orchestrator.trainer)
+            if overrides(rule, "loss") or overrides(rule, "closure")
+        ]
+        if self.option == "I" and (others or not run.module.automatic_optimization):
+            raise ConfigurationError(
+                f"{name}'s option I takes the gradient of {module}'s own loss, but clients train by "
+                f"{', '.join(others) or 'manual optimization'}: use option II"
+            )

@@ -1,0 +1,1 @@
+"""Monitors: callbacks that only look."""

@@ -1,0 +1,52 @@
+"""HessianMonitor: how sharply the global model's training loss bends."""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
+from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenvalues, training_loss
+
+
+class HessianMonitor(Monitor):
+    """Logs the largest eigenvalues of the Hessian of the new global model's training loss, under any rule.
+
+    ``hessian/eigenvalue_1`` … are those of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the first by
+    the fifth. Both are measures of sharpness: small is flat (FedLAW, Li et al., 2023, Fig. 10, which does not say on
+    what data). Here the loss is the module's own, without autocast, of the global model as it predicts (dropout off,
+    BatchNorm by its running statistics), over a sample of all clients' training examples that is the same in every
+    round: see :func:`fl_lightning.curvature.training_loss`. Changes nothing. One measurement takes some 20 to 60
+    products of Hessian and vector, each about two local epochs over the sample, and memory for 20 models.
+
+    Args:
+        every: so many rounds, and after the last that ``trainer.max_epochs`` allows.
+        count: of eigenvalues, at least 1; the ratio needs 5.
+        examples: in the sample; all of the training set, if it has fewer.
+
+    Raises:
+        ConfigurationError: an argument is less than 1; the module optimizes by hand.
+    """
+
+    def __init__(self, every: int = 10, count: int = 5, examples: int = 512) -> None:
+        for name, value in (("every", every), ("count", count), ("examples", examples)):
+            if not value >= 1:  # also refuses nan
+                raise ConfigurationError(f"HessianMonitor: {name} must be at least 1, got {value}")
+        self.every, self.count, self.examples = every, count, examples
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lightning's hook."""
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            check_module("HessianMonitor", pl_module)
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Measure and log: see :class:`FederatedCallback`."""
+        if not is_due(orchestrator, self.every):
+            return
+        draw, params = orchestrator.generator("hessian"), orchestrator.params
+        start = torch.randn(len(params), generator=draw, dtype=params.dtype).to(params)
+        with training_loss(orchestrator, self.examples) as loss:
+            values = top_eigenvalues(loss.hessian_product, start, self.count).tolist()
+        for number, value in enumerate(values, 1):
+            orchestrator.log_round(f"hessian/eigenvalue_{number}", value)
+        if len(values) >= 5 and values[4]:
+            orchestrator.log_round("hessian/ratio_1_5", values[0] / values[4])

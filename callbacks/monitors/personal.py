@@ -1,0 +1,94 @@
+"""PersonalEvaluation: how well the models serve each client."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server
+from fl_lightning.runs.catalogue import lower_is_better
+
+
+def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
+    """How a metric is distributed over K clients, each counted once.
+
+    Args:
+        values: (K,), K at least 1.
+        largest_is_worst: as for losses.
+
+    Returns:
+        ``mean``; ``worst``, the mean of the ⌈K/10⌉ worst values; ``spread``, the standard deviation of the K values
+        (divided by K, not K-1).
+    """
+    worst = values.topk(-(-len(values) // 10), largest=largest_is_worst).values
+    return {"mean": float(values.mean()), "worst": float(worst.mean()), "spread": float(values.std(correction=0))}
+
+
+class PersonalEvaluation(Monitor):
+    """Evaluates on what each client holds out: the global model, and each participant's own after local training.
+
+    The module's ``validation_step`` gives the metrics. ``val/top1`` of the new global model becomes
+    ``clients/top1_mean``, ``_worst`` and ``_spread`` over all clients that hold something out; of the participants'
+    own models ``own/top1_mean`` … over the cohort, beside ``own/top1``, their mean weighted by n_k. The measures of
+    fairness are those of Li et al., 2020 ("Fair Resource Allocation in Federated Learning") and Wang et al., 2021
+    (FedFV): deviation and worst tenth. Changes nothing. Every device evaluates all clients under the global model.
+
+    Args:
+        every: evaluate in the rounds that this divides.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        if not every >= 1:
+            raise ConfigurationError(f"every must be at least 1, got {every}")
+        self.every = every
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lightning's hook."""
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        orchestrator: Any = pl_module
+        client, data = orchestrator.client, orchestrator.data
+        if not is_overridden("validation_step", client, LightningModule):
+            raise ConfigurationError(
+                f"PersonalEvaluation evaluates by the module's validation_step, but {type(client).__name__} has none: "
+                "define it, and set data.held_out"
+            )
+        if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):
+            raise ConfigurationError(
+                f"PersonalEvaluation evaluates on what clients hold out, but those of {type(data).__name__} hold out "
+                "nothing: set data.held_out, or define held_out_batches(client)"
+            )
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        """Evaluate the client's own model: see :class:`FederatedCallback`."""
+        if run.round % self.every == 0:
+            for name, value in self._evaluate(orchestrator, run.client).items():
+                run.log(f"own/{name}", value)
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Evaluate the global model, and log: see :class:`FederatedCallback`."""
+        if cohort.round % self.every == 0:
+            rows = [self._evaluate(orchestrator, client) for client in range(orchestrator.data.num_clients)]
+            if not any(rows):
+                raise ConfigurationError(
+                    f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has "
+                    "nothing to show: let it log in every step, or remove PersonalEvaluation"
+                )
+            self._log(orchestrator, [{f"clients/{name}": value for name, value in row.items()} for row in rows])
+            self._log(orchestrator, [result.metrics for result in cohort.results])
+
+    def _evaluate(self, orchestrator: Server, client: int) -> dict[str, float]:
+        with orchestrator.server_side("held out"):
+            logged = orchestrator.evaluate(orchestrator.data.held_out_batches(client))
+        return {name.split("/", 1)[-1]: value for name, value in logged.items()}
+
+    def _log(self, orchestrator: Server, rows: Sequence[dict[str, float]]) -> None:
+        names = dict.fromkeys(name for row in rows for name in row if name.startswith(("clients/", "own/")))
+        for name in names:
+            values = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)
+            for measure, value in over_clients(values, lower_is_better(name)).items():
+                orchestrator.log_round(f"{name}_{measure}", value)

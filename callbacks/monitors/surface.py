@@ -1,0 +1,70 @@
+"""LossSurface: the training loss around the global model."""
+
+import math
+
+import numpy as np
+from lightning.pytorch import LightningModule, Trainer
+
+from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due, log_figure, save_arrays
+from fl_lightning.callbacks.monitors.curvature import check_module, random_directions, surface, training_loss
+from fl_lightning.runs.pictures import draw_surfaces
+
+
+class LossSurface(Monitor):
+    """Saves the training loss on a grid around the global model (Li et al., 2018; FedGAM, Fig. 4), under any rule.
+
+    Two random directions, each of their filters as long as the model's, span the grid. They are drawn by ``seed``
+    alone: runs of several methods on one network share the axes. ``arrays/surface_<round>.npz`` in the run folder holds
+    ``steps`` (n,) and ``loss`` (n, n), [i, j] at w + steps[i]·d₁ + steps[j]·d₂; far out it may be infinite or nan. The
+    picture ``surface/loss`` goes to the loggers that take pictures; for several runs in one picture see
+    :func:`fl_lightning.runs.pictures.draw_surfaces`. What loss, over what examples: as for :class:`HessianMonitor`.
+    Changes nothing.
+
+    Args:
+        every: so many rounds, besides the last that ``trainer.max_epochs`` allows; 0 for that one alone.
+        points: n, odd and at least 3, so that the model itself is in the middle; n² evaluations of the sample.
+        span: of the steps, from -span to span; at 1, a filter is moved by its own length.
+        examples: in the sample; all of the training set, if it has fewer.
+        seed: of the directions.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; the module optimizes by hand; ``every`` is 0 and
+            ``trainer.max_epochs`` sets no last round.
+    """
+
+    def __init__(
+        self, every: int = 0, points: int = 21, span: float = 1.0, examples: int = 1024, seed: int = 0
+    ) -> None:
+        for name, value, fine, expected in (
+            ("every", every, every >= 0, "a number of rounds, 0 for after the last alone"),
+            ("points", points, points >= 3 and points % 2 == 1, "odd and at least 3"),
+            ("span", span, 0 < span < math.inf, "positive and finite"),
+            ("examples", examples, examples >= 1, "at least 1"),
+        ):
+            if not fine:
+                raise ConfigurationError(f"LossSurface: {name} must be {expected}, got {value}")
+        self.every, self.points, self.span, self.examples, self.seed = every, points, span, examples, seed
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lightning's hook."""
+        super().setup(trainer, pl_module, stage)
+        if stage != "fit":
+            return
+        check_module("LossSurface", pl_module)
+        if not self.every and (trainer.max_epochs or 0) < 0:
+            raise ConfigurationError(
+                "LossSurface looks at the last round, and trainer.max_epochs sets none: set it, or LossSurface's every"
+            )
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Measure, save and draw: see :class:`FederatedCallback`."""
+        if not (is_due(orchestrator, self.every) or cohort.round == orchestrator.trainer.max_epochs):
+            return
+        params = orchestrator.params.clone()
+        steps = np.linspace(-self.span, self.span, self.points)
+        directions = random_directions(orchestrator.split(params), self.seed)
+        with training_loss(orchestrator, self.examples) as loss:
+            arrays = {"steps": steps, "loss": surface(loss.at, params, directions, steps.tolist())}
+        save_arrays(orchestrator, f"surface_{cohort.round}", **arrays)
+        title = f"round {cohort.round}"
+        log_figure(orchestrator, "surface/loss", lambda: draw_surfaces({title: arrays}), cohort.round)

@@ -1,0 +1,1 @@
+"""Rules that act on the server: weights, corrections, reductions, server steps, refinements."""

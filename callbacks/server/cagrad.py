@@ -1,0 +1,63 @@
+"""CAGrad: conflict-averse gradient descent."""
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.callbacks.server.simplex import minimize_on_simplex
+from fl_lightning.engine.gram import EPSILON
+
+
+def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
+    """Coefficients of the updates in g0 + √φ / ‖g_w‖ g_w, with φ = c²‖g0‖².
+
+    w minimises g_w·g0 + √φ ‖g_w‖ over the simplex. Where g0 or the best g_w vanishes, the step is g0.
+
+    Args:
+        gram: (K, K) inner products of the updates.
+        weights: (K,) of g0.
+        c: in [0, 1).
+
+    Returns:
+        (K,) coefficients.
+    """
+    norms = gram.diagonal().sqrt()
+    unit = gram / norms.max() ** 2  # of the largest update: w does not depend on the scale
+    along = unit @ weights
+    squared = weights @ along
+    if c == 0 or not squared > 0:  # nan if all updates are zero
+        return weights
+    radius = c * squared.sqrt()
+
+    def objective(w: Tensor) -> tuple[Tensor, Tensor]:
+        product = unit @ w
+        length = (w @ product).clamp(min=0).sqrt()
+        slope = product / length if length > 0 else torch.zeros_like(product)
+        return along @ w + radius * length, along + radius * slope
+
+    w = minimize_on_simplex(objective, weights / weights.sum(), torch.zeros_like(weights), torch.ones_like(weights))
+    left = w @ unit @ w
+    return weights + radius * left.rsqrt() * w if left > EPSILON * (w @ norms / norms.max()) ** 2 else weights
+
+
+class CAGrad(FederatedCallback):
+    """Of all steps within c‖g0‖ of the average g0, the one along which the worst client gains most.
+
+    Liu et al., 2021, "Conflict-Averse Gradient Descent for Multi-task Learning", Algorithm 1. Clients stand for tasks,
+    updates for gradients, and g0 has the run's weights in place of 1/K. Even without conflict it is longer than the
+    average: one client alone gives 1 + c times its update.
+
+    Args:
+        c: in [0, 1), the radius; 0 is FedAvg.
+    """
+
+    settles = frozenset({"weights"})
+
+    def __init__(self, c: float = 0.5) -> None:
+        if not 0 <= c < 1:
+            raise ConfigurationError(f"c must be in [0, 1), got {c}")
+        self.c = c
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Weigh the updates: see :class:`FederatedCallback`."""
+        return cohort.replace(weights=conflict_averse_weights(cohort.corrected_gram, cohort.weights, self.c))

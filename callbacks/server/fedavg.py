@@ -1,0 +1,26 @@
+"""FedAvg: how much each client counts."""
+
+from typing import Literal
+
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_choice
+
+
+class FedAvg(FederatedCallback):
+    """Weighted averaging of updates (McMahan et al., 2017, Algorithm 1), which a run does without any rule, too.
+
+    Args:
+        weighting: "samples" gives client k the weight n_k / Σ n, "uniform" gives it 1/K.
+    """
+
+    settles = frozenset({"base weights"})
+
+    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
+        check_choice("weighting", weighting, "samples", "uniform")
+        self.weighting = weighting
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Set the weights: see :class:`FederatedCallback`."""
+        if self.weighting == "uniform":
+            return cohort.uniform()
+        return cohort.replace(weights=cohort.num_samples.double() / cohort.num_samples.sum())

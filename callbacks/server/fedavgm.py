@@ -1,0 +1,57 @@
+"""FedAvgM: momentum on the server."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.errors import check_choice
+
+Convention = Literal["heavy ball", "ema", "nesterov"]
+
+
+def momentum_step(velocity: Tensor, update: Tensor, momentum: float, convention: Convention) -> tuple[Tensor, Tensor]:
+    """One step of server momentum.
+
+    Args:
+        velocity: (P,) v of the last round; zeros at first.
+        update: (P,) u, the round's reduced update.
+        momentum: β in [0, 1).
+        convention: see :class:`FedAvgM`.
+
+    Returns:
+        The new velocity (P,) and the step (P,).
+    """
+    velocity = momentum * velocity + (1 - momentum if convention == "ema" else 1) * update
+    return velocity, momentum * velocity + update if convention == "nesterov" else velocity
+
+
+class FedAvgM(FederatedCallback):
+    """Server momentum over whatever update the other rules arrive at (Hsu et al., 2019).
+
+    The heavy ball v ← βv + u, w ← w + v is the paper's, and what ``model.server_optimizer`` does as SGD with lr 1 and
+    momentum β. It lengthens the steps by up to 1 / (1 - β): with a large β, clients want a smaller learning rate.
+
+    Args:
+        momentum: β in [0, 1); 0 is FedAvg.
+        convention: "heavy ball" as above; "ema" averages, v ← βv + (1 - β)u, so that steps keep the updates' length;
+            "nesterov" looks ahead, v ← βv + u, w ← w + βv + u. The latter two are not the paper's.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    settles = frozenset({"step"})
+
+    def __init__(self, momentum: float = 0.9, convention: Convention = "heavy ball") -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigurationError(f"momentum must be in [0, 1), got {momentum}")
+        check_choice("convention", convention, "heavy ball", "ema", "nesterov")
+        self.momentum, self.convention = momentum, convention
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Step by the velocity: see :class:`FederatedCallback`."""
+        velocity = self.recall("velocity", torch.zeros_like(update))
+        self.state["velocity"], step = momentum_step(velocity, update, self.momentum, self.convention)
+        return step

@@ -1,0 +1,90 @@
+"""FedDF: ensemble distillation into the averaged model."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
+from fl_lightning.engine.server import evaluating
+
+Model = tuple[Tensor, Sequence[Tensor]]  # parameters (P,) and buffers
+
+
+def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> Tensor:
+    """KL(teachers ‖ softmax(student)) of (B, C) logits and probabilities, mean over the batch: a scalar >= 0."""
+    student = student_logits.log_softmax(1, dtype=teacher_probabilities.dtype)
+    return F.kl_div(student, teacher_probabilities, reduction="batchmean")
+
+
+class FedDF(FederatedCallback):
+    """Distils the clients' models into the new global model on the proxy set (Lin et al., 2020, Algorithm 1).
+
+    The student is the new global model in training mode; the teachers are the clients' models as they came, each with
+    its own buffers, in evaluation mode; the target is the softmax of their mean logits. As FedLAW (Li et al., 2023)
+    compares with it: no temperature, Adam with betas (0.5, 0.999) for some epochs, where Lin et al. anneal the rate and
+    stop early on a validation set. The teachers see the proxy set once a round, before the first epoch. The student's
+    buffers stay the average by n_k; published code lets its BatchNorm statistics move.
+
+    A proxy batch is the inputs, or begins with them; the module's ``forward`` makes (B, C) logits of them alone. Labels
+    are not used.
+
+    Args:
+        epochs: over the proxy set per round; 100 in FedLAW (Appendix D.6).
+        lr: of Adam. No rate is stated there: this one is ours.
+
+    Raises:
+        ConfigurationError: an argument is out of range; in the first round, the module's output is not (B, C).
+    """
+
+    needs_proxy = True
+    settles = frozenset()
+
+    def __init__(self, epochs: int = 100, lr: float = 0.001) -> None:
+        check_schedule(epochs, lr)
+        self.epochs, self.lr = epochs, lr
+
+    def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:
+        """The models whose outputs the student learns."""
+        for delta, result in zip(cohort.deltas, cohort.results, strict=True):
+            yield cohort.anchor + delta, result.buffers
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """(n, C) the targets that come of the logits (T, n, C) of T teachers."""
+        return logits.mean(0).softmax(1)
+
+    def refine(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Distil: see :class:`FederatedCallback`."""
+        client, precision = orchestrator.client, orchestrator.trainer.precision_plugin
+        with orchestrator.server_side("distillation"):
+            batches = [orchestrator.prepare_batch(batch) for batch in orchestrator.data.proxy_dataloader() or ()]
+            batches = [batch if isinstance(batch, Tensor) else batch[0] for batch in batches]
+            logits = []
+            with evaluating(client), torch.no_grad():
+                for params, buffers in self.teachers(orchestrator, cohort):
+                    with orchestrator.at(params, buffers), precision.val_step_context():
+                        logits.append(torch.cat([class_scores(client, inputs) for inputs in batches]))
+            inputs, targets = torch.cat(batches), self.probabilities(torch.stack(logits).to(orchestrator.params.dtype))
+
+            def gradient(rows: Tensor) -> Tensor:
+                return orchestrator.differentiate(lambda: distillation_loss(client(inputs[rows]), targets[rows]))[1]
+
+            def shuffled() -> tuple[Tensor, ...]:
+                return torch.split(torch.randperm(len(inputs)), len(batches[0]))
+
+            fine_tune(orchestrator, self.epochs, self.lr, shuffled, gradient)
+
+
+def class_scores(client: LightningModule, inputs: Tensor) -> Tensor:
+    """Logits (B, C) of B inputs; ConfigurationError where ``forward`` gives anything else."""
+    logits = client(inputs) if is_overridden("forward", client, LightningModule) else None
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
+        came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigurationError(
+            f"distillation needs logits (B, C) of {type(client).__name__}'s forward, got {came} of {len(inputs)} inputs"
+        )
+    return logits

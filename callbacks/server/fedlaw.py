@@ -1,0 +1,191 @@
+"""FedLAW: learnable aggregation weights."""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
+from torch.optim.swa_utils import SWALR
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.engine.params import copy_buffers, set_buffers
+from fl_lightning.errors import check_choice
+
+Mode = Literal["joint", "shrinking", "attentive", "swa"]
+Order = Literal["gamma first", "lambda first"]
+Form = Literal["softmax", "quadratic"]
+Buffers = Literal["average", "proxy"]
+
+SWA_LR, SWA_START, COSINE = 0.05, 6, 100  # the published code's: rate, epochs before averaging, half a period before it
+
+
+def shares(scores: Tensor, form: Form) -> Tensor:
+    """λ of the variables x, both (K,): exp(x_k) / Σ exp(x) or x_k² / Σ x² (eq. 10)."""
+    return scores.softmax(0) if form == "softmax" else scores.square() / scores.square().sum()
+
+
+def gradients(gamma: float, scores: Tensor, along: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """∂L/∂γ̂ () and ∂L/∂x (K,) of a loss L(γ Σ λ_k w_k) with γ = exp(γ̂).
+
+    Args:
+        gamma: γ > 0.
+        scores: (K,) x.
+        along: (K,) ⟨g, w_k⟩, where g is L's gradient at the sum.
+        form: of λ by x.
+    """
+    weights, slope = shares(scores, form), gamma * along  # slope: ∂L/∂λ
+    mean = weights @ slope
+    factor = weights if form == "softmax" else 2 * scores / scores.square().sum()
+    return mean, factor * (slope - mean)
+
+
+def measures(cohort: Cohort) -> dict[str, float]:
+    """γ, λ by client, ‖γ Σ λ_k Δ_k‖, ‖(1 - γ) w‖ (eq. 4) and their ratio r, if that is a number."""
+    combination, gamma = cohort.weights @ cohort.mixing, cohort.shrinking
+    step = gamma * math.sqrt(max(float(combination @ cohort.gram @ combination), 0.0))
+    decay = abs(1 - gamma) * float(torch.linalg.vector_norm(cohort.anchor, dtype=torch.float64))
+    named = {"gamma": gamma, "largest_weight": float(cohort.weights.max())}
+    named |= {f"weight/{k}": float(weight) for k, weight in zip(cohort.clients, cohort.weights, strict=True)}
+    return named | {"global_gradient": step, "shrinking_gradient": decay} | ({"ratio": step / decay} if decay else {})
+
+
+class FedLAW(FederatedCallback):
+    """Learns the weights of the sum γ Σ λ_k w_k on the server's proxy set (Li et al., 2023, eq. 8, Algorithm 1).
+
+    γ = exp(γ̂) shrinks the global model, λ weighs the clients. Adam with betas (0.5, 0.999) starts anew every round from
+    γ = 1 and λ = the weights so far: n_k / Σn, or those of a rule before. No gradient passes through the sum: with
+    g = ∂L/∂w, ∂L/∂λ_k = γ⟨g, w_k⟩, one matrix–vector product.
+
+    Each round logs ``fedlaw/gamma``, ``fedlaw/weight/<client>``, ``fedlaw/largest_weight``, the norms of the two parts
+    of the step, ``fedlaw/global_gradient`` ‖γ η_g Σ λ_k Δ_k‖ and ``fedlaw/shrinking_gradient`` ‖(1 - γ) w‖ (eq. 4), and
+    while γ ≠ 1 their ratio, ``fedlaw/ratio``.
+
+    Args:
+        mode: "joint" learns γ and λ; "shrinking" γ alone (adaptive global weight shrinking, eq. 5); "attentive" λ
+            alone (attentive learnable aggregation weights, eq. 7); "swa" one after the other, half the epochs each,
+            λ with stochastic weight averaging: after 6 epochs of a cosine schedule the rate goes to 0.05 within 10,
+            and the mean of x after each epoch from then on gives λ. The paper says no more than that; the numbers are
+            those of its published code.
+        lr: of Adam; 0.01 for CIFAR-10 and 0.005 elsewhere in the published code.
+        epochs: over the proxy set per round.
+        decay_every: epochs after which the learning rate is halved, but while λ is averaged.
+        swa_order: the paper's text learns γ first, its published code λ.
+        parametrization: of λ by x, softmax(x) or x² / Σ x². The published code starts the latter from equal weights
+            and squares its γ, too; here both start as Algorithm 1 says.
+        global_lr: η_g (Table 10): the models in the sum are w + η_g Δ_k.
+        last_round: from the round after it on, the weights stay as they come and γ is 1 (the early-stopped attentive
+            of Fig. 5); None for never.
+        buffers: of the new model: the "average" by n_k, or what the forward passes on the "proxy" set make of it, as
+            in the published code.
+
+    Attributes:
+        trajectory: (epochs, 1 + K) γ and λ as they stood after each epoch of the last fit, for plots (Fig. 14); while
+            λ is averaged, of the average. Empty before the first fit.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; "swa" with an odd number of epochs, or less than 14.
+    """
+
+    needs_proxy = True
+    settles = frozenset({"weights", "shrinking"})
+
+    def __init__(
+        self,
+        mode: Mode = "joint",
+        lr: float = 0.01,
+        epochs: int = 100,
+        decay_every: int = 20,
+        swa_order: Order = "gamma first",
+        parametrization: Form = "softmax",
+        global_lr: float = 1.0,
+        last_round: int | None = None,
+        buffers: Buffers = "average",
+    ) -> None:
+        check_choice("mode", mode, *get_args(Mode))
+        check_choice("swa_order", swa_order, *get_args(Order))
+        check_choice("parametrization", parametrization, *get_args(Form))
+        check_choice("buffers", buffers, *get_args(Buffers))
+        for name, value, fine, expected in (
+            ("lr", lr, 0 < lr < math.inf, "positive and finite"),
+            ("epochs", epochs, epochs >= 1, "at least 1"),
+            ("epochs", epochs, mode != "swa" or (epochs >= 14 and epochs % 2 == 0), "even and at least 14 for swa"),
+            ("decay_every", decay_every, decay_every >= 1, "at least 1"),
+            ("global_lr", global_lr, 0 < global_lr < math.inf, "positive and finite"),
+            ("last_round", last_round, last_round is None or last_round >= 0, "None or at least 0"),
+        ):
+            if not fine:
+                raise ConfigurationError(f"{name} must be {expected}, got {value!r}")
+        self.mode, self.lr, self.epochs, self.decay_every, self.swa_order = mode, lr, epochs, decay_every, swa_order
+        self.parametrization, self.global_lr, self.last_round = parametrization, global_lr, last_round
+        self.buffers = buffers
+        self.trajectory = torch.zeros(0, 1, dtype=torch.float64)
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Fit γ and λ: see :class:`FederatedCallback`."""
+        cohort = cohort.scaled(torch.full_like(cohort.weights, self.global_lr))
+        if self.last_round is None or cohort.round <= self.last_round:
+            cohort = self._fit(orchestrator, cohort)
+        for name, value in measures(cohort).items():
+            orchestrator.log_round(f"fedlaw/{name}", value)
+        return cohort
+
+    def _fit(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        fit = _Fit(orchestrator, cohort, self.parametrization)
+        gamma, scores = fit.log_gamma, fit.scores
+        swa = [([gamma], False), ([scores], True)]
+        stages = {
+            "joint": [([gamma, scores], False)],
+            "shrinking": [([gamma], False)],
+            "attentive": [([scores], False)],
+            "swa": swa if self.swa_order == "gamma first" else swa[::-1],
+        }[self.mode]
+        with orchestrator.server_side("fedlaw"):
+            set_buffers(orchestrator.client, cohort.buffers)
+            for learned, average in stages:
+                fit.stage(learned, average, self.lr, self.epochs // len(stages), self.decay_every)
+            moved = copy_buffers(orchestrator.client)
+        self.trajectory = torch.stack(fit.rows)
+        return fit.candidate.replace(buffers=cohort.buffers if self.buffers == "average" else moved)
+
+
+class _Fit:
+    """γ̂ and x of one round, and their training."""
+
+    def __init__(self, orchestrator: Server, cohort: Cohort, form: Form) -> None:
+        self.orchestrator, self.cohort, self.form = orchestrator, cohort, form
+        self.log_gamma = torch.zeros((), dtype=torch.float64)
+        self.scores = cohort.weights.log() if form == "softmax" else cohort.weights.sqrt()
+        self.rows: list[Tensor] = []
+
+    @property
+    def candidate(self) -> Cohort:
+        """The cohort with γ and λ as they stand."""
+        return self.cohort.replace(weights=shares(self.scores, self.form), shrinking=float(self.log_gamma.exp()))
+
+    def stage(self, learned: list[Tensor], average: bool, lr: float, epochs: int, decay_every: int) -> None:
+        """Some epochs over the proxy set; ``average`` leaves x at its mean over those from SWA_START on."""
+        optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.5, 0.999))
+        schedule = CosineAnnealingLR(optimizer, COSINE) if average else StepLR(optimizer, decay_every, gamma=0.5)
+        annealing = SWALR(optimizer, SWA_LR, anneal_epochs=10) if average else schedule
+        proxy: Any = self.orchestrator.data.proxy_dataloader()
+        visited: list[Tensor] = []
+        for epoch in range(epochs):
+            for batch in proxy:
+                self._set_gradients(batch)
+                optimizer.step()
+            if average and epoch >= SWA_START:
+                visited.append(self.scores.clone())
+                annealing.step()
+            else:
+                schedule.step()
+            scores = torch.stack(visited).mean(0) if visited else self.scores  # a running mean makes nan of -inf
+            self.rows.append(torch.cat([self.log_gamma.exp()[None], shares(scores, self.form)]))
+        self.scores.copy_(scores)
+
+    def _set_gradients(self, batch: Any) -> None:
+        cohort, candidate = self.cohort, self.candidate
+        _, gradient = self.orchestrator.loss_and_gradient(cohort.anchor + candidate.update, batch)
+        along = cohort.mixing @ (cohort.deltas @ gradient).double().cpu() + float(cohort.anchor @ gradient)
+        step = gradients(candidate.shrinking, self.scores, along, self.form)
+        self.log_gamma.grad, self.scores.grad = step

@@ -1,0 +1,59 @@
+"""FedMGDA+: the common descent direction nearest to the average."""
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, cosines
+from fl_lightning.callbacks.server.simplex import minimize_on_simplex
+
+
+def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
+    """The λ for which ‖Σ λ_k u_k‖² is smallest, over the simplex and |λ_k - λ0_k| <= ε.
+
+    A zero update is left out: λ0 are the shares of the others.
+
+    Args:
+        gram: (K, K) inner products of the u_k, whose length is one or zero.
+        start: (K,) λ0 up to a common factor.
+        epsilon: ε in [0, 1].
+
+    Returns:
+        (K,) λ; ``start`` as it is if all u_k are zero.
+    """
+    present = gram.diagonal() > 0
+    if not present.any():
+        return start
+    start = start * present / (start * present).sum()
+    lower, upper = (start - epsilon).clamp(min=0), (start + epsilon).clamp(max=1) * present
+
+    def objective(weights: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = gram @ weights
+        return weights @ gradient / 2, gradient
+
+    return minimize_on_simplex(objective, start, lower, upper)
+
+
+class FedMGDAPlus(FederatedCallback):
+    """Steps along the shortest combination of the normalised updates, with weights near the usual ones.
+
+    Hu et al., 2022, "Federated Learning Meets Multi-Objective Optimization" (FedMGDA+). The step is at most one long
+    whatever the updates' lengths: the server optimizer's learning rate is the method's η. λ0 are the weights so far.
+    A zero update has no direction and takes no weight.
+
+    Args:
+        epsilon: ε in [0, 1], how far a weight may move from λ0: 0 averages the unit updates, 1 is plain MGDA on them.
+    """
+
+    settles = frozenset({"weights"})
+
+    def __init__(self, epsilon: float = 0.1) -> None:
+        if not 0 <= epsilon <= 1:
+            raise ConfigurationError(f"epsilon must be in [0, 1], got {epsilon}")
+        self.epsilon = epsilon
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Normalise the updates and weigh them: see :class:`FederatedCallback`."""
+        gram = cohort.corrected_gram
+        squared = gram.diagonal()
+        weights = shortest_combination(cosines(gram), cohort.weights, self.epsilon)
+        return cohort.scaled(torch.where(squared > 0, squared.rsqrt(), 0.0)).replace(weights=weights)

@@ -1,0 +1,77 @@
+"""FedAdagrad, FedYogi and FedAdam: adaptive optimizers on the server."""
+
+from abc import ABC, abstractmethod
+from math import inf
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+
+
+class FedOpt(FederatedCallback, ABC):
+    """Adaptive server steps over whatever update the other rules arrive at (Reddi et al., 2021, Algorithm 2).
+
+    m ← β₁m + (1 - β₁)u from m = 0, and w ← w + lr · m / (√v + τ), coordinate by coordinate. The second moment v of the
+    updates starts at τ²; there is no bias correction. The box in the FedMGC slides divides by √(v + τ), a misprint, and
+    lets v follow m², not u² as published.
+
+    Args:
+        lr: the server's learning rate, positive: about the length of a coordinate's step.
+        beta1: β₁ in [0, 1).
+        tau: τ, positive: how small a second moment still adapts the step.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    settles = frozenset({"step"})
+
+    def __init__(self, lr: float = 0.1, beta1: float = 0.9, tau: float = 1e-3) -> None:
+        for name, value in (("lr", lr), ("tau", tau)):
+            if not 0 < value < inf:
+                raise ConfigurationError(f"{name} must be positive and finite, got {value}")
+        if not 0 <= beta1 < 1:
+            raise ConfigurationError(f"beta1 must be in [0, 1), got {beta1}")
+        self.lr, self.beta1, self.tau = lr, beta1, tau
+
+    @abstractmethod
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """The new v (P,) from the last one and u² (P,)."""
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Scale each coordinate: see :class:`FederatedCallback`."""
+        m = self.beta1 * self.recall("m", torch.zeros_like(update)) + (1 - self.beta1) * update
+        v = self.second_moment(self.recall("v", torch.full_like(update, self.tau**2)), update.square())
+        self.state.update(m=m, v=v)
+        return self.lr * m / (v.sqrt() + self.tau)
+
+
+class FedAdagrad(FedOpt):
+    """v only grows, so that steps shrink as training goes on. See :class:`FedOpt` for the arguments."""
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """The sum of all squares."""
+        return v + squared
+
+
+class FedAdam(FedOpt):
+    """v is the moving average of u² with β₂ = ``beta2`` in [0, 1). See :class:`FedOpt` for the other arguments."""
+
+    def __init__(self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+        super().__init__(lr, beta1, tau)
+        if not 0 <= beta2 < 1:
+            raise ConfigurationError(f"beta2 must be in [0, 1), got {beta2}")
+        self.beta2 = beta2
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """A share of each."""
+        return self.beta2 * v + (1 - self.beta2) * squared
+
+
+class FedYogi(FedAdam):
+    """As FedAdam, but v moves by (1 - β₂)u², however far away from it u² is."""
+
+    def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
+        """A step towards u²."""
+        return v - (1 - self.beta2) * squared * torch.sign(v - squared)

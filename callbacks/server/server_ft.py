@@ -1,0 +1,74 @@
+"""Server-FT: the averaged model, fine-tuned on the server's proxy set."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+
+
+def check_schedule(epochs: int, lr: float) -> None:
+    """Refuse what :func:`fine_tune` cannot run: ConfigurationError unless epochs >= 1 and 0 < lr < inf."""
+    if not epochs >= 1:
+        raise ConfigurationError(f"epochs must be at least 1, got {epochs}")
+    if not 0 < lr < math.inf:
+        raise ConfigurationError(f"lr must be positive and finite, got {lr}")
+
+
+def fine_tune(
+    orchestrator: Server,
+    epochs: int,
+    lr: float,
+    batches: Callable[[], Iterable[Any]],
+    gradient: Callable[[Any], Tensor],
+) -> None:
+    """Train the global model in place with a fresh Adam, betas (0.5, 0.999) (FedLAW, Appendix D.6).
+
+    Args:
+        orchestrator: its ``params`` (P,) move.
+        epochs: passes over ``batches``.
+        lr: of Adam.
+        batches: makes one pass's batches, anew for every epoch.
+        gradient: (P,) of a batch's loss at the present parameters.
+    """
+    model = orchestrator.params
+    optimizer = torch.optim.Adam([model], lr=lr, betas=(0.5, 0.999))
+    for _ in range(epochs):
+        for batch in batches():
+            model.grad = gradient(batch)
+            optimizer.step()
+    model.grad = None
+
+
+class ServerFT(FederatedCallback):
+    """Fine-tunes the new global model on the labelled proxy set, the baseline of that name in FedLAW (Li et al., 2023).
+
+    The loss is that of the module's own ``training_step``, in training mode. The buffers stay the average by n_k;
+    published code lets the proxy batches move the BatchNorm statistics.
+
+    Args:
+        epochs: over the proxy set per round; 2 there (Appendix D.6), since more did harm.
+        lr: of Adam. No rate is stated there: this one is ours.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    needs_proxy = True
+    settles = frozenset()
+
+    def __init__(self, epochs: int = 2, lr: float = 0.001) -> None:
+        check_schedule(epochs, lr)
+        self.epochs, self.lr = epochs, lr
+
+    def refine(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Fine-tune: see :class:`FederatedCallback`."""
+
+        def gradient(batch: Any) -> Tensor:
+            return orchestrator.loss_and_gradient(orchestrator.params, batch)[1]
+
+        with orchestrator.server_side("server_ft"):
+            fine_tune(orchestrator, self.epochs, self.lr, lambda: orchestrator.data.proxy_dataloader() or (), gradient)

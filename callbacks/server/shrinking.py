@@ -1,0 +1,26 @@
+"""Global weight shrinking by a fixed factor."""
+
+import math
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+
+
+class GlobalWeightShrinking(FederatedCallback):
+    """Multiplies the new global model by γ (Li et al., 2023, eq. 4, Tables 1 and 9): γ (w + Σ λ_k Δ_k).
+
+    γ < 1 acts like weight decay once a round; :class:`FedLAW` in mode "shrinking" learns γ. γ = 1 is FedAvg.
+
+    Args:
+        gamma: γ > 0; 0.9 to 1 in the paper.
+    """
+
+    settles = frozenset({"shrinking"})
+
+    def __init__(self, gamma: float) -> None:
+        if not 0 < gamma < math.inf:
+            raise ConfigurationError(f"gamma must be positive and finite, got {gamma}")
+        self.gamma = gamma
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Set γ: see :class:`FederatedCallback`."""
+        return cohort.replace(shrinking=self.gamma)

@@ -1,0 +1,140 @@
+"""FederatedCallback, where an algorithm enters a round; Monitor, which only looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.client_states import DiskState
+from fl_lightning.engine.cohort import Cohort
+from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.server import Server
+from fl_lightning.errors import ConfigurationError
+
+#: What a rule can settle: which updates enter the sum, their starting or final weights, the shrinking factor, the
+#: reduction itself, the server's step; where clients evaluate their gradients.
+Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "step", "local gradient"]
+
+
+class FederatedCallback(Callback):
+    """One algorithm, whichever side of the round it works on. Every hook does nothing until it is overridden.
+
+    The hooks of Lightning's own Callback are there, too. Those of several callbacks run in the order of the Trainer's
+    ``callbacks``.
+
+    Attributes:
+        state: tensors that the rule keeps from round to round, by name; empty when a fit begins, saved in checkpoints.
+            A tensor that belongs to a client is named ``name/client``; with ``model.client_states: disk`` it lies in a
+            file. Every device holds the same state: set it in server hooks, from what clients sent.
+    """
+
+    state: MutableMapping[str, Tensor]
+
+    #: What the rule settles. Chains in which one rule would undo another's work are refused at the start.
+    settles: ClassVar[frozenset[Part]] = frozenset()
+
+    #: True for a rule that learns on the server's proxy set: a run without one is refused at the start.
+    needs_proxy: ClassVar[bool] = False
+
+    #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort) -> (P,)``, the update
+    #: in place of the weighted sum. At most one callback of a run may define it.
+    reduce: Callable[[Server, Cohort], Tensor] | None = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # A fit begins without state, unless a checkpoint brings some.
+        if stage != "fit" and hasattr(self, "state"):
+            return  # what the last fit kept is still there to be looked at and saved
+        on_disk = getattr(pl_module, "client_states", "memory") == "disk"
+        self.state = DiskState(writes=trainer.is_global_zero) if on_disk else {}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict() if isinstance(self.state, DiskState) else dict(self.state)
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if isinstance(self.state, DiskState) != ("files" in state_dict):
+            raise ConfigurationError(
+                f"the checkpoint keeps the client states of {type(self).__name__} "
+                f"{'on disk' if 'files' in state_dict else 'in memory'}: set model.client_states as it was"
+            )
+        if isinstance(self.state, DiskState):
+            self.state.load_state_dict(state_dict)
+        else:
+            self.state = dict(state_dict)
+
+    def recall(self, name: str, start: Tensor) -> Tensor:
+        """Look up a tensor of ``state``, on the device and in the dtype of ``start``, which stands in at first."""
+        return self.state[name].to(start) if name in self.state else start
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Prepare, before a client's first step; the module holds the global model."""
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        """Return the loss to differentiate, given the module's own; ``outputs`` is what training_step returned."""
+        return loss
+
+    def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Wrap the evaluation of loss and gradient at ``run.params``: call it again elsewhere (SAM and its kin)."""
+        return closure
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Correct ``run.grads`` (P,) in place, before each local optimizer step and before clipping."""
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        """Read ``run.params``, the client's model, after its last step."""
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Return the cohort with new weights, or a new mixing of the updates."""
+        return cohort
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Return the (P,) step that the server optimizer takes, given the one reduced so far."""
+        return update
+
+    def refine(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Change the new global model in place, by ``orchestrator.params`` (P,)."""
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Look at the new global model; ``orchestrator.log_round`` logs."""
+
+
+class Monitor(FederatedCallback):
+    """A callback that only looks: with it or without it, a run ends in the same model, bit for bit.
+
+    Runs that differ in their monitors alone are one method in reports. Random numbers come from
+    ``orchestrator.generator(purpose)``, so that no other draw changes.
+
+    Raises:
+        ConfigurationError: a subclass defines what only a rule may do.
+    """
+
+    _FOR_RULES = ("settles", "reduce", "closure", "on_before_client_step", "update", "refine")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if changing := [name for name in cls._FOR_RULES if name in vars(cls)]:
+            raise ConfigurationError(
+                f"{cls.__name__} is a Monitor, which only looks, and defines {', '.join(changing)}: derive it from "
+                "FederatedCallback"
+            )
+
+
+def overrides(callback: FederatedCallback, hook: str) -> bool:
+    """Whether a callback defines a hook of its own."""
+    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+def federated(trainer: Trainer) -> list[FederatedCallback]:
+    """The Trainer's federated callbacks, rules and monitors, in the order given."""
+    return [each for each in trainer.callbacks if isinstance(each, FederatedCallback)]  # type: ignore[attr-defined]  # set outside its __init__
+
+
+def rules_of(trainer: Trainer) -> list[FederatedCallback]:
+    """The Trainer's federated callbacks that may change a round, in the order given."""
+    return [each for each in federated(trainer) if not isinstance(each, Monitor)]

@@ -1,0 +1,199 @@
+"""What is refused at the start, each in one line that says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, NoReturn
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from fl_lightning.engine.callback import FederatedCallback, Part, overrides
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.devices import ClientParallelStrategy
+from fl_lightning.engine.lightning_private import synchronizes_batchnorm
+from fl_lightning.engine.local_work import LocalSettings
+from fl_lightning.engine.params import is_finite
+from fl_lightning.errors import ConfigurationError
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Refuse Trainer flags that would mean something else where an epoch is a round and a batch is a client."""
+    flags: list[tuple[bool, str, str]] = [
+        (bool(trainer.gradient_clip_val), "gradient_clip_val", "model.gradient_clip_val, which clips local gradients"),
+        (
+            trainer.accumulate_grad_batches != 1,
+            "accumulate_grad_batches",
+            "model.accumulate_grad_batches, which accumulates a client's batches",
+        ),
+        (
+            trainer.overfit_batches > 0,  # type: ignore[attr-defined]  # set outside Trainer.__init__
+            "overfit_batches",
+            "data.participation: 1, which trains one client a round",
+        ),
+        (
+            _is_not_all(trainer.limit_train_batches) and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # likewise
+            "limit_train_batches",
+            "data.participation for fewer clients, or model.local_steps for less local work",
+        ),
+        (_is_not_all(trainer.val_check_interval), "val_check_interval", "trainer.check_val_every_n_epoch, in rounds"),
+        (
+            trainer.precision in ("16-true", "bf16-true"),
+            f"precision={trainer.precision}",
+            "bf16-mixed or 16-mixed: the global model and the updates must stay float32",
+        ),
+        (
+            isinstance(trainer.strategy, ParallelStrategy) and not isinstance(trainer.strategy, ClientParallelStrategy),
+            f"strategy={type(trainer.strategy).__name__}",
+            "strategy: client_parallel, whose devices train different clients (this one would split each client's "
+            "batches, and so train another algorithm)",
+        ),
+        (
+            synchronizes_batchnorm(trainer),
+            "sync_batchnorm",
+            "no sync_batchnorm: it would mix the statistics of different clients",
+        ),
+    ]
+    for wrong, flag, instead in flags:
+        if wrong:
+            raise ConfigurationError(
+                f"trainer.{flag} means something else here, where an epoch is a round and a batch is a client: "
+                f"use {instead}"
+            )
+
+
+def _is_not_all(limit: float) -> bool:
+    return limit != 1.0 or isinstance(limit, int)  # 1.0 is the whole, 1 a single batch
+
+
+def check_once(callbacks: Sequence[Callback]) -> None:
+    """Refuse a rule that is listed twice. (Lightning would, too, but it speaks of state keys.)"""
+    names = [type(callback).__name__ for callback in callbacks if isinstance(callback, FederatedCallback)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"{', '.join(twice)} is listed twice in trainer.callbacks, and would act twice: keep one"
+        )
+
+
+def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -> None:
+    """Refuse chains in which one rule undoes another's work, and a rule that needs a proxy set where there is none."""
+    _check_chain(rules)
+    needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
+    if needy and data.proxy_dataloader() is None:
+        raise ConfigurationError(
+            f"{', '.join(needy)} learns on a proxy set, but {type(data).__name__} has none: set data.proxy_per_class, "
+            "or define proxy_dataloader()"
+        )
+
+
+ONCE: dict[Part, str] = {
+    "weights": "settle the clients' weights",
+    "shrinking": "settle the shrinking factor",
+    "reduction": "replace the weighted sum of updates",
+    "step": "settle the server's step",
+    "local gradient": "settle where clients evaluate their gradients",
+}
+
+
+def check_sampler(data: FederatedDataModule, max_epochs: int | None) -> None:
+    """Try out all cohorts of a sampler that has an end: what is wrong with round 17 is said before round 1."""
+    if data.sampler.num_rounds is not None:
+        for round in range(1, max(data.sampler.num_rounds, max_epochs or 0) + 1):
+            data.cohort(round)
+
+
+def _check_chain(rules: Sequence[FederatedCallback]) -> None:
+    def name(rule: FederatedCallback) -> str:
+        return type(rule).__name__
+
+    def refuse(first: FederatedCallback, second: FederatedCallback, reason: str) -> NoReturn:
+        raise ConfigurationError(f"{name(first)} and {name(second)} do not go together: {reason}")
+
+    for first, second in combinations(rules, 2):
+        one, other = _parts(first), _parts(second)
+        for part, what in ONCE.items():
+            if part in one & other:
+                refuse(first, second, f"both {what}; keep one")
+        if "weights" in one and other & {"updates", "base weights"}:
+            refuse(first, second, f"{name(first)} weighs the updates as they are; put {name(second)} before it")
+        for reducer, weigher in ((first, second), (second, first)):
+            if "reduction" in _parts(reducer) and _parts(weigher) & {"weights", "shrinking"}:
+                refuse(first, second, f"{name(reducer)} takes no weighted sum: {name(weigher)} does nothing; keep one")
+
+
+def _parts(rule: FederatedCallback) -> frozenset[Part]:
+    """What a rule settles; a reducer need not say so."""
+    return rule.settles if rule.reduce is None else rule.settles | {"reduction"}
+
+
+def check_client(
+    module: LightningModule, settings: LocalSettings, precision: Precision, callbacks: Sequence[FederatedCallback]
+) -> None:
+    """Refuse a module that cannot train on clients as the run's settings, precision and callbacks want.
+
+    Args:
+        module: the client module.
+        settings: what every client does in a round.
+        precision: the Trainer's precision plugin.
+        callbacks: the run's federated callbacks.
+    """
+    name, scaled = type(module).__name__, getattr(precision, "scaler", None) is not None
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise ConfigurationError(f"{name}.training_step takes a dataloader_iter: on clients it must take batches")
+    if not module.automatic_optimization:
+        _check_manual(name, settings, scaled, callbacks)
+    _check_closures(settings, scaled, callbacks)
+
+
+def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
+    """A module that steps its optimizers itself leaves no room for what acts between loss and step."""
+    if scaled:
+        raise ConfigurationError(
+            f"{name} steps its optimizers itself, which loses the loss scale of precision=16-mixed: use bf16-mixed, or "
+            "automatic optimization"
+        )
+    needy = [type(c).__name__ for c in callbacks if overrides(c, "loss") or overrides(c, "closure")]
+    needy += ["gradient_clip_val"] if settings.clip is not None else []
+    needy += ["accumulate_grad_batches"] if settings.accumulate > 1 else []
+    if needy:
+        raise ConfigurationError(
+            f"{', '.join(needy)} acts between a loss and its step, but {name} uses manual optimization and does these "
+            "itself: use automatic optimization, or leave that out"
+        )
+
+
+def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
+    """A rule that evaluates the gradient again needs each batch's own, in its true size."""
+    twice = ", ".join(type(c).__name__ for c in callbacks if overrides(c, "closure"))
+    if twice and settings.accumulate > 1:
+        raise ConfigurationError(
+            f"{twice} evaluates each batch's gradient again: accumulate_grad_batches must be 1, got "
+            f"{settings.accumulate}"
+        )
+    if twice and scaled:
+        raise ConfigurationError(f"{twice} needs gradients in their true size: use bf16-mixed instead of 16-mixed")
+
+
+def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]) -> None:
+    """Stop before what rules made of finite updates ruins the global model."""
+    if not is_finite(vector):
+        names = ", ".join(type(rule).__name__ for rule in makers)
+        raise RuntimeError(f"round {round}: every client's update is finite, what {names} made of them is not")
+
+
+def check_state(own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose tensors are not those of the model."""
+    shapes = {name: tuple(value.shape) for name, value in own.items()}
+    for name in [*shapes, *saved]:
+        expected = shapes.get(name, "no such tensor")
+        found = tuple(saved[name].shape) if name in saved else "no such tensor"
+        if expected != found:
+            raise ConfigurationError(
+                f"the checkpoint is of another model: {name} has {found} there and {expected} here; "
+                "start with the config the checkpoint was made with (config.yaml beside its folder)"
+            )

@@ -1,0 +1,165 @@
+"""Cohort: what the server holds between local training and the new global model."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.gram import without_rounding
+from fl_lightning.engine.params import average_buffers
+
+COLUMNS = 1 << 16  # of the updates in hand at a time
+TILE = (16, 1 << 13)  # rows and columns that a CPU's cache holds in float64
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What a client sends beside its update: see :class:`Cohort` for the fields of the same names."""
+
+    client: int
+    num_samples: int
+    num_steps: int
+    loss: float
+    normalizer: float
+    buffers: list[Tensor]
+    metrics: dict[str, float]
+    learning_rate: float = 0.0
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """One round's updates and how they are to be combined. Rules return a new one; the updates never change while the
+    round lasts (their memory then serves the next round: clone what is to be kept).
+
+    The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
+    numbers only: K is the cohort's size, P the number of trainable parameters. Tensors without a P are small: they stay
+    on the CPU.
+
+    Attributes:
+        round: 1, 2, …
+        clients: the K client ids, ascending.
+        anchor: (P,) the global model that the clients started from.
+        deltas: (K, P) updates w_k - w as they came.
+        num_samples: (K,) n_k.
+        num_steps: (K,) optimizer steps taken, τ_k.
+        losses: (K,) mean training loss over a client's local steps.
+        normalizers: (K,) ‖a_k‖₁, the total weight of a client's gradients in its update (FedNova).
+        learning_rates: (K,) η_k, the unit of the normalizers: η_k ‖a_k‖₁ is how far a constant gradient of 1 would have
+            taken the client.
+        weights: (K,) aggregation weights, float64.
+        mixing: (K, K) float64; row k combines the updates as they came into client k's corrected update.
+        shrinking: γ (FedLAW): the new model is γ·(w + weights @ mixing @ deltas).
+        buffers: the new global model's: float ones averaged by n_k, the maximum of integer ones.
+        metrics: what the clients logged, each name with its mean over the cohort weighted by n_k.
+        results: what each client sent beside its update: its own buffers, metrics, and vectors that rules sent.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    anchor: Tensor
+    deltas: Tensor
+    num_samples: Tensor
+    num_steps: Tensor
+    losses: Tensor
+    normalizers: Tensor
+    learning_rates: Tensor
+    weights: Tensor
+    mixing: Tensor
+    shrinking: float = 1.0
+    buffers: Sequence[Tensor] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    results: Sequence[ClientResult] = ()
+
+    @classmethod
+    def collect(cls, round: int, anchor: Tensor, deltas: Tensor, results: Sequence[ClientResult]) -> Self:
+        """The cohort as it came, to be averaged by n_k. ``results`` belong to the rows of ``deltas`` (K, P)."""
+
+        def column(name: str, dtype: torch.dtype) -> Tensor:
+            return torch.tensor([getattr(result, name) for result in results], dtype=dtype)
+
+        num_samples = column("num_samples", torch.int64)
+        return cls(
+            round=round,
+            clients=tuple(result.client for result in results),
+            anchor=anchor,
+            deltas=deltas,
+            num_samples=num_samples,
+            num_steps=column("num_steps", torch.int64),
+            losses=column("loss", torch.float64),
+            normalizers=column("normalizer", torch.float64),
+            learning_rates=column("learning_rate", torch.float64),
+            weights=num_samples.double() / num_samples.sum(),
+            mixing=torch.eye(len(results), dtype=torch.float64),
+            buffers=average_buffers([result.buffers for result in results], num_samples),
+            metrics=_average_metrics(results),
+            results=results,
+        )
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """(K, K) inner products of the updates as they came, float64, computed once a round."""
+        size, device = len(self.deltas), self.deltas.device
+        rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        for block in torch.split(self.deltas, columns, dim=1):
+            wide = block.double()
+            for top in range(0, size, rows):  # what lies below the diagonal is known from above
+                gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
+        gram = (gram.triu() + gram.triu(1).T).cpu()
+        return without_rounding(gram, gram.diagonal().sqrt())
+
+    @property
+    def corrected_gram(self) -> Tensor:
+        """(K, K) inner products of the corrected updates ``mixing @ deltas``."""
+        scale = self.mixing.abs() @ self.gram.diagonal().sqrt()
+        return without_rounding(self.mixing @ self.gram @ self.mixing.T, scale)
+
+    @property
+    def update(self) -> Tensor:
+        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas) - w."""
+        step = (self.weights @ self.mixing).to(self.deltas) @ self.deltas
+        return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
+
+    def by_coordinate(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """(P,) a reduction of the corrected updates that is not linear in them, in blocks of columns.
+
+        Args:
+            reduce: (K, B) values to (B,), each column on its own.
+        """
+        mixing = self.mixing.to(self.deltas)
+        return torch.cat([reduce(mixing @ block) for block in torch.split(self.deltas, COLUMNS, dim=1)])
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed; the Gram matrix is not computed again."""
+        changed = dataclasses.replace(self, **changes)
+        if "gram" in self.__dict__ and "deltas" not in changes:
+            changed.__dict__["gram"] = self.gram
+        return changed
+
+    def scaled(self, factors: Tensor) -> Self:
+        """Each client's corrected update times its factor (K,)."""
+        return self.replace(mixing=factors[:, None] * self.mixing)
+
+    def corrected(self, combination: Tensor) -> Self:
+        """Row k of ``combination`` (K, K) says which corrected updates make up client k's new one."""
+        return self.replace(mixing=combination @ self.mixing)
+
+    def uniform(self) -> Self:
+        """Every client counts 1/K."""
+        return self.replace(weights=torch.full_like(self.weights, 1 / len(self.weights)))
+
+
+def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
+    """Each metric's mean over the clients that logged it, weighted by n_k; the training loss among them."""
+    columns: dict[str, list[tuple[int, float]]] = {}
+    for result in results:
+        trained = {} if math.isnan(result.loss) else {"train/loss": result.loss}
+        for name, value in {**trained, **result.metrics}.items():
+            columns.setdefault(name, []).append((result.num_samples, value))
+    return {name: sum(n * v for n, v in pairs) / sum(n for n, _ in pairs) for name, pairs in columns.items()}

@@ -1,0 +1,80 @@
+"""client_parallel: the devices train different clients of the cohort."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import Tensor
+
+from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.lightning_private import keep_samplers
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Processes as in DDP, but no module is wrapped: gradients stay on their client, updates meet in the cohort.
+
+    Every device then computes the same round from all updates, so the result does not depend on how many there are.
+    (DDP inside a client would split its batches, halve its local steps, and so train another FedAvg.) Every device
+    evaluates the whole test set: samplers that pad it to equal shares would change the numbers.
+    """
+
+    strategy_name = "client_parallel"
+
+    def setup(self, trainer: Trainer) -> None:
+        """Lightning's hook."""
+        keep_samplers(trainer)
+        super().setup(trainer)
+
+    def configure_ddp(self) -> None:
+        """Lightning's hook, where DDP would wrap the module."""
+
+    @classmethod
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Lightning's hook: makes ``Trainer(strategy="client_parallel")`` known."""
+        if cls.strategy_name not in strategy_registry.available_strategies():
+            strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__)
+
+
+ClientParallelStrategy.register_strategies(StrategyRegistry)
+
+
+def agree(trainer: Trainer, update: Tensor) -> None:
+    """Give every device the first one's update (P,), in place: GPUs may sum in different orders."""
+    if trainer.world_size > 1:
+        torch.distributed.broadcast(update, src=0)
+
+
+def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) -> tuple[Tensor, list[ClientResult]]:
+    """All devices' updates, on every device.
+
+    Args:
+        trainer: knows the devices.
+        rows: (R, P) one row for each client of this device's share of the cohort, the same R on every device.
+        results: of the first ``len(results)`` rows; padding and failed clients leave rows unused.
+
+    Returns:
+        The updates (K, P) and their results, ordered by client.
+    """
+    if trainer.world_size > 1:
+        shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
+        torch.distributed.all_gather(shares, rows)
+        lists: list[Any] = [None] * trainer.world_size
+        on_cpu = [
+            replace(
+                result,
+                buffers=[buffer.cpu() for buffer in result.buffers],
+                vectors={name: vector.cpu() for name, vector in result.vectors.items()},
+            )
+            for result in results
+        ]
+        torch.distributed.all_gather_object(lists, on_cpu)
+        rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
+        results = [result for part in lists for result in part]
+    order = sorted(range(len(results)), key=lambda i: results[i].client)
+    rows = rows[: len(order)] if order == sorted(order) else rows[order]
+    return rows, [results[i] for i in order]

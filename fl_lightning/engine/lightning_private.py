@@ -1,0 +1,159 @@
+"""Every name of Lightning that begins with an underscore, each behind one that does not.
+
+Lightning may change these in any release. All that this project needs of them stands here, with a test each, so that
+an upgrade fails in one place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.core.optimizer import (
+    _configure_optimizers,
+    _configure_schedulers_automatic_opt,
+    _configure_schedulers_manual_opt,
+)
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+# The Trainer
+
+
+def synchronizes_batchnorm(trainer: Trainer) -> bool:
+    """Whether the Trainer was asked for ``sync_batchnorm``."""
+    return trainer._accelerator_connector._layer_sync is not None
+
+
+def keep_samplers(trainer: Trainer) -> None:
+    """Let no loader's sampler be replaced by a distributed one."""
+    trainer._accelerator_connector.use_distributed_sampler = False
+
+
+def set_step(trainer: Trainer, step: int) -> None:
+    """Set the step that loggers are given."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step
+
+
+def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
+    """The metrics that the Trainer gives to its loggers at the end of the epoch under way."""
+    return trainer._logger_connector.metrics["log"]
+
+
+def begin_epoch_again(checkpoint: dict[str, Any]) -> None:
+    """Change a checkpoint that was saved in the middle of an epoch into one that begins this epoch."""
+    if "loops" not in checkpoint:  # a checkpoint of weights alone
+        return
+    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    if not batches["is_last_batch"]:
+        before = batches["total"]["ready"] - batches["current"]["ready"]
+        batches["total"] = dict.fromkeys(batches["total"], before)
+        batches["current"] = dict.fromkeys(batches["current"], 0)
+
+
+# LightningModule
+
+
+class TransferringModule(LightningModule):
+    """A LightningModule that chooses which of the Trainer's batches go through the transfer hooks."""
+
+    def is_data(self, batch: Any) -> bool:
+        """Whether a batch goes through the hooks and to the device; else it is passed on as it is."""
+        return True
+
+    def transfer(self, batch: Any) -> Any:
+        """Bring a batch to the device, through the hooks of the data module and of this module."""
+        return super()._apply_batch_transfer_handler(super()._on_before_batch_transfer(batch), self.device)
+
+    @override
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return super()._on_before_batch_transfer(batch, dataloader_idx) if self.is_data(batch) else batch
+
+    @override
+    def _apply_batch_transfer_handler(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        if not self.is_data(batch):
+            return batch
+        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
+
+def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Optimizers and schedules from what a ``configure_optimizers`` returned, in any form that Lightning takes.
+
+    Args:
+        made: the value returned, neither None nor a bare optimizer.
+        automatic: whether the module leaves optimization to Lightning.
+    """
+    optimizers, schedules, monitor = _configure_optimizers(made)
+    if automatic:
+        return optimizers, _configure_schedulers_automatic_opt(schedules, monitor)
+    return optimizers, _configure_schedulers_manual_opt(schedules)
+
+
+# ModelCheckpoint
+
+
+class OptionalMonitorCheckpoint(ModelCheckpoint):
+    """A ModelCheckpoint that saves nothing, instead of failing, while nobody logs the monitored metric."""
+
+    @override
+    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        if self.monitor in monitor_candidates:
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+
+# LightningCLI
+
+
+class OpenCLI(LightningCLI):
+    """A LightningCLI with hooks where it has private methods."""
+
+    #: Subcommands that are not the Trainer's own and take no arguments of a Trainer method.
+    own_subcommands: ClassVar[frozenset[str]] = frozenset()
+
+    def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+        """Add what one of ``own_subcommands`` takes beside a run's arguments; the names of these."""
+        return []
+
+    def find_checkpoint(self) -> None:
+        """Settle ``ckpt_path`` in ``self.config``, once the command line is parsed."""
+
+    def set_seed(self) -> None:
+        """Seed the global generators."""
+        super()._set_seed()
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Do what the command line asks for."""
+        super()._run_subcommand(subcommand)
+
+    def parser_of(self, subcommand: str) -> LightningArgumentParser:
+        """The parser of a subcommand's arguments."""
+        return self._parser(subcommand)
+
+    def setting(self, config: Any, name: str) -> Any:
+        """A setting of the subcommand under way, from ``self.config`` or ``self.config_init``."""
+        return self._get(config, name)
+
+    @override
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        if subcommand not in self.own_subcommands:
+            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser = self.init_parser(**kwargs)
+        self._add_arguments(parser)
+        self._subcommand_method_arguments[subcommand] = self.add_own_arguments(subcommand, parser)
+        return parser
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        self.find_checkpoint()
+
+    @override
+    def _set_seed(self) -> None:
+        self.set_seed()
+
+    @override
+    def _run_subcommand(self, subcommand: str) -> None:
+        self.run_subcommand(subcommand)

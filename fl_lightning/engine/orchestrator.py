@@ -1,0 +1,304 @@
+"""FederatedOrchestrator: the round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from fl_lightning.engine import lightning_private
+from fl_lightning.engine.callback import FederatedCallback, federated, overrides, rules_of
+from fl_lightning.engine.checks import (
+    check_client,
+    check_finite,
+    check_rules,
+    check_sampler,
+    check_state,
+    check_trainer,
+)
+from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
+from fl_lightning.engine.cohort import ClientResult, Cohort
+from fl_lightning.engine.data import PADDING, ClientIds
+from fl_lightning.engine.devices import agree, gather_clients
+from fl_lightning.engine.host import ClientHost
+from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.engine.local_work import LocalSettings
+from fl_lightning.engine.params import FlatParameters, copy_buffers, is_finite, set_buffers, turned_bad
+from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.errors import ConfigurationError, check_choice
+
+
+class FederatedOrchestrator(ClientHost):
+    """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
+
+    Each ``training_step`` lets the clients of its batch train from the global model; the last one of the epoch
+    aggregates their updates and steps the server optimizer, so that the Trainer validates, logs and saves the new
+    global model. Algorithms are the Trainer's callbacks: see :class:`FederatedCallback`.
+
+    Args:
+        client: the LightningModule that every client trains, unmodified; it holds the global model between clients.
+        local_epochs: passes over a client's data per round (1 unless ``local_steps`` is given); 0.5 is half of one.
+        local_steps: batches per client and round instead of epochs.
+        local_lr_decay: factor on the clients' learning rates, per round (0.99 in FedLAW, 0.998 in FedSMOO).
+        stragglers: share of clients that do less work in a round, drawn by the seed: from 1 to ``local_epochs`` epochs
+            (or steps) each (FedProx, Li et al., 2020, Section 5.2).
+        server_optimizer: over the global parameters, with gradient = -update; SGD(1.0) is FedAvg.
+        server_scheduler: of its learning rate, stepped after each round.
+        accumulate_grad_batches: a client's batches per optimizer step.
+        gradient_clip_val: largest local gradient norm or value.
+        gradient_clip_algorithm: "norm" or "value".
+        client_states: where rules keep what belongs to single clients (control variates, …): in "memory" and the
+            checkpoint, or on "disk" in the run folder, for many clients or large models.
+        on_bad_update: what to do with a client that raises or whose update is not finite: "skip" it with a warning
+            that names it, or "raise".
+        seed: of local randomness (batch order, dropout) and of rules that draw.
+
+    Raises:
+        ConfigurationError: both epochs and steps are given, or a value is out of range.
+    """
+
+    def __init__(
+        self,
+        client: LightningModule,
+        local_epochs: int | float | None = None,
+        local_steps: int | None = None,
+        local_lr_decay: float = 1.0,
+        stragglers: float = 0.0,
+        server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
+        server_scheduler: LRSchedulerCallable | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        client_states: Literal["memory", "disk"] = "memory",
+        on_bad_update: Literal["skip", "raise"] = "skip",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(client, seed)
+        check_choice("on_bad_update", on_bad_update, "skip", "raise")
+        check_choice("client_states", client_states, "memory", "disk")
+        self.client_states = client_states
+        self.automatic_optimization = False
+        self.settings = LocalSettings(
+            epochs=1 if local_epochs is None and local_steps is None else local_epochs,
+            steps=local_steps,
+            stragglers=stragglers,
+            lr_decay=local_lr_decay,
+            accumulate=accumulate_grad_batches,
+            clip=gradient_clip_val,
+            clip_algorithm=gradient_clip_algorithm,
+        )
+        self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
+        self.on_bad_update = on_bad_update
+
+    @property
+    def callbacks(self) -> list[FederatedCallback]:
+        """The run's federated callbacks, rules and monitors, in the order given."""
+        return federated(self.trainer)
+
+    @property
+    def rules(self) -> list[FederatedCallback]:
+        """The run's rules: its federated callbacks but for monitors, in the order given."""
+        return rules_of(self.trainer)
+
+    # What the Trainer calls
+
+    def configure_callbacks(self) -> Any:
+        """Lightning's hook, the first that knows the Trainer: flags are checked here, before Lightning's own checks."""
+        check_trainer(self.trainer)
+        return super().configure_callbacks()
+
+    def setup(self, stage: str) -> None:
+        """Lightning's hook."""
+        super().setup(stage)
+        self._saved_settings: Settings | None = None
+        if stage == "fit":
+            check_rules(self.callbacks, self.data)
+            check_sampler(self.data, self.trainer.max_epochs)
+        if not is_overridden("validation_step", self.client, LightningModule):
+            self.trainer.limit_val_batches = 0
+
+    def configure_optimizers(self) -> Any:
+        """Lightning's hook, the first after the module stands on its device: flatten it here."""
+        self._flat = FlatParameters(self.client)
+        self._deltas = self.params.new_empty(0, len(self.params))
+        optimizer = self.server_optimizer(self._flat.parameters)
+        schedulers = make_schedulers(self.server_scheduler, optimizer)
+        self._server_settings = settings_of(optimizer)
+        return [optimizer], schedulers
+
+    def on_fit_start(self) -> None:
+        """Lightning's hook."""
+        super().on_fit_start()
+        precision, callbacks = self.trainer.precision_plugin, self.callbacks
+        check_client(self.client, self.settings, precision, callbacks)
+        self._training = LocalTraining(self.client, self._flat, self.settings, precision, callbacks)
+
+    def on_train_start(self) -> None:
+        """Lightning's hook: on resume, what the run sets wins over the server optimizer's old settings."""
+        schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
+        optimizer = self.trainer.optimizers[0]
+        go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
+        self._set_step(self.round)
+        if self.client_states == "disk":
+            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # all devices must ask to know it
+            for callback in self.callbacks:
+                if isinstance(callback.state, DiskState):
+                    callback.state.open(folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
+
+    def training_step(self, batch: ClientIds, batch_idx: int) -> None:
+        """Train the clients of one batch; the epoch's last batch ends the round."""
+        with torch.autocast(self.device.type, enabled=False):  # the Trainer's is for the clients' forward passes alone
+            if batch_idx == 0:
+                self._start_round()
+            with isolated(self.device):
+                for client in batch:
+                    if client != PADDING:
+                        self._train_client(client)
+            if batch_idx + 1 == self.trainer.num_training_batches:
+                self._end_round()
+
+    def on_validation_epoch_end(self) -> None:
+        """Lightning's hook: what is logged after a round has the round as its step."""
+        self.client.on_validation_epoch_end()
+        self._log_round_number(self.rounds_done)
+
+    def on_test_epoch_end(self) -> None:
+        """Lightning's hook: see :meth:`on_validation_epoch_end`."""
+        self.client.on_test_epoch_end()
+        self._log_round_number(self.rounds_done)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning's hook."""
+        checkpoint["rounds_done"] = self.rounds_done
+        if self.trainer.optimizers:
+            checkpoint["server_settings"] = self._server_settings
+        self.client.on_save_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning's hook: a round that was stopped half-way begins again."""
+        check_state(self.state_dict(), checkpoint["state_dict"])
+        lightning_private.begin_epoch_again(checkpoint)
+        self.rounds_done = checkpoint["rounds_done"]
+        self._saved_settings = checkpoint.get("server_settings")
+        checkpoint["lr_schedulers"] = []  # on_train_start finds where the run's own schedule stands
+        self.client.on_load_checkpoint(checkpoint)
+
+    # The round
+
+    def _start_round(self) -> None:
+        rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
+        self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
+        if len(self._deltas) != rows:  # else kept from the last round: fresh memory costs as much as writing it twice
+            self._deltas = self.params.new_empty(rows, len(self.params))
+        self._results: list[ClientResult] = []
+        self._failures: list[tuple[str, Exception | None]] = []
+
+    def _train_client(self, client: int) -> None:
+        seed_globals(derive(self.seed, "client", self.round, client), self.device)
+        try:
+            num_samples = self.data.client_num_samples(client)
+            self._run = run = self._training.start(client, self.round, num_samples, self._anchor)
+            for callback in self.callbacks:
+                callback.on_client_start(self, run)
+            num_batches = -(-num_samples // self.data.batch_size)
+            work = self.settings.work(self.generator("stragglers", self.round, client))
+            self._training.train(run, lambda epoch: self._batches(client, epoch), num_batches, *work)
+            for callback in self.callbacks:
+                callback.on_client_end(self, run)
+            delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
+            buffers = copy_buffers(self.client)
+            if not is_finite(delta):
+                self._leave_out(client, "its update is not finite", None)
+            elif turned_bad(self._anchor_buffers, buffers):
+                self._leave_out(client, "a buffer of it is not finite", None)
+            else:
+                self._results.append(run.result(buffers))
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._leave_out(client, f"{type(error).__name__}: {error}", error)
+        finally:
+            self._run = None
+            self._flat.clear_gradient()
+            self.params.copy_(self._anchor)
+            set_buffers(self.client, self._anchor_buffers)
+
+    def _batches(self, client: int, epoch: int) -> Iterator[Any]:
+        order = self.generator("batches", self.round, client, epoch)
+        return map(self.prepare_batch, self.data.client_batches(client, order))
+
+    def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
+        message = f"round {self.round}: client {client} is left out: {reason}"
+        if self.on_bad_update == "raise":
+            raise RuntimeError(message) from error
+        warnings.warn(message, stacklevel=2)
+        self._failures.append((message, error))
+
+    def _end_round(self) -> None:
+        deltas, results = gather_clients(self.trainer, self._deltas, self._results)
+        if not results:
+            message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
+            raise RuntimeError(f"{message}; so is every other one") from error
+        cohort = Cohort.collect(self.round, self._anchor, deltas, results)
+        for callback in self.callbacks:
+            cohort = callback.aggregate(self, cohort)
+        self._step_server(self._reduce(cohort))
+        set_buffers(self.client, cohort.buffers)
+        self._refine(cohort)
+        for callback in self.callbacks:
+            callback.on_round_end(self, cohort)
+        for name, value in cohort.metrics.items():
+            self.log_round(name, value, prog_bar=name == "train/loss")
+        self._log_states()
+        self._log_round_number(self.round)
+        self.rounds_done += 1
+        del self._results
+
+    def _log_states(self) -> None:
+        """How much the rules keep for single clients; on disk, it is there for all devices from here on."""
+        if held := sum(client_bytes(callback.state) for callback in self.callbacks):
+            self.log_round("clients/state_bytes", float(held))
+        if self.client_states == "disk":
+            self.trainer.strategy.barrier()
+
+    def _reduce(self, cohort: Cohort) -> Tensor:
+        rules = self.rules
+        reducer = next((rule.reduce for rule in rules if rule.reduce is not None), None)
+        update = cohort.update if reducer is None else reducer(self, cohort)
+        for rule in rules:
+            update = rule.update(self, cohort, update)
+        agree(self.trainer, update)
+        check_finite(update, self.round, rules)
+        return update
+
+    def _refine(self, cohort: Cohort) -> None:
+        refiners = [rule for rule in self.rules if overrides(rule, "refine")]
+        for rule in refiners:
+            rule.refine(self, cohort)
+        if refiners:
+            agree(self.trainer, self.params)
+            check_finite(self.params, self.round, refiners)
+
+    def _step_server(self, update: Tensor) -> None:
+        self._flat.set_gradient(-update)
+        self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
+        self._flat.clear_gradient()
+        if self.server_scheduler:
+            self.lr_schedulers().step()  # type: ignore[union-attr]  # likewise
+
+    def _log_round_number(self, round: int) -> None:
+        self._set_step(round)
+        self.log_round("round", float(round))
+
+    def _set_step(self, round: int) -> None:
+        """What Lightning counts for the loggers' x-axis are batches, which are clients here: make it the round."""
+        lightning_private.set_step(self.trainer, round)

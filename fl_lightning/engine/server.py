@@ -1,0 +1,202 @@
+"""Server: what a rule may ask of the orchestrator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+
+from fl_lightning.engine import lightning_private
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.logged import Spare, in_use, kept, means, spare_metrics
+from fl_lightning.engine.params import FlatParameters, copy_buffers, set_buffers
+from fl_lightning.engine.seeding import derive, generator, isolated, seed_globals
+from fl_lightning.errors import ConfigurationError
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode for a while; each submodule then returns to the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+class Server(lightning_private.TransferringModule):
+    """The global model and what rules may do with it: the type of ``orchestrator`` in the hooks of a rule.
+
+    Beside what is listed here, rules find ``trainer`` and ``device`` on it, as on any LightningModule.
+
+    Args:
+        client: the LightningModule that every client trains; between clients it holds the global model.
+        seed: the seed of local randomness and of rules that draw.
+
+    Attributes:
+        client: the same module.
+        seed: the same seed.
+        rounds_done: rounds completed since the run began, resumed ones included.
+    """
+
+    _flat: FlatParameters
+    _takes_index: bool  # whether training_step takes batch_idx
+    _batches_ready: bool  # whether batches need neither transfer nor hooks
+    _spares: list[Spare] | None = None
+
+    def __init__(self, client: LightningModule, seed: int) -> None:
+        super().__init__()
+        self.client, self.seed, self.rounds_done = client, seed, 0
+
+    @property
+    def round(self) -> int:
+        """The round under way, or the next one: 1, 2, …"""
+        return self.rounds_done + 1
+
+    @property
+    def data(self) -> FederatedDataModule:
+        """The run's data module.
+
+        Raises:
+            ConfigurationError: the Trainer was given none, or another kind.
+        """
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
+        if not isinstance(data, FederatedDataModule):
+            raise ConfigurationError(
+                f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
+            )
+        return data
+
+    @property
+    def params(self) -> Tensor:
+        """(P,) the global model's trainable parameters, live; while a client trains, the client's."""
+        return self._flat.vector
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Cut a (P,) vector into the shapes of the trainable parameters; the parts share its memory."""
+        return self._flat.views(vector)
+
+    def generator(self, purpose: str, *indices: int) -> torch.Generator:
+        """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws."""
+        return generator(self.seed, purpose, *indices)
+
+    def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
+        """Log one value of this round, from ``aggregate`` to ``on_round_end``; every logger's step is the round."""
+        self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+    @contextlib.contextmanager
+    def at(self, params: Tensor, buffers: Sequence[Tensor] | None = None) -> Iterator[None]:
+        """Put the client module at other parameters (P,) for a while, and give it other buffers if there are any."""
+        before, buffers_before = self.params.clone(), copy_buffers(self.client) if buffers else []
+        try:
+            self.params.copy_(params)
+            if buffers:
+                set_buffers(self.client, buffers)
+            yield
+        finally:
+            self.params.copy_(before)
+            if buffers:
+                set_buffers(self.client, buffers_before)
+
+    @contextlib.contextmanager
+    def server_side(self, purpose: str) -> Iterator[None]:
+        """Work with the client module on the server: seeded by round and purpose, logs dropped, buffers restored."""
+        buffers = copy_buffers(self.client)
+        with isolated(self.device):
+            seed_globals(derive(self.seed, purpose, self.round), self.device)
+            try:
+                yield
+            finally:
+                set_buffers(self.client, buffers)
+
+    def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the client module's training loss at some parameters, for rules that learn on the proxy set.
+
+        Args:
+            params: (P,); the global model's own are left as they are, buffers move as in training.
+            batch: a batch of the proxy set, as its loader gives it.
+
+        Returns:
+            The loss, a scalar without graph, and its gradient (P,).
+
+        Raises:
+            ConfigurationError: the module's ``training_step`` returns no loss.
+        """
+        with self.at(params):
+            return self.differentiate(lambda: self.training_loss(self.prepare_batch(batch)))
+
+    def training_loss(self, batch: Any) -> Tensor:
+        """Compute the client module's own loss of a batch, with its graph, at the module's present parameters.
+
+        Args:
+            batch: a batch as ``training_step`` takes it.
+
+        Raises:
+            ConfigurationError: ``training_step`` returns no loss.
+        """
+        outputs: Any = self.client.training_step(batch, *((0,) if self._takes_index else ()))
+        value = outputs["loss"] if isinstance(outputs, dict) else outputs
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"a rule needs the loss that {type(self.client).__name__}.training_step returns, got "
+                f"{type(value).__name__}: return it"
+            )
+        return value
+
+    def differentiate(self, loss: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluate a loss of the client module at its present parameters.
+
+        Args:
+            loss: computes the loss, a scalar with its graph.
+
+        Returns:
+            The loss, a scalar without graph, and its gradient (P,).
+        """
+        with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
+            value = loss()
+        parts = torch.autograd.grad(value, self._flat.parameters, materialize_grads=True)
+        return value.detach(), torch.cat([part.reshape(-1) for part in parts])
+
+    def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
+        """Collect what the client module's ``validation_step`` logs of some batches, at its present parameters.
+
+        The Trainer's own validation, and the torchmetrics objects that it uses, are left alone.
+
+        Args:
+            batches: batches as a client's are, before the transfer hooks.
+
+        Returns:
+            Each name with its mean over the examples on this device; of a torchmetrics object, its own result.
+        """
+        logged: dict[str, list[tuple[Any, float]]] = {}
+        step, size = self.client.validation_step, 1
+        indexed = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+
+        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
+            logged.setdefault(name, []).append((kept(value), batch_size or size))
+
+        self._spares = self._spares or spare_metrics(self.client)
+        usual, self.client.log = self.client.log, log  # type: ignore[method-assign]
+        try:
+            with in_use(self._spares), evaluating(self.client), torch.no_grad():
+                for index, batch in enumerate(map(self.prepare_batch, batches)):
+                    size = extract_batch_size(batch)
+                    with self.trainer.precision_plugin.val_step_context():
+                        step(batch, *([index] if indexed else ()))
+                return means(logged)
+        finally:
+            self.client.log = usual  # type: ignore[method-assign]
+
+    def prepare_batch(self, batch: Any) -> Any:
+        """Bring a batch to the device and through the transfer hooks, as the client's ``training_step`` takes it."""
+        if self._batches_ready:
+            return batch
+        return self.transfer(self.trainer.precision_plugin.convert_input(batch))

@@ -1,0 +1,1 @@
+"""One config and its run: the command line of ``fit``, ``test`` and ``data``."""

@@ -1,0 +1,285 @@
+"""FederatedCLI: ``fl-lightning fit``, ``validate``, ``test``, ``predict`` and ``data``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
+from typing_extensions import override
+
+# With these, YAML finds the short names of all that ships.
+import fl_lightning.callbacks
+import fl_lightning.datamodules
+import fl_lightning.models  # noqa: F401
+from fl_lightning.engine.checks import check_once, check_trainer
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.lightning_private import OpenCLI
+from fl_lightning.engine.orchestrator import FederatedOrchestrator
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit import overview
+from fl_lightning.fit.configs import KEYS, bases, resolve_configs
+from fl_lightning.fit.messages import ParsingError, mistake_in
+from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint, check_readable, last_of_experiment, run_of
+from fl_lightning.runs.environment import RunTracking, SaveConfig
+from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.progress import RoundProgress
+from fl_lightning.runs.timer import RoundTimer
+from fl_lightning.runs.wandb import continue_wandb, offline_without_key
+
+TRAINER_DEFAULTS = {
+    "default_root_dir": "runs",
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "enable_model_summary": False,
+}
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in one line."""
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise, where the parser would print its usage and leave."""
+        raise ParsingError(message, _options(self)) from ex
+
+    @override
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """Write a config without what its file says about other files: here all of it is together."""
+        cfg = cfg.clone()
+        for key in KEYS:
+            cfg.pop(key, None)
+        return str(super().dump(cfg, **kwargs))
+
+
+def _options(parser: Any) -> list[str]:
+    """The long options of a parser and its subcommands, without dashes."""
+    own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
+    below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
+    return own + [option for sub in below for option in _options(sub)]
+
+
+class CommandTrainer(Trainer):
+    """The Trainer, with the commands that it does not have."""
+
+    def data(self, model: LightningModule, datamodule: FederatedDataModule, plot: str) -> None:
+        """Show what a run would see, without training: clients, examples, classes.
+
+        Args:
+            model: the orchestrator.
+            datamodule: the data.
+            plot: PNG to write the bubble plot to.
+        """
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        overview.show(datamodule, Path(plot))
+
+
+class FederatedCLI(OpenCLI):
+    """LightningCLI where ``model:`` is the orchestrator and ``data:`` a FederatedDataModule.
+
+    One seed (``seed_everything``) governs everything; a run gets its folder, its checkpoints and its progress display;
+    ``--ckpt_path last`` goes on with the experiment's last run, and the command line wins over what it was made with.
+
+    Args:
+        args: the command line, with paths for configs.
+        epilog: what ``--help`` says last.
+    """
+
+    own_subcommands = frozenset({"data"})
+
+    def __init__(self, args: Sequence[str], epilog: str = "") -> None:
+        super().__init__(
+            FederatedOrchestrator,
+            FederatedDataModule,
+            args=list(args),
+            subclass_mode_data=True,
+            parser_class=Parser,
+            trainer_defaults=TRAINER_DEFAULTS,
+            save_config_callback=SaveConfig,
+            trainer_class=CommandTrainer,
+            parser_kwargs={"epilog": epilog},
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+        )
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument(
+            "--experiment", type=str | None, default=None, help="Name of the run's folder; default: the config's."
+        )
+        parser.add_argument(
+            "--num_threads",
+            type=int,
+            default=int(os.environ.get("OMP_NUM_THREADS", "1")),
+            help="CPU threads of each process. Several devices use more cores better, and change no result.",
+        )
+        parser.add_argument("--base", type=Any, help="In a config: the files it builds on, relative to itself.")
+        parser.add_argument("--grid", type=Any, help="In a config: what the experiment varies; no part of one run.")
+        parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
+        parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
+
+    @staticmethod
+    @override
+    def subcommands() -> dict[str, set[str]]:
+        return {**LightningCLI.subcommands(), "data": {"model", "datamodule"}}
+
+    @override
+    def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+        parser.add_argument("--plot", type=str, default="partition.png", help="PNG to write the bubble plot to.")
+        return ["plot"]
+
+    @override
+    def find_checkpoint(self) -> None:
+        """Find the checkpoint and the run folder it belongs to. (Lightning would let its hyper-parameters win here.)"""
+        config = self.config[self.config.subcommand]
+        root = Path(config.trainer.default_root_dir)
+        experiment, version, rounds = config.experiment or _config_name(config), None, None
+        if config.get("ckpt_path"):
+            path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
+            rounds_done = check_readable(path)
+            config.ckpt_path = str(path)
+            if folder := run_of(path):
+                root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
+                rounds = rounds_done if self.config.subcommand == "fit" else None
+                if "WandbLogger" in str(config.trainer.logger):
+                    continue_wandb(folder, rounds)
+        config.experiment = experiment
+        self.folder = RunFolder(root, experiment, version, rounds)
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        config = self.setting(self.config_init, "trainer")
+        callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
+        check_once(callbacks)
+        if config.enable_checkpointing is not False:
+            chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
+            callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
+        callbacks[:0] = [timer := RoundTimer(), RunTracking()]
+        if config.enable_progress_bar is not False:
+            callbacks.append(RoundProgress(timer))
+        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
+        loggers = [logger for logger in loggers if isinstance(logger, Logger)]
+        if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
+            kwargs["strategy"] = "client_parallel"
+        trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
+        check_trainer(trainer)  # here once, before other devices' processes start and say the same
+        return trainer
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        threads = self.setting(self.config, "num_threads")
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # Lightning's launcher would choose by the number of devices
+        torch.set_num_threads(threads)
+        if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):
+            offline_without_key()
+
+    def after_fit(self) -> None:
+        """Say where everything is, unless silence is wished for. LightningCLI calls this when ``fit`` has ended."""
+        shown = self.setting(self.config, "trainer").enable_progress_bar is not False
+        if shown and self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
+            print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
+
+
+class ConfigReader(FederatedCLI):
+    """The same command line, which makes configs of arguments and runs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    @staticmethod
+    @override
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": LightningCLI.subcommands()["fit"]}
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]  # jsonargparse leaves it untyped
+
+    @override
+    def find_checkpoint(self) -> None: ...
+
+    @override
+    def set_seed(self) -> None: ...
+
+    @override
+    def before_instantiate_classes(self) -> None: ...
+
+    @override
+    def instantiate_classes(self) -> None: ...
+
+    @override
+    def run_subcommand(self, subcommand: str) -> None: ...
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Parse the arguments of ``fit``: see :func:`config_of`."""
+        parser = self.parser_of("fit")
+        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_none=False)))
+
+
+@cache
+def _reader() -> ConfigReader:
+    return ConfigReader()
+
+
+def config_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """A run's whole config, defaults included, as its config.yaml would hold it.
+
+    Args:
+        arguments: of ``fl-lightning fit``: configs and options.
+
+    Raises:
+        ConfigurationError: the arguments are no run's.
+    """
+    try:
+        return _reader().read(arguments)
+    except Exception as error:
+        if (mistake := mistake_in(error)) is None:
+            raise
+        raise ConfigurationError(mistake) from None
+
+
+def _config_name(config: Any) -> str:
+    """The stem of the first config that was asked for, not of those that it builds on."""
+    paths = [str(path) for path in config.get("config") or ()]
+    based = {base for path in paths for base in bases(path)}
+    return next((Path(path).stem for path in paths if path not in based), "experiment")
+
+
+def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
+    """Whether a Trainer with these arguments has more than one device."""
+    if num_nodes > 1:
+        return True
+    gpus = torch.cuda.device_count() if str(accelerator) in ("auto", "gpu", "cuda") else 0
+    if devices in ("auto", -1, "-1"):
+        return gpus > 1
+    return (
+        len(devices) > 1
+        if isinstance(devices, list)
+        else "," in str(devices).rstrip(",") or (str(devices).isdigit() and int(devices) > 1)
+    )
+
+
+def command(args: Sequence[str], epilog: str = "") -> int:
+    """Run ``fit …``, ``validate …``, ``test …``, ``predict …`` or ``data …``.
+
+    Args:
+        args: the command line as typed, without the program's name.
+        epilog: what ``--help`` says last.
+
+    Returns:
+        The exit status, 0.
+    """
+    sys.argv[1:] = args  # as typed: other devices' processes start with them
+    FederatedCLI(resolve_configs(args), epilog)
+    return 0

@@ -1,0 +1,167 @@
+"""What a command says: a mistake in one line (where, what came, what would have done); and what it leaves unsaid."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import NoReturn
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+from torch import nn
+from typing_extensions import override
+
+from fl_lightning.errors import ConfigurationError
+
+NAMED_IN_YAML: tuple[type, ...] = (
+    Callback,
+    LightningDataModule,
+    LightningModule,
+    Logger,
+    nn.Module,
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+)
+# What Lightning and torch say that helps nobody here: log lines by their beginnings, warnings by patterns.
+CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
+UNHELPFUL = (
+    ".*does not have many workers.*",
+    ".*loading a checkpoint outside the 'fit' stage.*",  # the average is what to test
+    ".*treespec, LeafSpec.*",
+    "LightningCLI's args parameter is intended",
+    ".*defined a `validation_step` but have no `val_dataloader`.*",
+    ".*recommended to use `self.log.*sync_dist=True.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command that trains nothing itself: says what is wrong in one line."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        """Raise, where the parser would print its usage and leave."""
+        raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
+
+
+class ParsingError(Exception):
+    """What the argument parser reports; parsers nest, and only the outermost report is for the user.
+
+    Args:
+        message: the parser's.
+        options: the parser's long options, without dashes.
+    """
+
+    def __init__(self, message: str, options: Iterable[str]) -> None:
+        super().__init__(message)
+        self.message, self.options = message, options
+
+
+def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
+    """Run a command without chatter; a user's mistake becomes one line on standard error.
+
+    Args:
+        command: takes the arguments, returns the exit status.
+        args: the arguments.
+
+    Returns:
+        The exit status; 2 for a mistake.
+    """
+    _quiet()
+    try:
+        return command(args)
+    except Exception as error:
+        if (mistake := mistake_in(error)) is None:
+            raise
+        print(f"fl-lightning: error: {mistake}", file=sys.stderr)
+        return 2
+
+
+def _quiet() -> None:
+    """Leave out what Lightning and torch say that helps nobody here."""
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
+        logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
+    for pattern in UNHELPFUL:
+        warnings.filterwarnings("ignore", pattern)
+
+
+def _no_chatter(record: logging.LogRecord) -> bool:
+    return not re.match(CHATTER, record.getMessage())
+
+
+def mistake_in(error: BaseException) -> str | None:
+    """The user's mistake behind an exception that others may have wrapped, in one line; None if it is no mistake."""
+    if isinstance(error, ParsingError):
+        return explain(error.message, error.options)
+    if isinstance(error, ConfigurationError | MisconfigurationException):
+        return " ".join(str(error).split())
+    wrapped = error.__cause__ or error.__context__
+    return mistake_in(wrapped) if wrapped else None
+
+
+def explain(message: str, options: Iterable[str]) -> str:
+    """One line for what the argument parser says in many.
+
+    Args:
+        message: the parser's.
+        options: the command line's long options, without dashes.
+    """
+    text = " ".join(message.split())
+    keys = re.findall(r'Parser key "([^"]+)":', text)
+    where = f"{'.'.join(keys)}: " if keys else ""
+    if found := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text):
+        return f"there is no option --{found[1]}{_nearest(found[1], options)}"
+    if found := re.search(r"does not accept option '([\w.]+)'", text):
+        return f"there is no option {found[1]}{_nearest(found[1], options)}"
+    if found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text):
+        return f"{where}there is no option {found[1]}{_nearest(found[1], _parameters())}"
+    if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
+        return f"{where}{found[1]}:{found[2]}"
+    if found := re.search(r"[Ee]xpected a dot import path string: ([\w.]+)", text):
+        return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
+    if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
+        return f"{where}give a value for {found[1]}"
+    if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
+        return f"{where}expected {_plain(found[1])}, got {found[2]}"
+    expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
+    if (found := re.search(r"Given value: (.{1,80})", text)) and expected:
+        return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
+    return text[:400]
+
+
+def _plain(expected: str) -> str:
+    return re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = {candidate.lower(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else "; --help lists what there is"
+
+
+def _subclasses(of: type) -> set[type]:
+    below: list[type] = of.__subclasses__()
+    return {of}.union(*map(_subclasses, below))
+
+
+def _ours() -> set[type]:
+    """The classes of this package that have been imported."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fl_lightning.")]
+    found = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
+    return {cls for cls in found if cls.__module__.startswith("fl_lightning.")}
+
+
+def _classes() -> set[str]:
+    return {cls.__name__ for cls in _ours().union(*map(_subclasses, NAMED_IN_YAML))}
+
+
+def _parameters() -> set[str]:
+    return {name for cls in _ours() for name in inspect.signature(cls.__init__).parameters}  # type: ignore[misc]  # of classes, not instances

@@ -1,0 +1,75 @@
+"""What each client holds, without training: ``fl-lightning data``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.pictures import bubbles
+
+SHOWN = 30  # clients (or classes) in the terminal's table
+
+
+def show(data: FederatedDataModule, plot: Path, console: Console | None = None) -> None:
+    """Print who holds what, and draw it.
+
+    Args:
+        data: set up.
+        plot: the PNG to write; nothing is written if the data module knows no classes.
+        console: where to print.
+    """
+    console = console or Console()
+    counts = data.class_counts()
+    console.print(table(data.sizes, counts))
+    console.print(summary(data, counts), highlight=False)
+    if counts is not None:
+        try:
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            bubbles(counts).savefig(plot)
+        except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
+            raise ConfigurationError(f"plot must be a PNG file that can be written, got {plot}: {error}") from None
+        console.print(f"plot: {plot}", highlight=False)
+
+
+def table(sizes: Tensor, counts: Tensor | None) -> Table:
+    """One row a client: its examples, how many classes it holds, the largest of them; the first clients of many."""
+    shown = Table(title=f"{len(sizes):,} clients" + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
+    for name in ("client", "examples") + (("classes", "largest class") if counts is not None else ()):
+        shown.add_column(name, justify="right")
+    for client, size in enumerate(sizes[:SHOWN].tolist()):
+        row = [str(client), f"{size:,}"]
+        if counts is not None and size:
+            held = counts[client]
+            row += [str(int((held > 0).sum())), f"{int(held.argmax())} ({held.max() / size:.0%})"]
+        shown.add_row(*row)
+    return shown
+
+
+def summary(data: FederatedDataModule, counts: Tensor | None) -> str:
+    """The federation in a few lines."""
+    sizes = data.sizes.double()
+    held = sizes[sizes > 0]
+    lines = [
+        f"{int(sizes.sum()):,} training examples; {len(held):,} of {len(sizes):,} clients hold some",
+        f"examples per client with data: {held.min():,.0f} to {held.max():,.0f}, median {held.median():,.0f}",
+        f"clients per round: {data.cohort_size:,}; local steps per epoch: "
+        f"{-(-held.min() // data.batch_size):,.0f} to {-(-held.max() // data.batch_size):,.0f}",
+    ]
+    if counts is not None:
+        present = (counts > 0).sum(1).double()[sizes > 0]
+        lines.append(
+            f"classes per client with data: {present.min():.0f} to {present.max():.0f} of {counts.shape[1]}, "
+            f"mean {present.mean():.1f}"
+        )
+        lines.append("examples per class: " + _listed(counts.sum(0)))
+    return "\n".join(lines)
+
+
+def _listed(values: Tensor) -> str:
+    listed = [f"{value:,}" for value in values[:SHOWN].tolist()]
+    return " ".join(listed) + (f" … ({len(values)} classes)" if len(values) > SHOWN else "")

@@ -1,0 +1,186 @@
+"""Jobs: a cell's training with one seed, each in its own process, found again by its settings, gone on with."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.command import command, config_of
+from fl_lightning.fit.configs import option
+from fl_lightning.fit.messages import reported
+from fl_lightning.runs.checkpoints import check_readable, last_of_run
+from fl_lightning.runs.folder import rounds_in, whole
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.settings import settings_fingerprint
+
+POLL_S = 0.5
+# In a job's folder, beside the run that it trains.
+FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell's training with one seed.
+
+    Attributes:
+        group: the experiment and the labels of its cell.
+        arguments: the arguments of ``fl-lightning fit``, without seed and folder.
+        seed: the run's seed.
+        rounds: how many rounds the run takes.
+        folder: the job's folder; the same settings and seed have the same one, whichever experiment asks.
+    """
+
+    group: tuple[str, ...]
+    arguments: tuple[str, ...]
+    seed: int
+    rounds: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """What progress and failures call the job."""
+        return f"{' '.join(self.group)} seed {self.seed}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has been trained to its end."""
+        return (self.folder / FINISHED).is_file()
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What a finished job says of itself: ``seconds``, ``seed``, ``arguments``, ``versions``."""
+        return dict(json.loads((self.folder / FINISHED).read_text()))
+
+    @cached_property
+    def run(self) -> Run:
+        """The run that the job trains; its folder may not be there yet."""
+        return Run(self.folder / EXPERIMENT / "version_0")
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds trained so far."""
+        return rounds_in(self.run.folder)
+
+    @property
+    def log(self) -> Path:
+        """The file with what the job's process has printed."""
+        return self.folder / LOG
+
+
+def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Job]:
+    """Plan the jobs of one cell, one a seed.
+
+    Args:
+        group: the experiment and the labels of its cell.
+        arguments: the arguments of ``fl-lightning fit``: a config and options.
+        seeds: the runs' seeds.
+        folder: where all jobs lie.
+
+    Raises:
+        ConfigurationError: the arguments are no run's.
+    """
+    config = config_of(arguments)
+    folder = folder / settings_fingerprint(config)
+    rounds = int(config["trainer"]["max_epochs"])
+    return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
+
+
+def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job]], None]) -> list[Job]:
+    """Train what is not finished, several jobs at a time.
+
+    Args:
+        jobs: to be trained; those with the same folder are the same.
+        processes: how many at a time, at least 1.
+        report: called about twice a second with the jobs under way.
+
+    Returns:
+        The jobs that failed; the end of their log says why.
+    """
+    context = multiprocessing.get_context("forkserver")  # imports once, and each run is still a fresh process
+    context.set_forkserver_preload(["fl_lightning.fit.command"])
+    waiting = [job for job in {job.folder: job for job in jobs}.values() if not job.finished]
+    busy: dict[Any, Job] = {}
+    failed: list[Job] = []
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < processes:
+                process = context.Process(target=_work, args=(job := waiting.pop(0),), name=job.name)
+                process.start()
+                busy[process] = job
+            wait([process.sentinel for process in busy], POLL_S)
+            for process in [process for process in busy if process.exitcode is not None]:
+                job = busy.pop(process)
+                failed += [] if job.finished else [job]
+            report(list(busy.values()))
+    finally:
+        for process in busy:
+            process.terminate()
+    return failed
+
+
+def _work(job: Job) -> None:
+    """Be a process: one job, from where an earlier process left it."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    job.folder.mkdir(parents=True, exist_ok=True)
+    log = job.log.open("a")
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(log.fileno(), stream.fileno())
+    began = time.monotonic()
+    status = reported(command, ["fit", *job.arguments, *_own_arguments(job)])
+    atexit._run_exitfuncs()  # multiprocessing leaves without them: W&B would not close its file
+    if status == 0:
+        facts = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed, "arguments": job.arguments}
+        facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
+        with whole(job.folder / FINISHED) as part:
+            part.write_text(json.dumps(facts, indent=1))
+    sys.exit(status)
+
+
+def _own_arguments(job: Job) -> list[str]:
+    """Seed and folder; and the checkpoint to go on from, if there is one that can be read."""
+    arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
+    arguments += [f"--experiment={EXPERIMENT}", "--trainer.enable_progress_bar=false", *_for_wandb(job)]
+    checkpoint = last_of_run(job.run.folder)
+    try:
+        check_readable(checkpoint)
+        return [*arguments, f"--ckpt_path={checkpoint}"]
+    except ConfigurationError:  # stopped before its first round was over
+        shutil.rmtree(job.run.folder.parent, ignore_errors=True)
+        return arguments
+
+
+def _for_wandb(job: Job) -> list[str]:
+    """Where W&B is asked for: cells are its groups, labels its tags, and a run that is gone on with is the same run."""
+    if not any("WandbLogger" in argument for argument in job.arguments):
+        return []
+    settings = {
+        "group": " ".join(job.group),
+        "name": job.name,
+        "tags": [*job.group, f"seed {job.seed}"],
+        "id": f"{job.folder.parent.name}-{job.seed}",
+        "resume": "allow",
+        "save_dir": str(job.folder),
+    }
+    return [option(f"trainer.logger.{name}", value) for name, value in settings.items()]
+
+
+def _leave_with_parent() -> None:
+    """End this process as soon as the one that started it is gone: two must not train the same run."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

@@ -1,0 +1,151 @@
+"""The tables: in the terminal, as Markdown, as HTML."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import pandas as pd
+from rich.table import Table
+from rich.text import Text
+
+from fl_lightning.reproduce.claims import Verdict
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.seeds import label
+
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+div { overflow-x: auto; margin: 1rem 0 }
+table { border-collapse: collapse }
+th, td { padding: .2rem .7rem; border-bottom: 1px solid #8888; text-align: right; white-space: nowrap }
+.claims th, .claims td { text-align: left; white-space: normal }
+img { max-width: 100%; background: white }
+"""
+NOTHING = "No run is finished."
+CLAIMS = ["claim", "ours", "evidence"]
+DIGITS = {100.0: 2, 1.0: 4}  # after the point: of per cent, and of all else
+
+
+def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a comparison as text: labels, seeds, then each measure's mean ± half width of the interval.
+
+    Where a paper prints any number of a measure, its number and the difference follow.
+    """
+    if compared.empty:
+        return [], []
+    keys = [str(name) for name in compared.columns[: list(compared.columns).index("measure")]]
+    labels = keys if compared["round"].nunique() > 1 else keys[:-1]
+    measures = list(compared["measure"].unique())
+    printed = {name for name in measures if compared.loc[compared["measure"] == name, "paper"].notna().any()}
+    head = [*labels, "seeds"]
+    for name in measures:
+        head += [name, f"{name} paper", f"{name} difference"] if name in printed else [name]
+    rows = []
+    for _, group in compared.groupby(keys, sort=False, dropna=False):
+        row = [label(group.iloc[0][name]) for name in labels] + [str(int(group["seeds"].max()))]
+        for name, one in zip(measures, group.to_dict("records"), strict=True):
+            digits = DIGITS[measured(name)[1]]
+            row.append(with_interval(one["mean"], one["half_width"], digits))
+            row += [number(one["paper"], digits), number(one["difference"], digits, "+")] if name in printed else []
+        rows.append(row)
+    return head, rows
+
+
+def number(value: float, digits: int, sign: str = "") -> str:
+    """So many digits after the point, or a dash."""
+    return "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
+
+
+def with_interval(mean: float, half_width: float, digits: int) -> str:
+    """``mean ± half width``; the mean alone if there is no interval."""
+    return number(mean, digits) if math.isnan(half_width) else f"{mean:.{digits}f} ± {half_width:.{digits}f}"
+
+
+def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
+    """Rich tables of the numbers and the claims."""
+    head, rows = lines(compared)
+    tables = [Table(title=Text(experiment.source), caption=Text(experiment.metric)), Table(title="claims")]
+    for table, names, cells in ((tables[0], head, rows), (tables[1], CLAIMS, judged(verdicts))):
+        for name in names:
+            table.add_column(Text(name), justify="left" if table is tables[1] else "right")
+        for row in cells:
+            table.add_row(*map(Text, row))  # brackets in a label are no markup
+    return tables if verdicts else tables[:1]
+
+
+def markdown(
+    experiment: Experiment,
+    compared: pd.DataFrame,
+    verdicts: Sequence[Verdict],
+    facts: Sequence[str],
+    image: Path | None = None,
+) -> str:
+    """A page: source, what was run, numbers, claims, the PNG beside it, notes."""
+    text = [f"# {experiment.source}", "", about(experiment), ""]
+    text += [*(f"- {fact}" for fact in facts), "", *_pipes(*lines(compared)), ""]
+    if verdicts:
+        text += [*_pipes(CLAIMS, judged(verdicts)), ""]
+    text += [f"![{experiment.id}]({image.name})"] if image else []
+    text += ["", *(f"- {note}" for note in experiment.notes)]
+    return "\n".join(text).rstrip() + "\n"
+
+
+def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not head:
+        return [NOTHING]
+    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (head, ["---"] * len(head), *rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def about(experiment: Experiment) -> str:
+    """What it shows and what is measured, in a line."""
+    return f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
+
+
+def judged(verdicts: Sequence[Verdict]) -> list[list[str]]:
+    """Rows below CLAIMS."""
+    return [[verdict.text, verdict.verdict, verdict.evidence] for verdict in verdicts]
+
+
+def html(
+    experiment: Experiment,
+    compared: pd.DataFrame,
+    verdicts: Sequence[Verdict],
+    facts: Sequence[str],
+    image: Path | None = None,
+) -> str:
+    """The same page as one HTML file that needs nothing else."""
+    body = [f"<h1>{escape(experiment.source)}</h1>", f"<p>{escape(about(experiment))}</p>", _listed(facts)]
+    body.append(_tabular(*lines(compared), "results"))
+    if verdicts:
+        body.append(_tabular(CLAIMS, judged(verdicts), "claims"))
+    if image:
+        content = base64.b64encode(image.read_bytes()).decode()
+        body.append(f'<img alt="{escape(experiment.id)}" src="data:image/png;base64,{content}">')
+    body.append(_listed(experiment.notes))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{escape(experiment.id)}</title>"
+    return (
+        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head>'
+        f"<body><main>{''.join(body)}</main></body></html>\n"
+    )
+
+
+def _listed(texts: Sequence[str]) -> str:
+    items = (re.sub("^`(.*)`$", r"<code>\1</code>", escape(text)) for text in texts)
+    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>" if texts else ""
+
+
+def _tabular(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
+    if not head:
+        return f"<p>{NOTHING}</p>"
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
+    return f'<div tabindex="0" role="region" aria-label="{kind}">{table}</div>'  # so that keys scroll it

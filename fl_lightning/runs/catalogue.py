@@ -1,0 +1,260 @@
+"""Every metric that runs log: its name, what it is called, and how it is read."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a run logs once a round.
+
+    Attributes:
+        name: ``group/name``; a star at its end stands for a client, a class, a layer or a rank.
+        title: what it is called.
+        caption: what it means, in a sentence.
+        percent: whether it is a share, to be read in per cent.
+        panel: the title of the W&B panel that draws it; "" for none.
+        paper: what the papers' tables call it, there in per cent if it is a share; "" if no table has it.
+        axis: what its axis in a figure is called; "" for its name.
+    """
+
+    name: str
+    title: str
+    caption: str = ""
+    percent: bool = False
+    panel: str = ""
+    paper: str = ""
+    axis: str = ""
+
+
+# In the order in which reports show them.
+CATALOGUE: Final = (
+    Metric(
+        "val/top1",
+        "Validation accuracy",
+        "Share of examples whose most likely class is the right one.",
+        percent=True,
+        panel="accuracy",
+        paper="top1",
+        axis="top-1 accuracy",
+    ),
+    Metric(
+        "val/top3",
+        "Validation accuracy, top 3",
+        "The right class is among the three most likely ones.",
+        percent=True,
+        panel="top-3 accuracy",
+        paper="top3",
+    ),
+    Metric("val/loss", "Validation loss", "Mean loss over the validation examples: lower is better.", panel="loss"),
+    Metric(
+        "val/map50",
+        "Validation mAP50",
+        "Mean average precision at an overlap of 0.5: 1 is best, -1 without any box.",
+        paper="map50",
+    ),
+    Metric(
+        "train/loss",
+        "Training loss",
+        "Mean over the clients' local steps, weighted by their examples.",
+        panel="loss",
+    ),
+    Metric(
+        "train/top1",
+        "Training accuracy",
+        "Mean over the clients' local steps, weighted by their examples.",
+        percent=True,
+        panel="local training accuracy",
+    ),
+    Metric("test/top1", "Test accuracy", percent=True),
+    Metric("test/top3", "Test accuracy, top 3", percent=True),
+    Metric("test/loss", "Test loss"),
+    Metric(
+        "conflict/ratio",
+        "Conflict ratio",
+        "Share of the pairs of clients whose updates point against each other.",
+        percent=True,
+        panel="conflict ratio",
+    ),
+    Metric(
+        "conflict/ratio_after",
+        "Conflict ratio, after correction",
+        "The same share among the updates as the rules have corrected them.",
+        percent=True,
+        panel="conflict ratio",
+    ),
+    Metric(
+        "conflict/weighted_ratio",
+        "Weighted conflict ratio",
+        "As the conflict ratio, each pair by the product of its aggregation weights.",
+        percent=True,
+        panel="conflict ratio, weighted",
+    ),
+    Metric(
+        "conflict/mean_cosine",
+        "Mean cosine",
+        "Over all pairs of updates: 1 is the same direction, 0 unrelated.",
+        panel="mean cosine",
+    ),
+    Metric(
+        "conflict/mean_cosine_after",
+        "Mean cosine, after correction",
+        "The same of the corrected updates.",
+        panel="mean cosine",
+    ),
+    Metric(
+        "conflict/min_cosine",
+        "Smallest cosine",
+        "Of the two updates that disagree most: −1 is opposite.",
+        panel="least cosine",
+        paper="min_cosine",
+    ),
+    Metric(
+        "conflict/min_cosine_after",
+        "Smallest cosine, after correction",
+        "The same of the corrected updates.",
+        panel="least cosine",
+    ),
+    Metric(
+        "conflict/removed",
+        "Size of the correction",
+        "How far the rules moved an update, relative to its length; mean over the clients.",
+        panel="removed by the rules",
+    ),
+    Metric(
+        "conflict/angle",
+        "Angle to the plain mean",
+        "Degrees between the combined update and the mean weighted by examples alone.",
+        panel="turned by the rules, in degrees",
+    ),
+    Metric("conflict/layer/*", "Conflict ratio by layer", percent=True, panel="conflict ratio by layer"),
+    Metric(
+        "coherence/local",
+        "Client coherence",
+        "Positive while the clients' updates strengthen each other (FedLAW, Definition 5.1).",
+        panel="coherence",
+    ),
+    Metric(
+        "coherence/heterogeneity",
+        "Heterogeneity coherence",
+        "Cosine between the cohort's mix of classes and the federation's; 1 is equal.",
+        panel="coherence",
+    ),
+    Metric(
+        "updates/norm_mean",
+        "Mean length of an update",
+        "How far a client's training moves the model.",
+        panel="size and drift of updates",
+    ),
+    Metric(
+        "updates/norm_max",
+        "Largest length of an update",
+        "The client that moves the model farthest.",
+        panel="size and drift of updates",
+    ),
+    Metric(
+        "updates/drift",
+        "Client drift",
+        "Mean distance of a client's update from the combined one.",
+        panel="size and drift of updates",
+    ),
+    Metric(
+        "fedlaw/gamma",
+        "Shrinking factor γ",
+        "Below 1 the server shrinks the new model, as weight decay does.",
+        panel="shrinking factor γ",
+        paper="gamma_learned",
+    ),
+    Metric("fedlaw/weight/*", "weight", panel="weights λ"),
+    Metric(
+        "fedlaw/ratio",
+        "Update against shrinking",
+        "The global update's length over that of the shrinking.",
+        panel="ratio of the two parts",
+    ),
+    Metric(
+        "fedlaw/global_gradient",
+        "Length of the global update",
+        "Of the part of the step that clients make.",
+        panel="two parts of the step",
+    ),
+    Metric(
+        "fedlaw/shrinking_gradient",
+        "Length of the shrinking",
+        "Of the part of the step that γ makes.",
+        panel="two parts of the step",
+    ),
+    Metric(
+        "fedlaw/largest_weight",
+        "Largest weight",
+        "The largest of the weights λ that the server learned.",
+        panel="largest weight",
+    ),
+    Metric("clients/top1/*", "accuracy", percent=True, panel="accuracy of clients"),
+    Metric("clients/loss/*", "loss", panel="loss of clients"),
+    Metric("own/*", "Participants' own models", panel="on what clients hold out"),
+    Metric("clients/loss_*", "Loss on what clients hold out", panel="on what clients hold out"),
+    Metric("clients/top1_*", "Accuracy on what clients hold out", panel="on what clients hold out"),
+    Metric("clients/top3_*", "Top-3 accuracy on what clients hold out", panel="on what clients hold out"),
+    Metric("clients/update_norm/*", "update norm", panel="size of clients' updates"),
+    Metric("clients/removed/*", "removed", panel="removed from clients' updates"),
+    Metric("cohort/share/*", "share of a class", percent=True, panel="classes in the cohort"),
+    Metric(
+        "hessian/eigenvalue_1",
+        "Largest eigenvalue",
+        "Of the Hessian of the loss: the sharpest direction; flat minima have small ones.",
+    ),
+    Metric("hessian/eigenvalue_*", "eigenvalue", panel="largest eigenvalues of the Hessian"),
+    Metric(
+        "hessian/ratio_1_5",
+        "Ratio of the eigenvalues 1 and 5",
+        "Small if curvature is alike in many directions.",
+        panel="largest over fifth",
+    ),
+)
+KNOWN: Final = {metric.name: metric for metric in CATALOGUE}
+PAPER_NAMES: Final = {metric.paper: metric for metric in CATALOGUE if metric.paper}
+
+FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")  # of metrics.csv; the others follow by name
+PROGRESS = ("val/top1", "conflict/ratio", "train/loss")  # in the order in which a narrow terminal keeps them
+
+
+def about(name: str) -> Metric:
+    """What is known of a metric; an unknown one is titled by its name.
+
+    Args:
+        name: a metric's name, or ``prefix/*`` for what is logged of each client.
+    """
+    return KNOWN.get(name, Metric(name, name))
+
+
+def measured(name: str) -> tuple[str, float]:
+    """The metric that a table's column shows, and the factor between them: the papers print shares in per cent.
+
+    Args:
+        name: what a paper's tables call it, or a metric's own name.
+    """
+    if name not in PAPER_NAMES:
+        return name, 1.0
+    metric = PAPER_NAMES[name]
+    return metric.name, 100.0 if metric.percent else 1.0
+
+
+def axis_title(name: str) -> str:
+    """What the axis of a table's column is called in a figure: see :func:`measured` for the name."""
+    metric, factor = measured(name)
+    title = about(metric).axis
+    return f"{title} (%)" if title and factor != 1 else title or name
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric is one that training lowers, told by its name."""
+    return any(word in name.lower() for word in ("loss", "error"))
+
+
+def is_item(name: str, prefix: str = ".*") -> bool:
+    """Whether a metric is ``prefix/<n>``, one value of many: a client's, a class'."""
+    return re.fullmatch(rf"(?:{prefix})/\d+", name) is not None

@@ -1,0 +1,173 @@
+"""Run: a run folder read back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from numpy.typing import NDArray
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.catalogue import is_item
+from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, METRICS, TIMINGS, array_file
+from fl_lightning.runs.settings import RULES, named_settings
+
+MEND = "leave this run out, or train it again"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run folder. Each file is read when it is first asked for; what is not there is empty.
+
+    Attributes:
+        folder: the run folder.
+
+    Raises:
+        ConfigurationError: a file that is asked for is damaged; metrics.csv is missing.
+    """
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """``config.yaml``."""
+        return _mapping(self.folder / CONFIG)
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        """``environment.yaml``."""
+        return _mapping(self.folder / ENVIRONMENT)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``, by round."""
+        return _table(self.folder / METRICS)
+
+    @cached_property
+    def timings(self) -> pd.DataFrame:
+        """``timings.csv``, by round."""
+        path = self.folder / TIMINGS
+        # A process that was killed may leave a torn line.
+        return _table(path).dropna() if path.is_file() else pd.DataFrame()
+
+    @property
+    def seed(self) -> Any:
+        """The run's seed; None for a run without config."""
+        return self.config.get("seed_everything")
+
+    @property
+    def rules(self) -> Sequence[str] | None:
+        """The names of the run's rules, in their order; None for a run folder of version 0.1, which has none."""
+        return self.environment.get(RULES)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that make a difference to the result, by dotted names; empty for a run without config."""
+        return named_settings(self.config, self.rules) if self.config else {}
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of metrics.csv."""
+        return [str(name) for name in self.metrics]
+
+    def items(self, prefix: str) -> pd.DataFrame:
+        """The columns ``prefix/<n>`` of metrics.csv, ascending, named n; rounds without any value are left out."""
+        found = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
+        columns = {number: self.metrics[found[number]] for number in sorted(found)}
+        return pd.DataFrame(columns, index=self.metrics.index).dropna(how="all")
+
+    def arrays(self, name: str) -> dict[int, Path]:
+        """The files ``arrays/<name>_<round>.npz``, by round."""
+        found = {path.stem.rpartition("_")[2]: path for path in (self.folder / ARRAYS).glob(f"{name}_*.npz")}
+        return {round: found[str(round)] for round in sorted(int(each) for each in found if each.isdigit())}
+
+    def partition(self) -> dict[str, NDArray[Any]]:
+        """``sizes`` (N,) and, where there are classes, ``counts`` (N, C) of the clients' data; empty if not saved."""
+        path = array_file(self.folder, "partition")
+        return load(path, "sizes") if path.is_file() else {}
+
+
+def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """Read the arrays of an ``.npz`` file.
+
+    Args:
+        path: the file.
+        names: arrays that it must have; all that it has are returned.
+
+    Raises:
+        ConfigurationError: it cannot be read, or one is not there.
+    """
+    try:
+        with np.load(path) as file:
+            found = {name: file[name] for name in file.files}
+    except Exception as error:  # a damaged archive raises whatever its bytes lead to
+        raise ConfigurationError(f"{path} is damaged ({type(error).__name__}): delete it, or {MEND}") from None
+    if missing := [name for name in names if name not in found]:
+        raise ConfigurationError(
+            f"{path} must hold {', '.join(names)}, and lacks {', '.join(missing)}: delete it, or {MEND}"
+        )
+    return found
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """Read run folders, and the run folders within other folders, each once.
+
+    Raises:
+        ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
+    """
+    folders = [folder for path in paths for folder in _find(path)]
+    runs = [Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
+    for run in runs:  # now, lest a damaged file be found when half the work is done
+        _ = run.config, run.metrics, run.timings, run.environment
+    return runs
+
+
+def _find(path: Path) -> list[Path]:
+    if (path / METRICS).is_file():
+        return [path]
+    found = [file.parent for file in path.rglob(METRICS)]
+    if not found:
+        came = "does not exist" if not path.exists() else "is no folder" if not path.is_dir() else "holds none"
+        raise ConfigurationError(
+            f"report: expected a run folder with a {METRICS}, or a folder of such, but {path} {came}: "
+            "give one that fit has made, runs/<experiment>/<version>"
+        )
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[str, int]]:
+    """A key that puts version_10 after version_9."""
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
+    return content
+
+
+def _table(path: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path)
+    except ValueError:  # pandas' own errors are, too
+        table = pd.DataFrame()
+    numbers = all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes)
+    rounds = table.get("round", pd.Series(dtype=int))
+    if not numbers or not len(rounds) or not rounds.is_unique or not pd.api.types.is_integer_dtype(rounds):
+        raise ConfigurationError(
+            f"{path} is empty or damaged: expected a column round and numbers, a row a round; {MEND}"
+        )
+    return table.set_index("round").astype(float).sort_index()

@@ -1,0 +1,133 @@
+"""What tells runs apart: fingerprints of settings and of data, the chain of rules, settings by dotted names."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.seeding import isolated, seed_globals
+
+# Where and how a run is done, which does not change what comes out.
+ELSEWHERE = {
+    "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
+    "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
+    "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed"),
+    "model": ("seed", "client_states"),
+}
+SAMPLED = 16  # clients of whose data a fingerprint sees two examples
+CPU = torch.device("cpu")
+RULES = "rules"
+CLASS = ".class"  # at the end of the name of a setting that is a class
+# Rules are not written down in run folders of version 0.1: there, these and what is called …Monitor only look on.
+ONCE_NO_RULES = ("LossSurface", "PersonalEvaluation", "SaveCohorts")
+
+
+def settings_fingerprint(config: Mapping[str, Any]) -> str:
+    """Sixteen hexadecimal digits of all settings that make a difference to the result, but the seed."""
+    config = copy.deepcopy(dict(config))
+    parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
+    parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
+    for part, names in ELSEWHERE.items():
+        for holder in (parts[part], parts[part].get("init_args")):
+            for name in names:
+                if isinstance(holder, dict):
+                    holder.pop(name, None)
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
+    """All settings that make a difference to the result, but the seed, by dotted names.
+
+    ``rules`` are the rules in their order, FedAvg if there are none; their arguments are named after them, as
+    ``FedProx.mu``. The name of a class ends in ``.class``.
+
+    Args:
+        config: a run's config.
+        rules: the names of its rules, as environment.yaml has them; None for a run that did not write them down.
+    """
+    config = json.loads(json.dumps(config, default=str))  # a copy
+    trainer = config.get("trainer") or {}
+    callbacks = trainer.pop("callbacks", None) or []
+    chain = [_flat(each, "") for each in (callbacks if isinstance(callbacks, list) else [callbacks])]
+    chain = [each for each in chain if CLASS in each and _is_rule(str(each[CLASS]), rules)]
+    flat = _flat(config, "")
+    elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
+    kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
+    names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
+    arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
+    return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
+
+
+def _flat(value: Any, name: str) -> dict[str, Any]:
+    """Leaves by dotted names, without the levels that jsonargparse puts in between."""
+    if not isinstance(value, dict):
+        return {name: value}
+    found: dict[str, Any] = {}
+    for key, below in value.items():
+        inner = name + CLASS if key == "class_path" else name if key == "init_args" else f"{name}.{key}".lstrip(".")
+        found |= _flat(below, inner)
+    return found
+
+
+def short(path: Any) -> str:
+    """A class path without its module, a setting's name without the part that it belongs to."""
+    return str(path).rpartition(".")[2]
+
+
+def _is_rule(path: str, rules: Sequence[str] | None) -> bool:
+    name = short(path)
+    if rules is not None:
+        return name in rules
+    return not path.startswith("lightning.") and not name.endswith("Monitor") and name not in ONCE_NO_RULES
+
+
+def data_fingerprint(data: FederatedDataModule) -> str:
+    """16 hexadecimal digits that tell federations apart: of every client's size and class counts, and some examples.
+
+    Of up to 16 clients the first and the last example count. They are read with fixed seeds, as local training reads
+    them, so augmentation makes no difference; one that cannot be read, or not twice the same, is left out.
+
+    Args:
+        data: a data module that is set up.
+    """
+    digest = hashlib.sha256()
+    for known in (data.sizes, data.class_counts()):
+        if known is not None:
+            digest.update(_content(known))
+    holders = data.sizes.nonzero().flatten().tolist()
+    for client in holders[:: max(1, -(-len(holders) // SAMPLED))]:
+        digest.update(_examples(data, client))
+    return digest.hexdigest()[:16]
+
+
+def _examples(data: FederatedDataModule, client: int) -> bytes:
+    def read() -> bytes:
+        with isolated(CPU):
+            seed_globals(0, CPU)
+            dataset = data.client_dataset(client)
+            return b"".join(_content(dataset[index]) for index in (0, len(dataset) - 1))  # type: ignore[arg-type]  # map-style
+
+    try:
+        return first if (first := read()) == read() else b""
+    except Exception:  # whatever is wrong with it, training says so better
+        return b""
+
+
+def _content(value: Any) -> bytes:
+    """An example's bytes: of tensors, arrays, images, numbers and texts in lists and dicts."""
+    if isinstance(value, Mapping):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, list | tuple):
+        return b"".join(map(_content, value))
+    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"{type(value).__name__} has no bytes of its own")  # but addresses, another each time
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()

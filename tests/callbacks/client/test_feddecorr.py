@@ -1,0 +1,190 @@
+"""FedDecorr of four examples with three features, by hand, and in a run."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from toy import Capture, Net, Normalized, NormalizedData, Quadratic, Same, ToyData, close, trainer
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import FedDecorr
+from fl_lightning.callbacks.client.feddecorr import decorrelation
+
+X = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 1.0], [3.0, 5.0, -1.0], [4.0, 2.0, 2.0]], dtype=torch.float64)
+RELEASED, PAPER = 0.6033333274, 0.5120987602
+
+
+class Table(LightningModule):
+    """The features of example i are row i of its parameter; the module's own loss is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.features = nn.Parameter(X.clone()), nn.Identity()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return 0 * self.features(self.table[batch[0]]).sum()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class TableData(FederatedDataModule):
+    num_clients = 1
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.arange(4))
+
+
+def fit(*rules: Any, module: Callable[[], Any] = Net, rounds: int = 2, **settings: Any) -> Tensor:
+    """The global model after some rounds of two local epochs; ``trainer`` among the settings is for the Trainer."""
+    flags = settings.pop("trainer", {})
+    orchestrator = FederatedOrchestrator(module(), local_epochs=2, on_bad_update="raise", **settings)
+    trainer(*rules, rounds=rounds, **flags).fit(orchestrator, datamodule=Same())
+    return orchestrator.params.clone()
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("released", RELEASED), ("paper", PAPER)])
+def test_three_features_of_four_examples(scale: Any, expected: float) -> None:
+    """Centred columns: (-3, -1, 1, 3)/2, (-1, -3, 5, -1)/2, (-1, 1, -3, 3)/2; squares 5, 9, 5; products 2, 2, -5.
+
+    Squared correlations: 4/45, 4/25, 25/45, together 181/225. Released: Zᵀ Z is 3 times the correlations, so
+    9·(2·181/225)/6/4 = 181/300 = 0.6033333333. Paper: (3 + 2·181/225)/9 = 0.5120987654.
+
+    1e-8 beside the variances 5/3, 3, 5/3 takes from the squares 1e-8·(14/15, 6/5, 14/15) of themselves, in all
+    1e-8·(29/45·14/15 + 4/25·6/5) = 7.9348e-9: 0.6033333333 - 3/4·7.9348e-9 = 0.6033333274. From the squared diagonal it
+    takes 2e-8·(3/5 + 1/3 + 3/5): 0.5120987654 - (2·7.9348e-9 + 3.0667e-8)/9 = 0.5120987602.
+    """
+    assert float(decorrelation(X, scale)) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", ["released", "paper"])
+def test_its_gradient_trains_the_client(scale: Any) -> None:
+    """With D = ∂/∂Z = c Z M (released: M = Zᵀ Z off its diagonal, c = 4/(d(d-1)N); paper: M = Zᵀ Z, c = 4/(d(N-1))²),
+    ∂/∂X = (D - mean D)/s - Z ∘ Σ(D ∘ Z)/((N-1) s), s the standard deviations.
+    """
+    capture = Capture()
+    rule = FedDecorr(0.5, scale, layer="features")
+    trainer(rule, capture).fit(FederatedOrchestrator(Table(), on_bad_update="raise"), datamodule=TableData())
+    s = (X.var(0) + 1e-8).sqrt()
+    z = (X - X.mean(0)) / s
+    m = z.T @ z if scale == "paper" else z.T @ z - (z.T @ z).diag().diag()
+    d = (4 / 81 if scale == "paper" else 4 / 24) * z @ m
+    gradient = (d - d.mean(0)) / s - z * (d * z).sum(0) / (3 * s)
+    assert gradient.abs().max() > 0.01
+    assert close(capture.cohort.deltas[0], -0.1 * 0.5 * gradient.flatten())
+    assert float(capture.cohort.losses[0]) == pytest.approx(
+        0.5 * (RELEASED if scale == "released" else PAPER), abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("scale", ["released", "paper"])
+def test_one_example_correlates_with_nothing(scale: Any) -> None:
+    assert float(decorrelation(X[:1], scale)) == 0.0
+
+
+def test_one_feature_correlates_with_none() -> None:
+    """On the paper's scale its own variance is left: 1."""
+    assert float(decorrelation(X[:, :1], "released")) == 0.0
+    assert float(decorrelation(X[:, :1], "paper")) == pytest.approx(1.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("scale", ["released", "paper"])
+def test_a_constant_feature_has_a_finite_gradient(scale: Any) -> None:
+    """As of a ReLU that is off for the whole batch: correlations with it are 0."""
+    x = torch.cat([X[:, :2], torch.zeros(4, 1, dtype=torch.float64)], 1).requires_grad_()
+    value = decorrelation(x, scale)
+    value.backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    pair = 9 * 4 / 45 / 3 / 4 if scale == "released" else (2 + 2 * 4 / 45) / 9
+    assert float(value.detach()) == pytest.approx(pair, abs=1e-7)
+
+
+def test_zero_is_fedavg_bit_for_bit_and_looks_at_nothing() -> None:
+    rule = FedDecorr(0.0)
+    assert torch.equal(fit(rule), fit())
+    trainer(rule).fit(FederatedOrchestrator(Quadratic(), on_bad_update="raise"), datamodule=ToyData())
+
+
+def test_a_step_against_autograd() -> None:
+    """One step of a network, its features' correlations by torch.cov."""
+    net, (x, y) = Net(), next(iter(Same().client_batches(0, torch.Generator())))
+    features = net.net[:2](x)
+    covariance = torch.cov(features.T)
+    s = (covariance.diagonal() + 1e-8).sqrt()
+    off = ~torch.eye(8, dtype=torch.bool)
+    term = (5 * covariance / s / s[:, None])[off].square().mean() / 6  # N = 6
+    (F.cross_entropy(net.net[2](features), y) + 0.3 * term).backward()
+    before = nn.utils.parameters_to_vector(net.parameters()).detach()
+    net.configure_optimizers().step()
+    capture = Capture()
+    orchestrator = FederatedOrchestrator(Net(), local_steps=1, on_bad_update="raise")
+    trainer(FedDecorr(0.3), capture).fit(orchestrator, datamodule=Same())
+    after = nn.utils.parameters_to_vector(net.parameters()).detach()
+    assert close(capture.params[0], after, 1e-6)
+    assert not close(capture.params[0], before, 1e-3)
+
+
+def test_features_correlate_less_for_it() -> None:
+    @torch.no_grad()
+    def penalty(*rules: Any) -> float:
+        net = Net()
+        nn.utils.vector_to_parameters(fit(*rules, rounds=5), net.parameters())
+        batches = Same().client_batches(0, torch.Generator())
+        return sum(float(decorrelation(net.net[:2](x), "released")) for x, _ in batches)
+
+    assert penalty(FedDecorr()) < 0.9 * penalty()
+
+
+class Scheduled(Net):
+    """Under a schedule, beside momentum and weight decay."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [
+        (Scheduled, {}),
+        (Net, {"gradient_clip_val": 0.1}),
+        (Net, {"accumulate_grad_batches": 2}),
+        (Net, {"trainer": {"precision": "bf16-mixed"}}),
+    ],
+)
+def test_goes_with_what_local_training_can_be(module: Callable[[], Any], settings: dict[str, Any]) -> None:
+    ours, plain = (fit(*rules, module=module, **settings.copy()) for rules in ([FedDecorr()], []))
+    assert ours.isfinite().all()
+    assert not close(ours, plain, 1e-4)
+
+
+def test_batch_normalization_sees_each_batch_once() -> None:
+    """(0.8/3, 6.5/3): the buffers of one pass (see toy)."""
+    orchestrator = FederatedOrchestrator(Normalized(), on_bad_update="raise")
+    trainer(FedDecorr(5.0, "paper")).fit(orchestrator, datamodule=NormalizedData())
+    norm: Any = orchestrator.client.norm  # type: ignore[union-attr]
+    assert close(norm.running_mean, [0.8 / 3])
+    assert close(norm.running_var, [6.5 / 3])
+
+
+def test_needs_features() -> None:
+    with pytest.raises(ConfigurationError, match=r"FedDecorr looks at what enters the last nn\.Linear, but Quadratic"):
+        trainer(FedDecorr()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+
+
+@pytest.mark.parametrize("beta", [-0.1, math.nan, math.inf])
+def test_refuses_values_out_of_range(beta: float) -> None:
+    with pytest.raises(ConfigurationError, match="beta must be at least 0 and finite"):
+        FedDecorr(beta)
+
+
+def test_refuses_another_scale() -> None:
+    with pytest.raises(ConfigurationError, match="scale must be 'released' or 'paper', got 'code'"):
+        FedDecorr(scale="code")  # type: ignore[arg-type]

@@ -1,0 +1,170 @@
+"""FedDyn on the toy problem, by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resumed import assert_same
+from resumed import train as train_digits
+from torch import Tensor
+from toy import Capture, Net, Quadratic, Same, Scheduled, ToyData, close, send, train, trainer
+
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.callbacks import FedAvg, FedAvgM, FedDyn
+from fl_lightning.engine.sampling import ClientSampler
+
+ROUND_1, ROUND_2 = (-1.11066, -0.07564), (-1.82041523694, -0.15290654176)
+
+
+class InTurn(ClientSampler):
+    """Given cohorts."""
+
+    def __init__(self, *cohorts: list[int]) -> None:
+        self.cohorts = cohorts
+
+    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
+        return torch.tensor(self.cohorts[round - 1])
+
+
+def in_turn(*rules: FederatedCallback, cohorts: list[list[int]]) -> Tensor:
+    """The global model of T after rounds with given cohorts."""
+    orchestrator = FederatedOrchestrator(Quadratic())
+    data = ToyData(participation=max(map(len, cohorts)), sampler=InTurn(*cohorts))
+    trainer(*rules, rounds=len(cohorts)).fit(orchestrator, datamodule=data)
+    return orchestrator.params.clone()
+
+
+def test_the_first_round_of_the_toy_problem() -> None:
+    """α = 0.1, λ = 0. Client 0: (0.1, -0.2), then g = (-0.9, 1.6) + 0.1 (0.1, -0.2) = (-0.89, 1.58): (0.189, -0.358).
+
+    Client 1: (-0.6, 0.1); g = (4.2, -0.95) + 0.1 (-0.6, 0.1): (-1.014, 0.194); g = (2.958, -0.903) + 0.1 (-1.014,
+    0.194): (-1.29966, 0.28236). h = -0.05 (-1.11066, -0.07564), and w = (-0.55533, -0.03782) - h/0.1.
+    """
+    rule, capture = FedDyn(0.1), Capture()
+    assert close(train(rule, capture), ROUND_1)
+    assert close(torch.stack(capture.params), ((0.189, -0.358), (-1.29966, 0.28236)))
+    assert close(rule.state["lambda/0"], (-0.0189, 0.0358))
+    assert close(rule.state["lambda/1"], (0.129966, -0.028236))
+    assert close(rule.state["h"], (0.055533, 0.003782))
+
+
+def test_the_second_round_of_the_toy_problem() -> None:
+    """Client 0 from w = (-1.11066, -0.07564) with -λ = (0.0189, -0.0358): g = (-2.11066, 1.84872) + (0.0189, -0.0358).
+
+    (-0.901484, -0.256932); g = (-1.901484, 1.486136) + (0.0189, -0.0358) + 0.1 (0.209176, -0.181292): (-0.71531736,
+    -0.39015268). Δ = (0.39534264, -0.31451268), λ = (-0.0189, 0.0358) - 0.1 Δ. h and client 1 likewise.
+    """
+    rule = FedDyn(0.1)
+    assert close(train(rule, rounds=2), ROUND_2)
+    assert close(rule.state["lambda/0"], (-0.058434264, 0.068251268))
+    assert close(rule.state["lambda/1"], (0.184942787694, -0.056742613824))
+    assert close(rule.state["h"], (0.063254261847, 0.005754327088))
+
+
+def test_reaches_the_minimum_of_the_uniform_objective() -> None:
+    """(A₀ + A₁) w = A₀ B₀ + A₁ B₁: w = (-5/4, -1/2.5); uniform FedAvg stalls elsewhere."""
+    assert close(train(FedDyn(1.0), rounds=100), (-1.25, -0.4), 1e-6)
+    assert not close(train(FedAvg("uniform"), rounds=100), (-1.25, -0.4), 0.05)
+
+
+def test_at_the_limit_the_dual_variables_are_the_gradients() -> None:
+    """λ_i = ∇f_i(w): (1, 2) ∘ (-2.25, 0.6) and (3, 0.5) ∘ (0.75, -2.4), whose sum is zero."""
+    rule = FedDyn(1.0)
+    train(rule, rounds=100)
+    assert close(rule.state["lambda/0"], (-2.25, 1.2), 1e-6)
+    assert close(rule.state["lambda/1"], (2.25, -1.2), 1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_zero_is_uniform_fedavg_bit_for_bit(momentum: float) -> None:
+    rule = FedDyn(0.0)
+    result = train(rule, rounds=3, momentum=momentum)
+    assert torch.equal(result, train(FedAvg("uniform"), rounds=3, momentum=momentum))
+    assert not rule.state
+
+
+def test_partial_participation() -> None:
+    """Client 0 twice, then client 1; N = 2, α = 0.1.
+
+    Round 1: Δ = (0.189, -0.358), h = -0.05 Δ, w = 1.5 Δ = (0.2835, -0.537). Round 2: g - λ = (-0.7165, 0.926) +
+    (0.0189, -0.0358): (0.35326, -0.62602); (-0.64674, 0.74796) + (0.0189, -0.0358) + 0.1 (0.06976, -0.08902):
+    (0.4153464, -0.6963458). Δ = (0.1318464, -0.1593458): λ_0 = (-0.03208464, 0.05173458), h = (-0.01604232,
+    0.02586729), w = (0.5757696, -0.9550187). Round 3: client 1 begins with λ = 0, client 0 keeps its own.
+    """
+    before, rule, capture = FedDyn(0.1), FedDyn(0.1), Capture()
+    start = in_turn(before, cohorts=[[0], [0]])
+    assert close(start, (0.5757696, -0.9550187))
+    assert before.state.keys() == {"lambda/0", "h"}
+    assert close(before.state["lambda/0"], (-0.03208464, 0.05173458))
+    end = in_turn(rule, capture, cohorts=[[0], [0], [1]])
+    delta = capture.cohort.deltas[0]
+    assert torch.equal(rule.state["lambda/0"], before.state["lambda/0"])
+    assert close(rule.state["lambda/1"], -0.1 * delta)
+    assert close(rule.state["h"], before.state["h"] - 0.05 * delta)
+    assert close(end, start + delta - 10 * rule.state["h"])
+
+
+class Spoil(FederatedCallback):
+    """Client 1 diverges in round 2."""
+
+    def on_client_end(self, orchestrator: FederatedOrchestrator, run: Any) -> None:
+        if (run.round, run.client) == (2, 1):
+            run.params.fill_(float("nan"))
+
+
+def test_a_client_left_out_keeps_its_dual_variable() -> None:
+    rule = FedDyn(0.1)
+    with pytest.warns(UserWarning, match="client 1 is left out"):
+        result = train(Spoil(), rule, rounds=2)
+    assert close(rule.state["lambda/1"], (0.129966, -0.028236))
+    assert close(result, in_turn(FedDyn(0.1), cohorts=[[0, 1], [0]]))
+
+
+def test_zero_updates_leave_everything_at_zero() -> None:
+    rule = FedDyn(0.1)
+    assert torch.equal(send([[0.0, 0.0]] * 2, rule)[0], torch.zeros(2, dtype=torch.float64))
+    assert all(not value.any() for value in rule.state.values())
+
+
+def test_tells_fednova_of_its_proximal_term() -> None:
+    """τ = 2, 3; η α = 0.01: 1 + 0.99 and 1 + 0.99 + 0.99²."""
+    capture = Capture()
+    train(FedDyn(0.1), capture)
+    assert close(capture.cohort.normalizers, (1.99, 2.9701))
+
+
+def test_server_momentum_takes_in_the_dual_step_where_it_comes_later() -> None:
+    """β = 0.5; in the first round half of the step is the mean update, half -h/α."""
+    first, second = torch.tensor(ROUND_1, dtype=torch.float64), torch.tensor(ROUND_2, dtype=torch.float64)
+    assert close(train(FedDyn(0.1), FedAvgM(0.5), rounds=2), second + 0.5 * first)
+    assert close(train(FedAvgM(0.5), FedDyn(0.1), rounds=2), second + 0.25 * first)
+
+
+def test_stop_and_resume_with_half_the_clients(tmp_path: Path) -> None:
+    """Batch normalisation, dropout, server momentum, half of the clients a round: as uninterrupted, states included."""
+    whole, uninterrupted, resumed = train_digits(tmp_path / "a", rule := FedDyn(), rounds=4), rule.state, FedDyn()
+    stopped = train_digits(tmp_path / "b", FedDyn(), rounds=2)
+    assert_same(whole, train_digits(tmp_path / "b", resumed, rounds=4, resume=stopped))
+    assert uninterrupted.keys() == resumed.state.keys()
+    assert len(uninterrupted) > 4
+    assert all(torch.equal(uninterrupted[name], resumed.state[name]) for name in uninterrupted)
+
+
+@pytest.mark.parametrize("make", [Net, Scheduled])
+@pytest.mark.parametrize("flags", [{}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 0.1}])
+def test_goes_with_every_local_setting(make: Any, flags: Any, settings: Any) -> None:
+    models = []
+    for rules in ([FedDyn(0.1)], []):
+        orchestrator = FederatedOrchestrator(make(), local_epochs=2, on_bad_update="raise", **settings)
+        trainer(*rules, rounds=2, **flags).fit(orchestrator, datamodule=Same())
+        models.append(orchestrator.params.clone())
+    assert bool(models[0].isfinite().all())
+    assert not torch.allclose(*models, atol=1e-4)
+
+
+@pytest.mark.parametrize("alpha", [-0.1, float("nan"), float("inf")])
+def test_refuses_an_alpha_out_of_range(alpha: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"alpha must be at least 0 and finite, got {alpha}"):
+        FedDyn(alpha)

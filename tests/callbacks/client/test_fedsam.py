@@ -1,0 +1,148 @@
+"""FedSAM on the toy problem, by hand; ASAM's ascent."""
+
+from typing import Any
+
+import pytest
+import torch
+from toy import (
+    Capture,
+    Net,
+    Normalized,
+    NormalizedData,
+    Quadratic,
+    Same,
+    Scheduled,
+    ToyData,
+    close,
+    send,
+    train,
+    trainer,
+)
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning.callbacks import FedSAM
+from fl_lightning.callbacks.client.fedsam import along, ascent
+
+LOCAL = ((0.1989933624, -0.3916676324), (-1.3775080750, 0.2885981563))
+
+
+def test_one_round_of_the_toy_problem() -> None:
+    """ρ = 0.1. The gradient at w + ε is g + A ∘ ε.
+
+    Client 0: g = (-1, 2), ε = 0.1 g/√5 = (-0.04472136, 0.08944272): w = -0.1 (-1.04472136, 2.17888544).
+    g = (-0.89552786, 1.56422291) of norm 1.80243936, ε = (-0.04968422, 0.08678366): w -= 0.1 (-0.94521208, 1.73779024),
+    that is (0.19899334, -0.39166757). Client 1 likewise in three steps. n = (1, 3).
+    """
+    capture = Capture()
+    assert close(train(FedSAM(), capture), (-0.9833827156461815, 0.1185317091681993))
+    assert close(torch.stack(capture.params), LOCAL)
+
+
+def test_reports_the_loss_where_the_client_stands() -> None:
+    """Client 0: (1 + 2)/2 at 0; at (0.104472136, -0.217888544) (0.895527864² + 2·0.782111456²)/2 = 1.01268...
+
+    0.895527864² = 0.801970155, 0.782111456² = 0.611698330: 0.400985078 + 0.611698330 = 1.012683408.
+    """
+    capture = Capture()
+    train(FedSAM(), capture)
+    assert capture.runs[0].loss == pytest.approx((1.5 + 1.012683408) / 2, abs=1e-8)
+
+
+def test_the_perturbed_gradient_enters_momentum() -> None:
+    """Momentum 0.9, client 0: after two steps the velocity holds 0.9 (-1.04472136, 2.17888544) + (the second as above).
+
+    (0.1 + 0.09)·1.04472136 + 0.094521208 and -(0.19·2.17888544 + 0.173779024).
+    """
+    capture = Capture()
+    train(FedSAM(), capture, momentum=0.9)
+    assert close(capture.params[0], (0.2930182664, -0.5877672576), 1e-7)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_zero_is_fedavg_bit_for_bit(adaptive: bool) -> None:
+    assert torch.equal(train(FedSAM(0.0, adaptive), rounds=3, momentum=0.9), train(rounds=3, momentum=0.9))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_more_than_zero_changes_the_result(adaptive: bool) -> None:
+    assert not close(train(FedSAM(1e-2, adaptive)), train(), 1e-6)
+
+
+def test_adaptive_scales_by_the_size_of_the_parameters() -> None:
+    """From w = (1.99, -0.99): T = |w| + 0.01 = (2, 1). One step of client 0: g = (0.99, 0.02), T g = (1.98, 0.02).
+
+    ‖T g‖ = √3.9208, ε = 0.1 (3.96, 0.02)/√3.9208, and the gradient there is g + (1, 2) ∘ ε.
+    """
+    orchestrator, capture = FederatedOrchestrator(Quadratic(), local_steps=1), Capture()
+    start = torch.tensor([1.99, -0.99], dtype=torch.float64)
+    orchestrator.client.w.data.copy_(start)  # type: ignore[union-attr, operator]
+    trainer(FedSAM(0.1, adaptive=True), capture).fit(orchestrator, datamodule=ToyData())
+    length = 3.9208**0.5
+    gradient = (0.99 + 0.396 / length, 0.02 + 0.004 / length)
+    assert close(capture.params[0], start - 0.1 * torch.tensor(gradient, dtype=torch.float64))
+
+
+def test_ascent() -> None:
+    """0.5 (3, 4)/5; T = (4, 3): T g = (12, 12), ε = 0.5 (48, 36)/(12√2). Its length in units of T is 0.5."""
+    gradient, scale = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([4.0, 3.0], dtype=torch.float64)
+    assert close(ascent(gradient, 0.5), (0.3, 0.4))
+    adaptive = ascent(gradient, 0.5, scale)
+    assert close(adaptive, (2 / 2**0.5, 1.5 / 2**0.5))
+    assert close((adaptive / scale).norm(), 0.5)
+
+
+def test_adaptive_ascent_is_blind_to_the_scale_of_a_layer() -> None:
+    """Parameters c times as large have gradients 1/c times as large, and are perturbed c times as far."""
+    gradient, scale, factors = torch.rand(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
+    assert close(ascent(gradient / factors, 0.3, scale * factors), factors * ascent(gradient, 0.3, scale))
+    assert not close(ascent(gradient / factors, 0.3), factors * ascent(gradient, 0.3), 1e-3)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-44, 1e30])
+def test_along_is_finite_whatever_the_vector(size: float) -> None:
+    """In float32, where the squares of these are zero or infinite; a zero vector has no direction."""
+    step = along(torch.tensor([0.0, size, 0.0]), 0.1)
+    assert bool(step.isfinite().all())
+    assert torch.equal(along(torch.zeros(3), 0.1), torch.zeros(3))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_client_without_gradient_stays(adaptive: bool) -> None:
+    assert torch.equal(send([[0.0, 0.0]], FedSAM(0.1, adaptive))[0], torch.zeros(2, dtype=torch.float64))
+
+
+def test_a_linear_loss_has_the_same_gradient_everywhere() -> None:
+    updates = [[1.0, 2.0], [3.0, -1.0]]
+    assert torch.equal(send(updates, FedSAM(5.0))[0], send(updates)[0])
+
+
+def test_batch_norm_statistics_are_those_of_one_pass() -> None:
+    """By hand in NormalizedData: (0.8/3, 6.5/3) after one batch each. The weights feel the second pass."""
+    orchestrator, plain = FederatedOrchestrator(Normalized()), FederatedOrchestrator(Normalized())
+    for model, rules in ((orchestrator, [FedSAM()]), (plain, [])):
+        trainer(*rules).fit(model, datamodule=NormalizedData())
+    buffers = dict(orchestrator.client.named_buffers())
+    assert close(buffers["norm.running_mean"], [0.8 / 3])
+    assert close(buffers["norm.running_var"], [6.5 / 3])
+    assert int(buffers["norm.num_batches_tracked"]) == 1
+    assert not torch.equal(orchestrator.params, plain.params)
+
+
+@pytest.mark.parametrize("make", [Net, Scheduled])
+@pytest.mark.parametrize("flags", [{}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize("settings", [{}, {"gradient_clip_val": 0.1}])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_goes_with_every_local_setting(make: Any, flags: Any, settings: Any, adaptive: bool) -> None:
+    models = []
+    for rules in ([FedSAM(0.1, adaptive)], []):
+        orchestrator = FederatedOrchestrator(make(), local_epochs=2, on_bad_update="raise", **settings)
+        trainer(*rules, rounds=2, **flags).fit(orchestrator, datamodule=Same())
+        models.append(orchestrator.params.clone())
+    assert bool(models[0].isfinite().all())
+    assert not torch.allclose(*models, atol=1e-4)
+
+
+@pytest.mark.parametrize("rho", [-0.1, float("nan"), float("inf")])
+def test_refuses_a_rho_out_of_range(rho: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"rho must be at least 0 and finite, got {rho}"):
+        FedSAM(rho)

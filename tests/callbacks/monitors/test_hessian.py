@@ -1,0 +1,207 @@
+"""HessianMonitor on losses whose Hessian is known."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import TINY, fit, rows
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from toy import Net, Quadratic, ToyData, trainer
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import FedAdam, HessianMonitor
+from fl_lightning.engine.data import TrainingBatch
+
+
+class Points(FederatedDataModule):
+    """Inputs 1 on client 0; 1 and 2; 1, 2 and 4."""
+
+    num_clients = 3
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.tensor([[1.0], [2.0], [4.0]][: client + 1]))
+
+
+class Line(LightningModule):
+    """The mean of (x w)² / 2 over a batch: of the Hessian mean(x²)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return (self.layer(batch[0]) ** 2).mean() / 2
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def hessian(client: LightningModule, data: Any, *rules: Any, rounds: int = 1, **settings: Any) -> dict[str, float]:
+    """What a run logs of the Hessian; without rules, the monitor alone measures every round."""
+    run = trainer(*(rules or [HessianMonitor(every=1)]), rounds=rounds, **settings)
+    run.fit(FederatedOrchestrator(client, on_bad_update="raise"), datamodule=data)
+    return {name: float(value) for name, value in run.callback_metrics.items() if name.startswith("hessian/")}
+
+
+@pytest.mark.parametrize("rules", [[], [FedAdam()]])
+def test_over_all_clients_examples(rules: list[Any]) -> None:
+    """Two examples of diag(1, 2) and three of diag(3, 0.5): (2 + 9) / 5 and (4 + 1.5) / 5. Two have no fifth."""
+    logged = hessian(Quadratic(), ToyData(), HessianMonitor(every=1), *rules)
+    assert logged == pytest.approx({"hessian/eigenvalue_1": 2.2, "hessian/eigenvalue_2": 1.1})
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 100])
+def test_every_example_counts_the_same(batch_size: int) -> None:
+    """x² of 1; 1, 4; 1, 4, 16: 27 / 6, however they fall into batches."""
+    assert hessian(Line(), Points(batch_size=batch_size)) == pytest.approx({"hessian/eigenvalue_1": 4.5})
+
+
+def test_a_sample_is_drawn_once() -> None:
+    """Two examples of six: a mean of two of those squares, the same in every round, another by another seed."""
+    squares = [1, 1, 4, 1, 4, 16]
+    pairs = {(squares[i] + squares[j]) / 2 for i in range(6) for j in range(i)}
+    seen = set()
+    for seed in range(8):
+        found = set()
+        for rounds in (1, 2, 3):
+            run = trainer(HessianMonitor(every=1, examples=2), rounds=rounds)
+            run.fit(FederatedOrchestrator(Line(), seed=seed), datamodule=Points())
+            found.add(round(float(run.callback_metrics["hessian/eigenvalue_1"]), 4))
+        assert len(found) == 1
+        seen |= found
+    assert seen <= pairs
+    assert len(seen) > 1
+
+
+class Saddle(LightningModule):
+    """Σ a_i w_i² / 2."""
+
+    def __init__(self, *curvature: float) -> None:
+        super().__init__()
+        self.register_buffer("curvature", torch.tensor(curvature))
+        self.w = nn.Parameter(torch.ones(len(curvature)))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return {"loss": (self.curvature * self.w**2).sum() / 2}
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_signs_and_the_ratio() -> None:
+    """Of 1, 2, 4, 6, -8, 10 the largest magnitude first; 10 / 2."""
+    logged = hessian(Saddle(1, 2, 4, 6, -8, 10), Points())
+    values = {f"hessian/eigenvalue_{i}": value for i, value in enumerate([10, -8, 6, 4, 2], 1)}
+    assert logged == pytest.approx(values | {"hessian/ratio_1_5": 5})
+
+
+def test_fewer_or_more_values() -> None:
+    """The ratio is of the first and the fifth; with a fifth of zero there is none."""
+    assert list(hessian(Saddle(1, 2, 3, 4, 5, 6), Points(), HessianMonitor(1, count=2))) == [
+        "hessian/eigenvalue_1",
+        "hessian/eigenvalue_2",
+    ]
+    assert hessian(Saddle(1, 2, 3, 4, 5, 6), Points(), HessianMonitor(1, count=6))["hessian/eigenvalue_6"] == 1
+    assert "hessian/ratio_1_5" not in hessian(Saddle(3, 2, 1, 1, 0), Points())
+
+
+class Dropped(Line):
+    """Drops inputs and doubles the others, and normalises by the batch: unless it predicts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(1, affine=False, momentum=0.0))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return super().training_step([self.before(batch[0])], batch_idx)
+
+
+class Alone(Points):
+    num_clients = 1
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return super().client_dataset(2)
+
+
+def test_of_the_model_as_it_predicts() -> None:
+    """Running mean 0 and variance 1 stay: inputs are what they were, 21 / 3. A batch's own statistics would give 1."""
+    assert hessian(Dropped(), Alone()) == pytest.approx({"hessian/eigenvalue_1": 7}, rel=1e-4)  # BatchNorm's epsilon
+
+
+class Augmented(Points):
+    """Training batches are blanked out."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [0 * batch[0]] if isinstance(batch, TrainingBatch) else [2 * batch[0]]
+
+
+def test_through_the_transfer_hooks_without_augmentation() -> None:
+    """Doubled inputs: 4 · 27 / 6."""
+    assert hessian(Line(), Augmented()) == pytest.approx({"hessian/eigenvalue_1": 18})
+
+
+class Fine(Points):
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.full((4, 1), 1.001))
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_in_full_precision(precision: Any) -> None:
+    """1.001² = 1.002001; in bfloat16, 1.001 is 1."""
+    logged = hessian(Line(), Fine(), precision=precision)
+    assert logged == pytest.approx({"hessian/eigenvalue_1": 1.002001}, abs=1e-6)
+
+
+class Attention(Line):
+    """Its fast kernels can be differentiated once."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        heads = self.layer(batch[0]).view(1, 1, -1, 1)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads).mean()
+
+
+def test_attention() -> None:
+    assert math.isfinite(hessian(Attention(), Points())["hessian/eigenvalue_1"])
+
+
+def test_every_so_many_rounds_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    monitor = "{class_path: HessianMonitor, init_args: {every: 2, examples: 64}}"
+    fit("--trainer.callbacks", monitor, "--trainer.max_epochs", 5)
+    measured = [row for row in rows("runs/tiny/version_0/metrics.csv") if "hessian/ratio_1_5" in row]
+    assert [row["round"] for row in measured] == [2, 4, 5]
+    assert all(row["hessian/eigenvalue_1"] > row["hessian/eigenvalue_5"] > 0 for row in measured)
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Hidden(Line):
+    """Shows its loss to clients alone."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if self.training else None
+
+
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [(Manual(), r"HessianMonitor needs a training_step .* but Manual optimizes by hand"), (Hidden(), "got NoneType")],
+)
+def test_refuses_a_module_without_a_loss(client: LightningModule, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        hessian(client, Points())
+
+
+@pytest.mark.parametrize("name", ["every", "count", "examples"])
+@pytest.mark.parametrize("value", [0, -1, math.nan])
+def test_refuses_what_is_no_number(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"HessianMonitor: {name} must be at least 1, got"):
+        HessianMonitor(**{name: value})

@@ -1,0 +1,328 @@
+"""PersonalEvaluation by hand on two participants of three clients, and that it changes nothing."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import TINY, process, run
+from lightning.pytorch import Callback, LightningModule
+from resumed import assert_same, network
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy
+from toy import Capture, GivenData, Linear, close, trainer
+
+from fl_lightning import ClientSampler, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.callbacks import PersonalEvaluation
+from fl_lightning.callbacks.monitors.personal import over_clients
+from fl_lightning.datamodules import Digits, Dirichlet
+from fl_lightning.models import ImageClassifier
+from fl_lightning.runs.checkpoints import LastCheckpoint
+
+UPDATES = torch.tensor([[2.0, 0.0], [0.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
+POINTS = [[[1.0, 0.0]], [[0.0, 0.0], [0.0, 2.0]], [[5.0, 2.0]]]
+
+
+@pytest.mark.parametrize(
+    ("values", "largest_is_worst", "expected"),
+    [
+        ([0.5], False, (0.5, 0.5, 0.0)),
+        ([1.0, 3.0, 8.0], False, (4.0, 1.0, (26 / 3) ** 0.5)),
+        ([1.0, 3.0, 8.0], True, (4.0, 8.0, (26 / 3) ** 0.5)),
+        (list(range(11)), False, (5.0, 0.5, 10**0.5)),
+        (list(range(11)), True, (5.0, 9.5, 10**0.5)),
+        (list(range(10)), True, (4.5, 9.0, 8.25**0.5)),
+    ],
+)
+def test_mean_worst_tenth_and_spread(values: list[float], largest_is_worst: bool, expected: Any) -> None:
+    """1, 3, 8: mean 4, squared deviations 9 + 1 + 16 = 26 over 3 clients; a tenth of three is one client.
+
+    0 … 10: a tenth of eleven is two, 0 and 1 or 9 and 10; 2 (1 + 4 + 9 + 16 + 25) / 11 = 10. For ten, (100 - 1) / 12.
+    """
+    measures = over_clients(torch.tensor(values, dtype=torch.float64), largest_is_worst)
+    assert tuple(measures) == ("mean", "worst", "spread")
+    assert tuple(measures.values()) == pytest.approx(expected, abs=1e-9)
+
+
+class Watched(Linear):
+    """Logs the mean squared distance of w to the points of a batch, as an error and as its negative, a score."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        error = ((self.w - batch[0]) ** 2).sum(1).mean()
+        self.log("val/error", error)
+        self.log_dict({"val/score": -error})
+
+
+class FirstTwo(ClientSampler):
+    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
+        return torch.tensor([0, 1])
+
+
+class Points(GivenData):
+    """Each client holds out its points, one a batch."""
+
+    def __init__(self, points: Any = POINTS, **settings: Any) -> None:
+        super().__init__(-UPDATES, samples=[1, 3, 1], sampler=FirstTwo(), **settings)
+        self.points = points
+
+    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+        return ([torch.tensor([point], dtype=torch.float64)] for point in self.points[client])
+
+
+def evaluate(rounds: int = 1, every: int = 1, points: Any = POINTS) -> tuple[dict[str, float], Capture]:
+    """What is logged in the last round, and the rounds themselves."""
+    capture = Capture()
+    fit = trainer(PersonalEvaluation(every), capture, rounds=rounds)
+    fit.fit(FederatedOrchestrator(Watched(2)), datamodule=Points(points))
+    return {name: float(value) for name, value in fit.callback_metrics.items()}, capture
+
+
+def test_two_participants_of_three_clients() -> None:
+    """With n = (1, 3), w = (0.5, 3). Participants' own models: (2, 0) and (0, 4).
+
+    Global: 0.25 + 9 = 9.25 from (1, 0); (9.25 + 1.25) / 2 = 5.25 from (0, 0) and (0, 2); 20.25 + 1 = 21.25 from (5, 2):
+    mean 35.75 / 3, worst error 21.25. Own: 1 from (1, 0); (16 + 4) / 2 = 10: mean 5.5, worst 10, spread 4.5; weighted
+    by n, 31/4.
+    """
+    logged, capture = evaluate()
+    mean = 35.75 / 3
+    spread = (((9.25 - mean) ** 2 + (5.25 - mean) ** 2 + (21.25 - mean) ** 2) / 3) ** 0.5
+    expected = {"clients/error_mean": mean, "clients/error_worst": 21.25, "clients/error_spread": spread}
+    expected |= {"own/error_mean": 5.5, "own/error_worst": 10.0, "own/error_spread": 4.5, "own/error": 31 / 4}
+    for name in list(expected):
+        sign = 1 if name.endswith("spread") else -1  # the worst score is the smallest
+        expected[name.replace("error", "score")] = sign * expected[name]
+    assert {name for name in logged if name.startswith(("clients/", "own/"))} == set(expected)
+    assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-5)
+    own = [result.metrics["own/error"] for result in capture.cohort.results]
+    assert own == pytest.approx([1.0, 10.0], abs=1e-9)
+    assert close(capture.cohort.anchor + capture.cohort.update, (0.5, 3.0))
+
+
+def test_clients_that_hold_nothing_out_do_not_count() -> None:
+    """Only the third does: 21.25 under the global model, and no participant's own model is evaluated."""
+    logged, _ = evaluate(points=[[], [], POINTS[2]])
+    assert logged["clients/error_mean"] == logged["clients/error_worst"] == 21.25
+    assert logged["clients/error_spread"] == 0
+    assert not [name for name in logged if name.startswith("own/")]
+
+
+class Thresholds(Watched):
+    """Points are chances of class 1, which is right. Metrics that share equal states, and a mean so far."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.right = MetricCollection({f"at{t}": BinaryAccuracy(threshold=t / 100) for t in (50, 70)})
+        self.chance = MeanMetric()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        chances = batch[0][:, 0]
+        self.right.update(chances, torch.ones(len(chances)).long())
+        self.log_dict({f"val/{name}": metric for name, metric in self.right.items()})
+        self.chance.update(chances)
+        self.log("val/chance", self.chance.compute())
+
+
+def test_torchmetrics_objects_begin_anew_on_every_client() -> None:
+    """Chances 0.9, 0.6, 0.2: above 0.5 are the first two, above 0.7 the first.
+
+    On the first client alone, the two accuracies have equal states: they must not share one from there on.
+    """
+    fit = trainer(PersonalEvaluation())
+    fit.fit(FederatedOrchestrator(Thresholds()), datamodule=Points([[[0.9]], [[0.6]], [[0.2]]]))
+    means = {"clients/at50_mean": 2 / 3, "clients/at70_mean": 1 / 3, "clients/chance_mean": 1.7 / 3}
+    means |= {"own/at50_mean": 1.0, "own/at70_mean": 1 / 2, "own/chance_mean": 0.75}
+    assert {name: float(fit.callback_metrics[name]) for name in means} == pytest.approx(means, abs=1e-6)
+
+
+def test_evaluates_every_second_round() -> None:
+    """What is logged after round 5 is still what round 4 came to."""
+    logged, capture = evaluate(rounds=5, every=2)
+    assert ["own/error" in cohort.metrics for cohort in capture.cohorts] == [False, True, False, True, False]
+    (fourth, _), (fifth, _) = (evaluate(rounds=rounds) for rounds in (4, 5))
+    assert logged["clients/error_mean"] == fourth["clients/error_mean"] != fifth["clients/error_mean"]
+    assert logged["own/error_mean"] == fourth["own/error_mean"] != fifth["own/error_mean"]
+
+
+class Logged(Callback):
+    """What has been logged after each round."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: LightningModule) -> None:
+        self.rounds.append({name: float(value) for name, value in trainer.logged_metrics.items()})
+
+
+def digits(folder: Path, client: LightningModule, *callbacks: Callback) -> tuple[Path, list[dict[str, float]]]:
+    """Three rounds with accumulation; the path of last.ckpt, and what each round logged."""
+    logged = Logged()
+    settings = {"default_root_dir": folder, "enable_checkpointing": True}
+    data = Digits(num_clients=6, partition=Dirichlet(1.0), participation=4, held_out=0.3, eval_batch_size=40, seed=3)
+    orchestrator = FederatedOrchestrator(
+        client, local_epochs=2, accumulate_grad_batches=2, on_bad_update="raise", seed=3
+    )
+    fit = trainer(*callbacks, logged, LastCheckpoint(), rounds=3, **settings)
+    fit.fit(orchestrator, datamodule=data)
+    return folder / "checkpoints" / "last.ckpt", logged.rounds
+
+
+def scheduled(params: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(params, step_size=1, gamma=0.5)
+
+
+def classifier() -> LightningModule:
+    """Batch normalisation, dropout, momentum, and a schedule."""
+    return ImageClassifier(network(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), scheduler=scheduled)
+
+
+class Drawing(ImageClassifier):
+    """Its evaluation draws random numbers, and moves a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(network())
+        self.register_buffer("seen", torch.zeros(()))
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step([batch[0] + torch.rand(()), batch[1]], batch_idx)
+        if self.trainer.training:
+            self.seen += len(batch[1])
+
+
+class Collected(ImageClassifier):
+    """Metrics that share states, logged when the epoch ends; the mean's object serves in training, too."""
+
+    def __init__(self) -> None:
+        super().__init__(network())
+        top = {f"top{k}": MulticlassAccuracy(10, top_k=k, average="micro") for k in (1, 3)}
+        self.shared = MetricCollection(top, prefix="val/")
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        outputs = super().training_step(batch, batch_idx)
+        self.mean.update(outputs["loss"].detach())
+        self.log("train/mean", self.mean)
+        return outputs
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        images, targets = batch
+        logits = self(images)
+        self.shared.update(logits, targets)
+        self.mean.update(nn.functional.cross_entropy(logits, targets))
+        self.log("val/mean", self.mean)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.shared.compute())
+        self.shared.reset()
+
+
+@pytest.mark.parametrize("make", [classifier, Drawing, Collected])
+def test_it_changes_nothing(make: Any, tmp_path: Path) -> None:
+    """Model, buffers, server optimizer, and all that is logged without it."""
+    plain, without = digits(tmp_path / "a", make())
+    watched, with_it = digits(tmp_path / "b", make(), PersonalEvaluation())
+    assert_same(plain, watched)
+    assert len(without) == 3
+    for before, after in zip(without, with_it, strict=True):
+        assert before == {name: value for name, value in after.items() if not name.startswith(("clients/", "own/"))}
+        assert any(name.startswith("val/") for name in before)
+        assert any(name.startswith("clients/") for name in after)
+
+
+def one_by_one(client: LightningModule, data: Digits, number: int) -> dict[str, float]:
+    """A client's metrics under the module as it is, by the Trainer's own validation."""
+    batches = [data.on_after_batch_transfer(batch, 0) for batch in data.held_out_batches(number)]
+    loader = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
+    return dict(trainer().validate(client, dataloaders=loader, verbose=False)[0])
+
+
+def test_the_metrics_are_those_of_the_trainer() -> None:
+    """Shares of up to three batches, the last one smaller: the torchmetrics objects' own means."""
+    data = Digits(num_clients=4, partition=Dirichlet(0.5), held_out=0.4, eval_batch_size=50, seed=1)
+    orchestrator = FederatedOrchestrator(classifier(), on_bad_update="raise")
+    fit = trainer(PersonalEvaluation(), rounds=2)
+    fit.fit(orchestrator, datamodule=data)
+    rows = [one_by_one(orchestrator.client, data, k) for k in range(4)]
+    for name in ("top1", "top3", "loss"):
+        values = torch.tensor([row[f"val/{name}"] for row in rows], dtype=torch.float64)
+        for measure, value in over_clients(values, name == "loss").items():
+            assert float(fit.callback_metrics[f"clients/{name}_{measure}"]) == pytest.approx(value, abs=1e-6)
+
+
+OWN = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 10))
+"""
+
+
+def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes over gloo. Three participants of four: the devices evaluate different numbers of own models."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("own.py").write_text(OWN)
+    settings = ["--data.held_out", 0.3, "--data.participation", 3, "--data.partition.alpha", 1.0]
+    settings += ["--model.client.network", "own.Net", "--trainer.callbacks", "PersonalEvaluation"]
+    for devices in 1, 2:
+        arguments = ["fit", "--config", "tiny.yaml", "--experiment", f"on{devices}", *settings]
+        finished = process(*arguments, "--trainer.devices", devices)
+        assert finished.returncode == 0, finished.stderr
+        assert "left out" not in finished.stderr
+    one, two = (tmp_path / "runs" / f"on{devices}" / "version_0" for devices in (1, 2))
+    assert_same(one / "checkpoints/last.ckpt", two / "checkpoints/last.ckpt")
+    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
+    assert "own/top1_worst" in (one / "metrics.csv").read_text()
+
+
+def test_clients_that_hold_out_nothing_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    result = run("fit", "--config", "tiny.yaml", "--trainer.callbacks", "PersonalEvaluation")
+    assert result.status == 2
+    assert "those of Digits hold out nothing: set data.held_out" in result.err
+    assert result.err.count("\n") == 1
+
+
+class Silent(Watched):
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("client", "data", "message"),
+    [
+        (Linear(2), Points(), "Linear has none: define it, and set data.held_out"),
+        (Watched(2), Points([[], [], []]), "those of Points hold out nothing: set data.held_out"),
+        (Silent(2), Points(), "Silent.validation_step logs nothing"),
+    ],
+)
+def test_refuses_a_run_that_it_cannot_evaluate(client: LightningModule, data: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(PersonalEvaluation()).fit(FederatedOrchestrator(client), datamodule=data)
+
+
+@pytest.mark.parametrize("every", [0, -1, float("nan")])
+def test_refuses_what_is_no_number_of_rounds(every: Any) -> None:
+    with pytest.raises(ConfigurationError, match="every must be at least 1, got"):
+        PersonalEvaluation(every)
+
+
+class Spoil(FederatedCallback):
+    """The second client's update is not finite."""
+
+    def on_client_end(self, orchestrator: FederatedOrchestrator, run: Any) -> None:
+        if run.client == 1:
+            run.params.fill_(float("nan"))
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_client_that_is_left_out_does_not_count() -> None:
+    """Its own model would be nan; the first one's is 1 from its point."""
+    fit = trainer(Spoil(), PersonalEvaluation())
+    fit.fit(FederatedOrchestrator(Watched(2)), datamodule=Points())
+    assert float(fit.callback_metrics["own/error_mean"]) == float(fit.callback_metrics["own/error_worst"]) == 1.0

@@ -1,0 +1,186 @@
+"""LossSurface around a model of one filter, by hand."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import TINY, fit, process
+from lightning.pytorch import LightningModule
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from toy import Net, trainer
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import FedSAM, LossSurface
+from fl_lightning.callbacks.monitors.curvature import random_directions
+
+
+class Two(FederatedDataModule):
+    """Two clients with the weights 1 and 3 of a loss."""
+
+    num_clients = 2
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.tensor([[1.0, 3.0][client]], dtype=torch.float64))
+
+
+class Filter(LightningModule):
+    """x w² / 4 at w = 2, which stays there, beside a bias: over both clients, w² / 2.
+
+    Args:
+        power: e^(w^power) is added, 0 for nothing.
+    """
+
+    def __init__(self, power: int = 0) -> None:
+        super().__init__()
+        self.power = power
+        self.w = nn.Parameter(torch.full((1, 1), 2.0, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        loss = batch[0].mean() * self.w.square().sum() / 4 + self.bias.sum() - 3
+        return loss + (self.w.sum() ** self.power).exp() if self.power else loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def surfaces(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.name: dict(np.load(path)) for path in sorted((folder / "arrays").glob("surface_*"))}
+
+
+def measured(folder: Path, *callbacks: Any, client: LightningModule | None = None, **settings: Any) -> Any:
+    """The arrays of a run whose last round leaves some."""
+    run = trainer(*callbacks, default_root_dir=folder, **settings)
+    run.fit(FederatedOrchestrator(client or Filter(), on_bad_update="raise"), datamodule=Two())
+    return surfaces(folder)
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    """Both directions are ±2 in w and 0 in the bias: w = 2 + 2 k, k = ±i ± j, has the loss 2 (1 + k)².
+
+    On steps of -1, 0, 1, k is -2 once, -1 twice, 0 thrice, 1 twice and 2 once: losses 2, 0, 2, 8 and 18.
+    """
+    (arrays,) = measured(tmp_path, LossSurface(points=3)).values()
+    assert sorted(arrays["loss"].ravel()) == pytest.approx([0, 0, 2, 2, 2, 2, 8, 8, 18])
+    assert arrays["loss"][1, 1] == pytest.approx(2)
+    assert arrays["steps"].tolist() == [-1, 0, 1]
+
+
+def test_rows_are_steps_along_the_first_direction(tmp_path: Path) -> None:
+    """With the signs s and t of the directions, [i, j] has k = s·steps[i] + t·steps[j], up to 0.5 each."""
+    signs = set()
+    for seed in range(4):
+        (arrays,) = measured(tmp_path, LossSurface(points=5, span=0.5, seed=seed)).values()
+        steps = arrays["steps"]
+        assert steps.tolist() == [-0.5, -0.25, 0, 0.25, 0.5]
+        model = [torch.full((1, 1), 2.0, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
+        s, t = (float(direction[0]) / 2 for direction in random_directions(model, seed))
+        assert arrays["loss"] == pytest.approx(2 * (1 + s * steps[:, None] + t * steps) ** 2)
+        signs.add((s, t))
+    assert signs & {(1, -1), (-1, 1)}, "else rows and columns look the same"
+
+
+def test_runs_share_the_directions(tmp_path: Path) -> None:
+    """The model stays, so all agree, whatever the rule; another seed draws others."""
+
+    def loss(name: str, *rules: Any, seed: int = 0) -> list[float]:
+        client = Net()
+        client.configure_optimizers = lambda: torch.optim.SGD(client.parameters(), lr=0.0)  # type: ignore[method-assign]
+        run = trainer(LossSurface(points=3, seed=seed), *rules, default_root_dir=tmp_path / name)
+        run.fit(FederatedOrchestrator(client), datamodule=Labelled())
+        (arrays,) = surfaces(tmp_path / name).values()
+        return arrays["loss"].ravel().tolist()  # type: ignore[no-any-return]
+
+    first = loss("first")
+    assert len(set(first)) == 9
+    assert first == loss("other", FedSAM())
+    assert loss("another", seed=1) != pytest.approx(first, rel=1e-3)
+
+
+class Labelled(FederatedDataModule):
+    num_clients = 1
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3)
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "expected"), [(0, 3, [3]), (2, 5, [2, 4, 5]), (2, 4, [2, 4]), (9, 2, [2]), (1, 2, [1, 2])]
+)
+def test_so_often_and_at_the_end(every: int, rounds: int, expected: list[int], tmp_path: Path) -> None:
+    found = measured(tmp_path, LossSurface(every, points=3), rounds=rounds)
+    assert list(found) == [f"surface_{round}.npz" for round in expected]
+
+
+def test_losses_far_out_need_not_be_finite(tmp_path: Path) -> None:
+    """The weight goes from -18 to 22, e^(w⁵) from 0 to infinity; the model's own 2 + e³² is there."""
+    (arrays,) = measured(tmp_path, LossSurface(points=3, span=5), client=Filter(power=5)).values()
+    assert np.isposinf(arrays["loss"]).any()
+    assert arrays["loss"][1, 1] == pytest.approx(2 + math.exp(32))
+
+
+def test_a_picture_for_loggers_that_take_some(tmp_path: Path) -> None:
+    run = trainer(LossSurface(every=2, points=3), rounds=3, logger=TensorBoardLogger(tmp_path, name="", version=""))
+    run.fit(FederatedOrchestrator(Filter()), datamodule=Two())
+    written = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in written.Images("surface/loss")] == [2, 3]
+    assert len(surfaces(tmp_path)) == 2
+
+
+SURFACE = "{class_path: LossSurface, init_args: {every: 2, points: 3}}"
+HESSIAN = "{class_path: HessianMonitor, init_args: {every: 2}}"
+WATCHED = ["--trainer.max_epochs", "3", "--trainer.callbacks", f"[{SURFACE}, {HESSIAN}]"]
+
+
+@pytest.mark.slow
+def test_devices_and_stops_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays and metrics, to the byte: of two devices in processes of their own, and of a run that is stopped."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit("--experiment", "whole", *WATCHED)
+    fit("--experiment", "stopped", *WATCHED, "--trainer.max_epochs", 2)
+    fit("--experiment", "stopped", *WATCHED, "--ckpt_path", "last")
+    result = process("fit", "--config", "tiny.yaml", "--experiment", "two", *WATCHED, "--trainer.devices", 2)
+    assert result.returncode == 0, result.stderr
+    one, *others = (Path("runs", name, "version_0") for name in ("whole", "stopped", "two"))
+    assert list(surfaces(one)) == ["surface_2.npz", "surface_3.npz"]
+    assert "hessian/ratio_1_5" in (one / "metrics.csv").read_text()
+    for other in others:
+        for file in (*(one / "arrays").glob("surface_*"), one / "metrics.csv"):
+            assert file.read_bytes() == (other / file.relative_to(one)).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"every": -1}, "every must be a number of rounds, 0 for after the last alone, got -1"),
+        ({"every": math.nan}, "every must be a number of rounds"),
+        ({"points": 1}, "points must be odd and at least 3, got 1"),
+        ({"points": 20}, "points must be odd and at least 3, got 20"),
+        ({"span": 0.0}, "span must be positive and finite, got 0.0"),
+        ({"span": math.inf}, "span must be positive and finite, got inf"),
+        ({"span": math.nan}, "span must be positive and finite, got nan"),
+        ({"examples": 0}, "examples must be at least 1, got 0"),
+    ],
+)
+def test_refuses_what_is_out_of_range(setting: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"LossSurface: {message}"):
+        LossSurface(**setting)
+
+
+def test_refuses_a_run_without_end() -> None:
+    with pytest.raises(ConfigurationError, match=r"trainer\.max_epochs sets none: set it, or LossSurface's every"):
+        trainer(LossSurface(), rounds=-1).fit(FederatedOrchestrator(Filter()), datamodule=Two())
+
+
+def test_refuses_a_module_that_optimizes_by_hand() -> None:
+    client = Net()
+    client.automatic_optimization = False
+    with pytest.raises(ConfigurationError, match=r"LossSurface needs a training_step .* but Net optimizes by hand"):
+        trainer(LossSurface()).fit(FederatedOrchestrator(client), datamodule=Labelled())

@@ -1,0 +1,237 @@
+"""FedFV on g₁ = (2, 0), g₂ = (-1, 1), g₃ = (-1, -2), by hand, over rounds, and against Algorithms 1 to 3 at length."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning.callbacks import FedAvg, FedFV, FedNova
+from fl_lightning.callbacks.server.fedfv import fair_projection
+from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.runs.checkpoints import LastCheckpoint
+
+RISING = (0.5, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("losses", "alpha", "projected", "direction"),
+    [
+        (RISING, 0.1, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -2.0)), (-1.0, -2.0)),
+        (RISING, 0.0, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -1.0)), (-1.0, -1.0)),
+        (RISING, 0.5, ((0.4, -0.2), (-1.0, 1.0), (-1.0, -2.0)), (-1.6, -1.2)),
+        ((2.0, 1.0, 0.5), 0.1, ((2.0, 0.0), (0.0, 0.6), (0.0, -1.5)), (2.0, -0.9)),
+        ((1.0, 1.0, 1.0), 0.1, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -2.0)), (-1.0, -2.0)),
+    ],
+)
+def test_internal_conflicts(losses: Any, alpha: float, projected: Any, direction: Any, lr: float) -> None:
+    """The mean before is (0, -1)/3, so the step is 1/3 long, along the sum of the projected; n = (1, 1, 2) is nothing.
+
+    Losses rising: others are met in ascending order, which gives (0.4, -0.2), (-0.4, 0.2), (-1, -1), see test_gh. Of
+    three, α = 0.1 keeps those from place ⌈2 · 0.9⌉ = 2 on, g₃; α = 0.5 from ⌈2 · 0.5⌉ = 1 on, g₂ and g₃; α = 0 none.
+    Sums: (-1, -2), (-1.6, -1.2) and (-1, -1). Losses falling: g₁ is kept; g₂ meets g₃ first: (0, 0.6); g₃ meets g₂
+    first: (0, -1.5). Sum (2, -0.9). Equal losses are ordered by client.
+    """
+    model, capture = send(UPDATES, FedFV(alpha, tau=0), samples=[1, 1, 2], losses=losses, lr=lr)
+    step = torch.tensor(direction, dtype=torch.float64)
+    assert close(model, step / step.norm() / 3)
+    assert close(capture.corrected, torch.tensor(projected) * (1 / step.norm()), 1e-7)
+    assert close(capture.cohort.weights, [1 / 3] * 3)
+
+
+@pytest.mark.parametrize("losses", [(0.5, 1.0, math.nan), (math.nan, 1.0, 0.5)], ids=str)
+def test_a_client_without_a_loss_counts_as_the_largest(losses: tuple[float, ...]) -> None:
+    g = torch.tensor(UPDATES, dtype=torch.float64)
+    known = torch.tensor([9.0 if math.isnan(loss) else loss for loss in losses])
+    assert torch.equal(fair_projection(g @ g.T, torch.tensor(losses), 0.1), fair_projection(g @ g.T, known, 0.1))
+
+
+def test_share_that_is_no_binary_fraction() -> None:
+    """K = 11, α = 0.7: 10 · (1 - α) is 3, not 3.000…04: three are projected, eight keep their update."""
+    draw = torch.Generator().manual_seed(0)
+    g = torch.randn(11, 3, generator=draw, dtype=torch.float64)
+    projection = fair_projection(g @ g.T, torch.arange(11.0), 0.7)
+    assert ((projection != 0).sum(1) > 1).nonzero().flatten().tolist() == [0, 1, 2]
+
+
+def test_conflicts_with_this_round() -> None:
+    """τ = 1, losses rising: the running step is along (-1, -2), in conflict with g₁ (-2) and g₂ (-1), not g₃ (5).
+
+    c = g₁ + g₂ = (1, 1); (-1, -2) + 3/2 (1, 1) = (0.5, -0.5). Its length is again 1/3.
+    """
+    model, _ = send(UPDATES, FedFV(), samples=[1, 1, 2], losses=RISING)
+    assert close(model, (math.sqrt(0.5) / 3, -math.sqrt(0.5) / 3))
+
+
+class Given(ClientSampler):
+    """Round t's cohort is given."""
+
+    def __init__(self, *cohorts: list[int]) -> None:
+        self.cohorts = cohorts
+
+    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
+        return torch.tensor(self.cohorts[round - 1])
+
+
+def rounds(
+    updates: Any, rule: FedFV, *cohorts: list[int], losses: Any = None, until: int | None = None, **settings: Any
+) -> tuple[list[Tensor], Capture]:
+    """The step of each round, and its cohort; ``until`` stops earlier, ``settings`` are those of Trainer and fit."""
+    rows = -torch.as_tensor(updates, dtype=torch.float64)
+    data = GivenData(rows, losses=losses, participation=max(map(len, cohorts)), sampler=Given(*cohorts))
+    orchestrator, capture = FederatedOrchestrator(Linear(rows.shape[1])), Capture()
+    resume, more = settings.pop("ckpt_path", None), settings.pop("callbacks", [])
+    run = trainer(rule, capture, *more, rounds=until or len(cohorts), **settings)
+    run.fit(orchestrator, datamodule=data, ckpt_path=resume)
+    models = [cohort.anchor for cohort in capture.cohorts] + [orchestrator.params]
+    return [after - before for before, after in pairwise(models)], capture
+
+
+def test_conflict_with_a_client_that_is_absent() -> None:
+    """(2, 0) in round 1, (-1, 1) in round 2, τ = 2: round 1 is before τ and changes nothing.
+
+    In round 2 (-1, 1)·(2, 0) = -2: + 2/4 (2, 0) = (0, 1), √2 long again. It does not conflict with (-1, 1) itself.
+    """
+    steps, _ = rounds([[2.0, 0.0], [-1.0, 1.0]], FedFV(tau=2), [0], [1])
+    assert close(steps[0], (2.0, 0.0))
+    assert close(steps[1], (0.0, math.sqrt(2)))
+
+
+def test_rounds_that_are_too_long_ago_and_clients_that_came_back() -> None:
+    """Round 3 of τ = 2 sees rounds 2 and 3: nothing of (2, 0), sent in round 1; so (-1, 1) stays as it is.
+
+    Where client 0 takes part in round 2 as well, (2, 0) is one round ago and (-1, 1) becomes (0, √2).
+    """
+    updates = [[2.0, 0.0], [-1.0, 1.0], [0.0, 1.0]]
+    assert close(rounds(updates, FedFV(tau=2), [0], [2], [1])[0][2], (-1.0, 1.0))
+    assert close(rounds(updates, FedFV(tau=2), [0], [0], [1])[0][2], (0.0, math.sqrt(2)))
+    assert close(rounds(updates, FedFV(tau=3), [0], [2], [1])[0][2], (0.0, math.sqrt(2)))
+
+
+def test_the_oldest_round_comes_first() -> None:
+    """(2, 0), then (-1, -2), then (-1, 1), τ = 3. (-1, 1) off (2, 0): (0, 1); ·(-1, -2) = -2: + 2/5 (-1, -2) =
+    (-0.4, 0.2), √2 long: (-2, 1) √(2/5). The other way round it would end along (0, 1).
+    """
+    steps, _ = rounds([[2.0, 0.0], [-1.0, -2.0], [-1.0, 1.0]], FedFV(tau=3), [0], [1], [2])
+    assert close(steps[2], (-2 * math.sqrt(0.4), math.sqrt(0.4)))
+
+
+def test_keeps_no_more_than_the_next_round_needs() -> None:
+    """After rounds {0, 1}, {1, 2}, {3}: with τ = 3 those of age 0 and 1; with τ = 1 nothing."""
+    cohorts = [[0, 1], [1, 2], [3]]
+    long, short = FedFV(tau=3), FedFV(tau=1)
+    rounds(torch.eye(4), long, *cohorts)
+    assert sorted(long.state) == ["1/2", "2/2", "3/3"]
+    assert close(long.state["2/2"], (0.0, 0.0, 1.0, 0.0))
+    rounds(torch.eye(4), short, *cohorts)
+    assert not short.state
+
+
+def published(updates: Tensor, losses: list[Tensor], cohorts: list[list[int]], alpha: float, tau: int) -> list[Tensor]:
+    """Each round's step by Algorithms 1 to 3, on the vectors themselves, with the length restored once, at the end."""
+    steps: list[Tensor] = []
+    sent: dict[int, int] = {}
+    for t, cohort in enumerate(cohorts, 1):
+        order = [cohort[i] for i in losses[t - 1].argsort(stable=True)]
+        kept = order[math.ceil((len(order) - 1) * (1 - alpha)) :] if alpha > 0 else []
+        projected = []
+        for i in cohort:
+            g = updates[i].clone()
+            for j in [j for j in order if j != i and i not in kept]:
+                g -= min(float(g @ updates[j]), 0.0) / updates[j].square().sum() * updates[j]
+            projected.append(g)
+        step = torch.stack(projected).mean(0)
+        sent |= dict.fromkeys(cohort, t)
+        for lag in range(tau - 1, -1, -1) if t >= tau else ():
+            conflicting = [updates[k] for k in sorted(sent) if sent[k] == t - lag and updates[k] @ step < 0]
+            if conflicting:
+                c = torch.stack(conflicting).sum(0)
+                step = step - min(float(step @ c), 0.0) / c.square().sum() * c
+        steps.append(step / step.norm() * updates[cohort].mean(0).norm())
+    return steps
+
+
+@pytest.mark.parametrize("tau", [0, 1, 2, 4])
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 0.4, 1.0])
+def test_equals_the_published_algorithm(alpha: float, tau: int) -> None:
+    draw = torch.Generator().manual_seed(7)
+    updates = torch.randn(8, 5, generator=draw, dtype=torch.float64)
+    cohorts = [torch.randperm(8, generator=draw)[:4].sort().values.tolist() for _ in range(6)]
+    steps, capture = rounds(updates, FedFV(alpha, tau), *cohorts, losses=torch.rand(8, generator=draw).tolist())
+    losses = [cohort.losses for cohort in capture.cohorts]
+    for step, expected in zip(steps, published(updates, losses, cohorts, alpha, tau), strict=True):
+        assert close(step, expected)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
+def test_no_conflict_is_exactly_the_uniform_average(alpha: float) -> None:
+    updates = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+    average = send(updates, FedAvg("uniform"), samples=[1, 1, 2])[0]
+    assert torch.equal(send(updates, FedFV(alpha), samples=[1, 1, 2])[0], average)
+
+
+def test_zero_updates() -> None:
+    """Alone they move nothing. Beside (2, 0) and (-1, 1), which become (1, 1) and (0, 1), one is no partner.
+
+    Mean (1, 2)/3, of the length of (1, 1)/3. α = 0 keeps none; no product with (1, 2) is negative.
+    """
+    assert close(send([[0.0, 0.0]] * 2, FedFV())[0], (0.0, 0.0), 0.0)
+    model, _ = send([[2.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], FedFV(alpha=0.0))
+    assert close(model, (math.sqrt(2 / 5) / 3, 2 * math.sqrt(2 / 5) / 3))
+
+
+def test_opposite_updates_vanish() -> None:
+    """Each is projected off the other; what rounding leaves is no direction to be made long again."""
+    assert close(send([[0.1, 0.3, -0.3], [-0.3, -0.9, 0.9]], FedFV(alpha=0.0))[0], (0.0, 0.0, 0.0), 0.0)
+    for tenths in torch.cartesian_prod(torch.arange(1, 10), torch.arange(1, 10)).double():
+        g = torch.stack([tenths / 10, -0.3 * tenths])
+        assert not fair_projection(g @ g.T, torch.zeros(2), 0.0).any()
+
+
+def test_a_step_that_past_updates_cancel_stays_zero() -> None:
+    """(0.1, 0.7), then -3 times as much of another client: nothing is left."""
+    steps, _ = rounds([[0.1, 0.7], [-0.3, -2.1]], FedFV(tau=2), [0], [1])
+    assert close(steps[1], (0.0, 0.0), 0.0)
+
+
+def test_works_on_the_updates_so_far() -> None:
+    """FedNova, τ_k = (1, 2, 3) steps, n equal: times (2, 1, 2/3) the updates are (4, 0), (-1, 1), (-2, -4)/3.
+
+    Internal conflicts do not depend on lengths. g₁ becomes 2 (0.4, -0.2), g₂ (-0.4, 0.2), g₃ is kept: the sum is
+    (0.4, -0.2) + (-2/3, -4/3) = (-4, -23)/15; the mean before is (7, -1)/9. For τ = 0.
+    """
+    model, _ = send(UPDATES, FedNova(), FedFV(tau=0), steps=[1, 2, 3], losses=RISING)
+    length = math.sqrt(50) / 9
+    assert close(model, (-4 * length / math.sqrt(545), -23 * length / math.sqrt(545)))
+
+
+def test_resumes_bit_for_bit(tmp_path: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    updates = torch.randn(6, 5, generator=draw, dtype=torch.float64)
+    cohorts = [torch.randperm(6, generator=draw)[:3].sort().values.tolist() for _ in range(6)]
+    rule, again = FedFV(tau=3), FedFV(tau=3)
+    whole, _ = rounds(updates, rule, *cohorts)
+    saved = {"enable_checkpointing": True, "default_root_dir": tmp_path}
+    rounds(updates, FedFV(tau=3), *cohorts, until=3, callbacks=[LastCheckpoint()], **saved)
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    resumed, _ = rounds(updates, again, *cohorts, ckpt_path=last)
+    assert len(resumed) == 3
+    assert all(torch.equal(one, other) for one, other in zip(whole[3:], resumed, strict=True))
+    assert again.state.keys() == rule.state.keys()
+    assert rule.state
+    assert all(torch.equal(again.state[name], rule.state[name]) for name in rule.state)
+    forgetful, _ = rounds(updates, FedFV(tau=1), *cohorts)
+    assert not close(forgetful[3], whole[3])  # what was kept matters in round 4
+
+
+@pytest.mark.parametrize(("alpha", "tau"), [(-0.1, 1), (1.1, 1), (math.nan, 1), (0.1, -1)])
+def test_refuses_what_is_out_of_range(alpha: float, tau: int) -> None:
+    message = rf"alpha must be in \[0, 1\] and tau at least 0, got {alpha} and {tau}"
+    with pytest.raises(ConfigurationError, match=message):
+        FedFV(alpha, tau)

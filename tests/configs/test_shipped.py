@@ -1,0 +1,79 @@
+"""Every YAML that ships: it parses, says what it is, and runs a round on generated data of the right shape."""
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command import rows, run
+from generated import generated_data
+
+from fl_lightning.fit.configs import CONFIGS, shipped_configs
+
+SHIPPED = [name for name in shipped_configs() if not name.startswith("papers/")]  # those: test_papers.py
+
+
+@pytest.fixture(params=SHIPPED)
+def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A shipped config's bare name; the working directory is empty."""
+    monkeypatch.chdir(tmp_path)
+    return str(request.param)
+
+
+def contents(name: str) -> dict[str, Any]:
+    """The config as written, with the parts that it names in their place."""
+    whole = dict(yaml.safe_load((CONFIGS / name).read_text()))
+    for part in ("model", "data"):
+        if isinstance(whole[part], str):
+            whole[part] = yaml.safe_load(((CONFIGS / name).parent / whole[part]).read_text())
+    return whole
+
+
+def test_there_is_a_config_for_every_method_and_data_set() -> None:
+    names = {"mnist_gh.yaml", "digits_gh.yaml", "cifar10_gh.yaml", "cifar100_gh.yaml", "cifar10_fedlaw.yaml"}
+    assert names | {"cifar10_fedmgc.yaml"} <= set(SHIPPED)
+
+
+def test_begins_with_what_it_is_and_how_to_launch_it(name: str) -> None:
+    """A comment: the table it comes from (or that there is none), its launch line, and one more with an override."""
+    header = re.match(r"(#[^\n]*\n)+", (CONFIGS / name).read_text())
+    assert header is not None
+    text = header[0]
+    assert re.search(r"\b(Table|Tables|Fig\.|No paper's table)", text)
+    launches = re.findall(rf"^#   fl-lightning fit --config {re.escape(name)}(.*)$", text, flags=re.MULTILINE)
+    assert len(launches) >= 2
+    assert any(re.search(r"--(data|trainer|model)\.(?!root|download)", launch) for launch in launches[1:])
+    assert "val/*" in text, "the papers hold nothing out: the config must say what val/* is"
+
+
+def test_launch_lines_in_the_header_parse(name: str) -> None:
+    """They are there to be copied."""
+    launches = re.findall(r"^#   fl-lightning (fit .*)$", (CONFIGS / name).read_text(), flags=re.MULTILINE)
+    for launch in launches:
+        result = run(*shlex.split(launch, comments=True), "--print_config")
+        assert (result.status, result.err) == (0, ""), launch
+        parsed = yaml.safe_load(result.out)
+        assert parsed["trainer"]["max_epochs"] == contents(name)["trainer"]["max_epochs"]
+        assert parsed["data"]["class_path"].startswith("fl_lightning.datamodules.")
+
+
+def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
+    config = contents(name)
+    local = "local_steps" if "local_steps" in config["model"] else "local_epochs"
+    short = ["--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
+    result = run("fit", "--config", name, *generated_data(config, tmp_path / "images"), *short)
+    assert result.status == 0, result.err
+    assert not [text for text in result.warnings if "left out" in text]
+    (row,) = rows(Path("runs", Path(name).stem, "version_0", "metrics.csv"))
+    assert row["round"] == 1
+    assert 0 <= row["val/top1"] <= row["val/top3"] <= 1
+    assert math.isfinite(row["val/loss"])
+    assert math.isfinite(row["train/loss"])
+    if "ConflictMonitor" in str(config["trainer"]["callbacks"]):
+        assert 0 <= row["conflict/ratio"] <= 1
+    reported = run("report", "runs")
+    assert (reported.status, reported.err) == (0, "")
+    assert Path("runs", Path(name).stem, "version_0", "report.html").is_file()

@@ -1,0 +1,86 @@
+"""What a module logs, in one number a name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import TINY, process, rows
+from torchmetrics import MeanMetric
+from toy import Linear, ToyData, trainer
+
+from fl_lightning import FederatedCallback, FederatedOrchestrator
+from fl_lightning.engine.logged import means
+
+
+def test_means_are_weighted() -> None:
+    """(1·1 + 3·4)/4 = 3.25; a torchmetrics object, given once a step, has its own mean (2 + 4)/2 and begins anew."""
+    metric = MeanMetric()
+    metric.update(torch.tensor([2.0, 4.0]))
+    logged = {"a": [(1.0, 1.0), (torch.tensor(4.0), 3.0)], "b": [(metric, 1.0), (metric, 1.0)]}
+    assert means(logged) == {"a": 3.25, "b": 3.0}
+    assert metric.update_count == 0
+
+
+class Sums(Linear):
+    """Logs a tensor that it goes on changing, and takes no batch index."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.total = torch.zeros(())
+        self.seen = MeanMetric()
+
+    def validation_step(self, batch: Any) -> None:  # type: ignore[override]  # as Lightning allows
+        self.total += len(batch)
+        self.seen.update(batch.sum())
+        self.log("val/total", self.total)
+        self.log("val/seen", self.seen)
+
+
+class Evaluates(FederatedCallback):
+    def on_round_end(self, orchestrator: Any, cohort: Any) -> None:
+        orchestrator.client.seen.update(100.0)  # as in the middle of an epoch
+        self.logged = orchestrator.evaluate([torch.ones(1), torch.ones(3)])
+        self.left = float(orchestrator.client.seen.compute())
+
+
+def test_evaluate_weighs_batches_and_leaves_the_modules_metrics_alone() -> None:
+    """Totals 1 and 4 of batches of 1 and 3 examples: (1·1 + 4·3)/4; the sums 1 and 3 in the metric: 2, not with 100."""
+    rule = Evaluates()
+    trainer(rule).fit(FederatedOrchestrator(Sums()), datamodule=ToyData())
+    assert rule.logged == {"val/total": 3.25, "val/seen": 2.0}
+    assert rule.left == 100.0
+
+
+OWN = """
+from torchmetrics import MeanMetric
+
+from fl_lightning.models import ImageClassifier
+
+
+class Logging(ImageClassifier):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.mean = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        outputs = super().training_step(batch, batch_idx)
+        self.mean.update(outputs["loss"].detach())
+        self.log("train/mean", self.mean)
+        return outputs
+"""
+
+
+def test_a_metric_object_in_training_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three clients on two devices: a metric that waited for the other device would wait for ever."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("own.py").write_text(OWN)
+    settings = ["--model.client", "own.Logging", "--data.participation", 3, "--data.partition.alpha", 1.0]
+    for devices in 1, 2:
+        arguments = ["fit", "--config", "tiny.yaml", "--experiment", f"on{devices}", *settings]
+        finished = process(*arguments, "--trainer.devices", devices)
+        assert finished.returncode == 0, finished.stderr
+    one, two = (rows(Path("runs", f"on{devices}", "version_0", "metrics.csv")) for devices in (1, 2))
+    assert one == two
+    assert "train/mean" in one[0]

@@ -1,0 +1,165 @@
+"""Flat parameters and the server's buffers, by hand."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import Capture, Normalized, NormalizedData, close, trainer
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning.engine.params import FlatParameters, average_buffers, copy_buffers, set_buffers
+
+
+def network() -> nn.Sequential:
+    """A 2×3 weight 0 … 5 and a bias 6, 7, frozen (1,), then 8 … of a 1×2."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(1, 1, bias=False), nn.Linear(2, 1, bias=False))
+    values = [
+        torch.arange(6.0).reshape(2, 3),
+        torch.tensor([6.0, 7.0]),
+        torch.tensor([[-1.0]]),
+        torch.tensor([[8.0, 9.0]]),
+    ]
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        parameter.data.copy_(value)
+    model[1].requires_grad_(False)
+    return model
+
+
+def test_vector_holds_the_trainable_parameters_in_order() -> None:
+    model = network()
+    flat = FlatParameters(model)
+    assert flat.vector.tolist() == [float(i) for i in range(10)]
+    assert [tuple(p.shape) for p in flat.parameters] == [(2, 3), (2,), (1, 2)]
+    assert model[0].weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_vector_and_parameters_are_one_memory() -> None:
+    model = network()
+    flat = FlatParameters(model)
+    flat.vector.mul_(2)
+    assert model[2].weight.tolist() == [[16, 18]]
+    assert model[1].weight.tolist() == [[-1]]
+    with torch.no_grad():
+        model[0].bias.zero_()
+    assert flat.vector.tolist() == [0, 2, 4, 6, 8, 10, 0, 0, 16, 18]
+    views = flat.views(torch.arange(10.0))
+    assert [view.tolist() for view in views] == [[[0, 1, 2], [3, 4, 5]], [6, 7], [[8, 9]]]
+
+
+def test_values_survive_a_memory_format() -> None:
+    """channels_last stores a (1, 2, 2, 1) weight in another order than its shape says."""
+    convolution = nn.Conv2d(2, 1, (2, 2), bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    weight = convolution.weight.detach().clone()
+    flat = FlatParameters(convolution)
+    assert torch.equal(convolution.weight, weight)
+    assert torch.equal(flat.vector, weight.contiguous().reshape(-1))
+
+
+def test_a_shared_parameter_counts_once() -> None:
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight = model[0].weight
+    flat = FlatParameters(model)
+    assert flat.vector.shape == (4,)
+    flat.vector.fill_(3)
+    assert model[1].weight.tolist() == [[3, 3], [3, 3]]
+
+
+def test_gradient_is_one_memory_with_the_parameters_gradients() -> None:
+    """The loss (w₂·(1, 2)).sum() reaches the last layer alone: 0 elsewhere."""
+    model = network()
+    flat = FlatParameters(model)
+    (model[2].weight * torch.tensor([1.0, 2.0])).sum().backward()
+    assert flat.gradient.tolist() == [0.0] * 8 + [1.0, 2.0]
+    flat.gradient.add_(1)
+    assert model[2].weight.grad.tolist() == [[2, 3]]
+    assert model[0].bias.grad.tolist() == [1, 1]
+    flat.clear_gradient()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    (model[2].weight * torch.tensor([5.0, 7.0])).sum().backward()
+    assert flat.gradient.tolist() == [0.0] * 8 + [5.0, 7.0]
+    flat.set_gradient(torch.arange(10.0))
+    assert model[0].weight.grad.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert model[1].weight.grad is None
+    assert flat.gradient.tolist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [
+        (nn.Linear(2, 2).half(), "torch.float16"),
+        (nn.Linear(2, 2).bfloat16(), "torch.bfloat16"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "torch.float32.*torch.float64"),
+        (nn.Linear(2, 2).requires_grad_(False), "none"),
+        (nn.ReLU(), "none"),
+    ],
+)
+def test_refuses_other_dtypes_and_nothing_to_train(model: nn.Module, got: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"{type(model).__name__} must have trainable parameters of one .*{got}"
+    ):
+        FlatParameters(model)
+
+
+def merged(values: list[Any], samples: list[int], dtype: torch.dtype) -> Tensor:
+    """One buffer, averaged."""
+    (buffer,) = average_buffers([[torch.tensor(value, dtype=dtype)] for value in values], torch.tensor(samples))
+    assert buffer.dtype == dtype
+    return buffer
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_float_buffers_are_averaged_by_samples(dtype: torch.dtype) -> None:
+    """(1·(1, 8) + 3·(5, -4))/4 = (4, -1)."""
+    assert merged([[1.0, 8.0], [5.0, -4.0]], [1, 3], dtype).tolist() == [4, -1]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integer_buffers_take_the_maximum(dtype: torch.dtype) -> None:
+    assert merged([[7, 2], [3, 9], [5, 5]], [100, 1, 1], dtype).tolist() == [7, 9]
+    assert merged([4, 11], [9, 1], dtype).item() == 11
+
+
+def test_bool_buffers_take_the_maximum() -> None:
+    assert merged([[True, False, False], [False, False, True]], [1, 1], torch.bool).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 6e4, float("inf"), float("-inf")])
+def test_what_all_clients_agree_on_stays_as_it_is(value: float, dtype: torch.dtype) -> None:
+    """Attention masks hold -inf; the weights 1/7, 2/7, 4/7 do not sum to 1 in floating point."""
+    assert torch.equal(merged([value] * 3, [1, 2, 4], dtype), torch.tensor(value, dtype=dtype))
+
+
+def test_complex_buffers_that_agree_stay_as_they_are() -> None:
+    """Rotary embeddings keep their phases as complex numbers."""
+    assert merged([1 + 2j, 1 + 2j], [1, 3], torch.complex64).item() == 1 + 2j
+
+
+def test_snapshots_are_copies() -> None:
+    """One batch (1, 3) moves (mean, variance, count) from (0, 1, 0) to (0.2, 1.1, 1)."""
+    norm = nn.BatchNorm1d(1)
+    before = copy_buffers(norm)
+    norm(torch.tensor([[1.0], [3.0]]))
+    after = copy_buffers(norm)
+    assert [buffer.tolist() for buffer in before] == [[0.0], [1.0], 0]
+    assert close(torch.cat([buffer.reshape(1) for buffer in after]), (0.2, 1.1, 1), 1e-6)
+    set_buffers(norm, before)
+    assert [buffer.tolist() for buffer in norm.buffers()] == [[0.0], [1.0], 0]
+    set_buffers(norm, after)
+    norm(torch.zeros(2, 1))
+    assert after[2].item() == 1
+
+
+def test_batch_norm_through_a_round() -> None:
+    """Means weighted by n = (2, 4); in batches of 2 and two epochs, client 0 sees 2 batches, client 1 sees 4."""
+    capture, orchestrator = Capture(), FederatedOrchestrator(Normalized(), local_epochs=2)
+    trainer(capture).fit(orchestrator, datamodule=NormalizedData(batch_size=2))
+    ends = [(b["norm.running_mean"], b["norm.running_var"], b["norm.num_batches_tracked"]) for b in capture.buffers]
+    mean, var, count = orchestrator.client.buffers()
+    assert close(mean, (ends[0][0] + 2 * ends[1][0]) / 3)
+    assert close(var, (ends[0][1] + 2 * ends[1][1]) / 3)
+    assert float(var) > 0
+    assert [int(end[2]) for end in ends] == [2, 4]
+    assert count.item() == 4
+    assert count.dtype == torch.int64

@@ -1,0 +1,301 @@
+"""Rounds: who trains, what is left out, what the server makes of the rest, by hand on the toy problems."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from toy import UPDATES, GivenData, Linear, Normalized, NormalizedData, Quadratic, ToyData, close, send, train, trainer
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.engine.data import ClientIds
+
+NAN = float("nan")
+
+
+# What is left out
+
+
+class Raising(Linear):
+    """Raises on the client whose row starts with -7."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if batch[0][0, 0] == -7:
+            raise ValueError("no such label")
+        return super().training_step(batch, batch_idx)
+
+
+def quarantine(bad: Any, where: int = 1, **settings: Any) -> Tensor:
+    """The model of two rounds in which one of four clients sends ``bad``; the others (1, 0), (0, 1), (4, 4)."""
+    rows = -torch.tensor([[1.0, 0.0], [0.0, 1.0], [4.0, 4.0]], dtype=torch.float64)
+    rows = torch.cat([rows[:where], torch.tensor([bad], dtype=torch.float64), rows[where:]])
+    samples = [1, 1, 2]
+    samples.insert(where, 100)
+    orchestrator = FederatedOrchestrator(Raising(2), **settings)
+    trainer(rounds=2).fit(orchestrator, datamodule=GivenData(rows, samples=samples))
+    return orchestrator.params
+
+
+@pytest.mark.parametrize("where", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ([NAN, 0.0], "its update is not finite"),
+        ([1.0, float("-inf")], "its update is not finite"),
+        ([-7.0, 0.0], "ValueError: no such label"),
+    ],
+)
+def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where: int) -> None:
+    """The rest have n = 1, 1, 2: ((1, 0) + (0, 1) + 2·(4, 4))/4 = (2.25, 2.25) a round."""
+    with pytest.warns(UserWarning, match="left out") as caught:
+        model = quarantine(bad, where)
+    said = [str(warning.message) for warning in caught if "left out" in str(warning.message)]
+    assert said == [f"round {round}: client {where} is left out: {reason}" for round in (1, 2)]
+    assert close(model, (4.5, 4.5))
+
+
+@pytest.mark.parametrize(("bad", "reason"), [([NAN, 0.0], "not finite"), ([-7.0, 0.0], "ValueError: no such label")])
+def test_policy_raise_stops_at_a_bad_client(bad: list[float], reason: str) -> None:
+    with pytest.raises(RuntimeError, match=f"round 1: client 1 is left out: .*{reason}"):
+        quarantine(bad, on_bad_update="raise")
+
+
+def test_a_round_without_any_good_client_is_an_error() -> None:
+    message = r"client 0 .* not finite; so is every other one"
+    with pytest.warns(UserWarning, match="client 1 is left out"), pytest.raises(RuntimeError, match=message):
+        send([[NAN, 0.0], [0.0, NAN]])
+
+
+class SkipsBad(Normalized):
+    """Skips a loss that is not finite, as careful modules do: its statistics have seen the batch all the same."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss.isfinite() else None
+
+
+class InfiniteInput(NormalizedData):
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        dataset: Any = super().client_dataset(client)
+        if client == 0:
+            dataset.tensors[0][0] = float("inf")
+        return dataset  # type: ignore[no-any-return]
+
+
+def test_buffers_that_are_not_finite_do_not_reach_the_model() -> None:
+    """Client 0's running mean becomes inf, its update is zero; client 1 alone has (0.3, 2.7)."""
+    orchestrator = FederatedOrchestrator(SkipsBad())
+    with pytest.warns(UserWarning, match="client 0 is left out"):
+        trainer().fit(orchestrator, datamodule=InfiniteInput())
+    assert close(torch.cat(list(orchestrator.client.buffers())[:2]), (0.3, 2.7))
+
+
+# What the server makes of it
+
+
+class Reducer(FederatedCallback):
+    """The update in place of the weighted sum: the coordinate-wise median."""
+
+    def reduce(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Tensor:
+        return cohort.deltas.median(0).values
+
+
+class OtherReducer(Reducer):
+    pass
+
+
+def test_a_reducer_replaces_the_sum_and_a_second_one_is_refused() -> None:
+    """Medians of (2, -1, -1) and (0, 1, -2)."""
+    assert close(send(UPDATES, Reducer())[0], (-1.0, 0.0))
+    with pytest.raises(ConfigurationError, match="Reducer and OtherReducer do not go together: both replace"):
+        send(UPDATES, Reducer(), OtherReducer())
+
+
+class Doubles(FederatedCallback):
+    def update(self, orchestrator: FederatedOrchestrator, cohort: Cohort, update: Tensor) -> Tensor:
+        return 2 * update
+
+
+class Shifts(FederatedCallback):
+    def update(self, orchestrator: FederatedOrchestrator, cohort: Cohort, update: Tensor) -> Tensor:
+        return update + 1
+
+    def refine(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        orchestrator.params.mul_(10)
+
+
+class Diverges(FederatedCallback):
+    def refine(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        orchestrator.params.mul_(float("inf"))
+
+
+def test_a_refinement_that_diverges_stops_the_run() -> None:
+    with pytest.raises(
+        RuntimeError, match="round 1: every client's update is finite, what Diverges made of them is not"
+    ):
+        send(UPDATES, Diverges())
+
+
+def test_update_hooks_run_in_order_then_the_server_steps_then_refine() -> None:
+    """The uniform mean is (0, -1/3): 10·(2 u + 1) and 10·2·(u + 1)."""
+    assert close(send(UPDATES, Doubles(), Shifts())[0], (10.0, 10 / 3))
+    assert close(send(UPDATES, Shifts(), Doubles())[0], (20.0, 40 / 3))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "first", "second"),
+    [
+        (lambda params: torch.optim.SGD(params, lr=0.5), (-0.125, -0.375), (-0.25, -0.75)),
+        (lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.9), (-0.25, -0.75), (-0.725, -2.175)),
+        (lambda params: torch.optim.Adam(params, lr=0.1, eps=0.0), (-0.1, -0.1), (-0.2, -0.2)),
+    ],
+    ids=["half", "momentum", "adam"],
+)
+def test_server_optimizer(optimizer: Any, first: Any, second: Any) -> None:
+    """With n = (1, 1, 2) the mean update is (-0.25, -0.75) in every round.
+
+    Half of it; v₁ = u and v₂ = 1.9 u, 2.9 u in all; under a constant gradient Adam steps by its sign.
+    """
+    data = GivenData(-torch.tensor(UPDATES, dtype=torch.float64), samples=[1, 1, 2])
+    for number, wanted in enumerate((first, second), start=1):
+        orchestrator, run = FederatedOrchestrator(Linear(2), server_optimizer=optimizer), trainer(rounds=number)
+        run.fit(orchestrator, datamodule=data)
+        assert close(orchestrator.params, wanted)
+        assert (run.global_step, orchestrator.rounds_done) == (number, number)
+
+
+def test_local_steps_begin_the_data_again() -> None:
+    """Three steps each. Client 0 has two batches; its third from (0.19, -0.36): (0.271, -0.488).
+
+    ((0.271 - 3·1.314)/4, (-0.488 + 3·0.28525)/4).
+    """
+    assert close(train(local_steps=3), (-0.91775, 0.0919375))
+    assert torch.equal(train(local_epochs=2, on_bad_update="raise"), train(local_epochs=2))
+
+
+class Logs(Quadratic):
+    snapshot = True
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.log("w", self.w[0].clone() if self.snapshot else self.w[0])
+        self.log_dict({"step_no": float(batch_idx)}, prog_bar=True)
+        return super().training_step(batch, batch_idx)
+
+
+class LogsLive(Logs):
+    """Logs the parameter itself, which then trains on."""
+
+    snapshot = False
+
+
+@pytest.mark.parametrize("make", [Logs, LogsLive])
+def test_what_clients_log_is_averaged_over_steps_then_samples(make: type[Logs]) -> None:
+    """w[0] before each step: 0, 0.1 → 0.05 on client 0; 0, -0.6, -1.02 → -0.54 on client 1: (0.05 - 3·0.54)/4.
+
+    The step's number: (0.5 + 3·1)/4. Losses 1.5, 1.045 → 1.2725; 7, 3.8425, 2.25510625 → 13.09760625/3:
+    (1.2725 + 13.09760625)/4.
+    """
+    run = trainer()
+    run.fit(FederatedOrchestrator(make()), datamodule=ToyData())
+    expected = {"w": -0.3925, "step_no": 0.875, "train/loss": 3.5925265625, "round": 1.0}
+    assert {name: float(value) for name, value in run.callback_metrics.items()} == pytest.approx(expected, abs=1e-6)
+
+
+# The Trainer around it
+
+
+class TransferHooks:
+    """Turns B into 0, so that w = 0 is the minimum of T and nothing moves; keeps what it was shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[Any] = []
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.shown.append(batch)
+        return batch
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.shown.append(batch)
+        return batch
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.shown.append(batch)
+        return [batch[0], 0 * batch[1]]
+
+
+class HookedModule(TransferHooks, Quadratic):
+    pass
+
+
+class HookedData(TransferHooks, ToyData):
+    pass
+
+
+@pytest.mark.parametrize("where", ["module", "data"])
+def test_transfer_hooks_see_batches_and_no_client_ids(where: str) -> None:
+    """Three hooks for each of 2 + 3 batches."""
+    module = HookedModule() if where == "module" else Quadratic()
+    data = HookedData() if where == "data" else ToyData()
+    orchestrator: FederatedOrchestrator = FederatedOrchestrator(module)
+    trainer().fit(orchestrator, datamodule=data)
+    shown = (module if where == "module" else data).shown  # type: ignore[union-attr]
+    assert len(shown) == 15
+    assert not any(isinstance(batch, ClientIds) for batch in shown)
+    assert close(orchestrator.params, (0.0, 0.0), 0.0)
+
+
+@pytest.mark.parametrize(("batches", "expected"), [(True, (0.19, -0.36)), (5, (-0.938, 0.1239375))])
+def test_fast_dev_run(batches: Any, expected: tuple[float, float]) -> None:
+    """One round: of its first client alone, or of five at most."""
+    orchestrator = FederatedOrchestrator(Quadratic())
+    trainer(rounds=3, fast_dev_run=batches).fit(orchestrator, datamodule=ToyData())
+    assert orchestrator.rounds_done == 1
+    assert close(orchestrator.params, expected)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        {"gradient_clip_val": 1.0},
+        {"accumulate_grad_batches": 2},
+        {"limit_train_batches": 0.5},
+        {"limit_train_batches": 1},
+        {"limit_train_batches": 2},
+        {"overfit_batches": 1},
+        {"overfit_batches": 0.5},
+        {"val_check_interval": 0.5},
+        {"val_check_interval": 1},
+        {"precision": "16-true"},
+        {"precision": "bf16-true"},
+    ],
+    ids=str,
+)
+def test_trainer_flags_that_mean_something_else_are_refused(flag: dict[str, Any]) -> None:
+    """An int 1 is one batch, hence one client: no less wrong than 2, though 1 == 1.0."""
+    with pytest.raises(ConfigurationError, match=f"trainer.{next(iter(flag))}.* means something else here"):
+        trainer(**flag).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"local_epochs": 1, "local_steps": 1},
+        {"local_epochs": 0},
+        {"local_steps": 0},
+        {"accumulate_grad_batches": 0},
+        {"gradient_clip_algorithm": "l2"},
+        {"gradient_clip_val": -1.0},
+        {"on_bad_update": "ignore"},
+    ],
+    ids=str,
+)
+def test_orchestrator_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(settings)).split("_")[0]):
+        FederatedOrchestrator(Quadratic(), **settings)
+
+
+def test_other_data_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="FederatedDataModule"):
+        trainer().fit(FederatedOrchestrator(Quadratic()), train_dataloaders=[1, 2])

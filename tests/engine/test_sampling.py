@@ -1,0 +1,192 @@
+"""Which clients take part in a round: by size, in turn, or as a file says."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from command import TINY, process, run
+from resumed import assert_same
+from torch import Tensor
+from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
+
+from fl_lightning import ClientSampler, ConfigurationError, FederatedOrchestrator
+from fl_lightning.engine.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
+from fl_lightning.engine.seeding import generator
+
+
+def draw(sampler: ClientSampler, sizes: list[int], num_clients: int, round: int = 1) -> list[int]:
+    drawn = sampler.draw(torch.tensor(sizes), num_clients, round, generator(0, "cohort", round))
+    return sorted(drawn.tolist())
+
+
+def schedule(folder: Path, text: str) -> FixedSchedule:
+    path = folder / "cohorts.txt"
+    path.write_text(text)
+    return FixedSchedule(str(path))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "chance"), [(UniformSampler(), (2 / 3, 2 / 3, 2 / 3)), (SizeSampler(), (7 / 12, 7 / 12, 5 / 6))]
+)
+def test_chance_to_be_drawn(sampler: ClientSampler, chance: tuple[float, ...]) -> None:
+    """Two of three clients with n = (1, 1, 2), beside one without data.
+
+    Uniformly, each comes 2 times in 3. By size, the third is first in 1/2 of the draws, second with 2/3 after one of
+    the others (1/4 each): 1/2 + 2 · 1/4 · 2/3 = 5/6; the others share the rest of 2: 7/12. Over 3000 rounds the
+    standard deviation of a share is at most sqrt(0.25 / 3000) = 0.009; four of them are allowed.
+    """
+    rounds = [draw(sampler, [1, 0, 1, 2], 2, round) for round in range(1, 3001)]
+    assert all(len(set(cohort)) == 2 for cohort in rounds)
+    shares = [sum(client in cohort for cohort in rounds) / 3000 for client in range(4)]
+    assert shares[1] == 0
+    assert [shares[0], *shares[2:]] == pytest.approx(chance, abs=0.036)
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler(), SizeSampler(), RoundRobinSampler()])
+def test_all_clients_that_have_data_where_all_take_part(sampler: ClientSampler) -> None:
+    """However different their sizes are."""
+    sizes = [10**9, 0, 1, 1, 0, 7]
+    assert all(draw(sampler, sizes, 4, round) == [0, 2, 3, 5] for round in range(1, 50))
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler(), SizeSampler()])
+def test_the_generator_decides(sampler: ClientSampler) -> None:
+    sizes = list(range(1, 21))
+    rounds = [draw(sampler, sizes, 5, round) for round in range(1, 11)]
+    assert rounds == [draw(sampler, sizes, 5, round) for round in range(1, 11)]
+    assert len({tuple(cohort) for cohort in rounds}) > 5
+
+
+def test_round_robin_goes_on_where_it_ended() -> None:
+    """0, 2, 3, 4, 5 have data; K = 3: 0 2 3 | 4 5 0 | 2 3 4 | 5 0 2 | 3 4 5 | 0 2 3, whichever is asked for first."""
+    expected = [[0, 2, 3], [0, 4, 5], [2, 3, 4], [0, 2, 5], [3, 4, 5], [0, 2, 3]]
+    sampler = RoundRobinSampler()
+    assert [draw(sampler, [5, 0, 1, 9, 2, 2], 3, round) for round in (6, 5, 4, 3, 2, 1)] == expected[::-1]
+
+
+def test_schedule_reads_a_line_a_round(tmp_path: Path) -> None:
+    sampler = schedule(tmp_path, "2 0\n1\n\t0  1 2 \n\n")
+    assert [draw(sampler, [1, 1, 1], 3, round) for round in (3, 1, 2)] == [[0, 1, 2], [0, 2], [1]]
+
+
+def cohorts_trained(data: GivenData, rounds: int) -> list[tuple[int, ...]]:
+    capture = Capture()
+    trainer(capture, rounds=rounds).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    trained = [client for cohort in capture.cohorts for client in cohort.clients]
+    assert sorted(capture.clients) == sorted(trained)
+    return [cohort.clients for cohort in capture.cohorts]
+
+
+@pytest.mark.parametrize("clients_per_batch", [1, 2, 3])
+def test_cohorts_of_different_length(clients_per_batch: int, tmp_path: Path) -> None:
+    """At most K = 3 of four clients; the update is that of the clients there are."""
+    sampler, rows = schedule(tmp_path, "3 1\n2\n0 1 2\n0 3\n"), torch.arange(8, dtype=torch.float64).reshape(4, 2)
+    data = GivenData(rows, participation=3, sampler=sampler, clients_per_batch=clients_per_batch)
+    assert cohorts_trained(data, rounds=4) == [(1, 3), (2,), (0, 1, 2), (0, 3)]
+
+
+def test_round_robin_through_the_trainer() -> None:
+    data = GivenData(torch.ones(3, 2, dtype=torch.float64), participation=2, sampler=RoundRobinSampler())
+    assert cohorts_trained(data, rounds=4) == [(0, 1), (0, 2), (1, 2), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("0 1\n0 x\n", r"line 2: .*round 2, whole numbers .* got '0 x': correct it"),
+        ("0 1\n0,1\n", r"line 2: .*got '0,1'"),
+        ("0 1.0\n", r"line 1: .*got '0 1.0'"),
+        ("-1\n", r"line 1: .*got '-1'"),
+        ("0\n\n1\n", r"line 2: .*got ''"),
+        ("", r"line 1: .*got ''"),
+    ],
+)
+def test_refuses_lines_that_are_no_clients(text: str, line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=rf"cohorts\.txt, {line}"):
+        schedule(tmp_path, text)
+
+
+def write_bytes(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe\x00")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [(lambda path: None, "No such file"), (Path.mkdir, "Is a directory"), (write_bytes, "it is no text")],
+)
+def test_refuses_a_file_that_it_cannot_read(make: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
+    make(tmp_path / "none.txt")
+    with pytest.raises(ConfigurationError, match=rf"cannot read .*none\.txt: {reason}.*; give a text file"):
+        FixedSchedule(str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0\n", r"cohorts\.txt ends at line 1, there is none for round 2: .*max_epochs to 1"),
+        ("0\n1 5\n", r"FixedSchedule to draw clients from 0 to 2 that have data, got \[5\] in round 2"),
+        ("0\n0 1 2\n", r"FixedSchedule to draw 1 to 2 distinct clients.* got \[0, 1, 2\] for round 2"),
+        ("0\n1 1\n", r"got \[1, 1\] for round 2"),
+    ],
+)
+def test_refuses_rounds_that_cannot_be(text: str, message: str, tmp_path: Path) -> None:
+    rows = torch.ones(3, 2, dtype=torch.float64)
+    data = GivenData(rows, participation=2, sampler=schedule(tmp_path, text))
+    with pytest.raises(ConfigurationError, match=message):
+        cohorts_trained(data, rounds=2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (tmp_path / "cohorts.txt").write_text("0 1 2\n3\n1 3\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["UniformSampler", "SizeSampler", "RoundRobinSampler"])
+def test_the_command_line_knows_short_names(name: str, folder: Path) -> None:
+    result = run("fit", "--config", "tiny.yaml", "--data.sampler", name, "--print_config")
+    assert result.status == 0, result.err
+    assert yaml.safe_load(result.out)["data"]["init_args"]["sampler"]["class_path"] == f"fl_lightning.{name}"
+
+
+def test_a_missing_schedule_is_one_line(folder: Path) -> None:
+    result = run(
+        "fit", "--config", "tiny.yaml", "--data.sampler", "FixedSchedule", "--data.sampler.path", "missing.txt"
+    )
+    assert result.status == 2
+    assert "cannot read missing.txt: No such file" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_short_cohorts_on_two_devices_give_what_one_gives(folder: Path) -> None:
+    """Real processes over gloo; K = 3. The second device has one client, then none, then one, beside padding."""
+    settings: list[Any] = ["--data.sampler", "FixedSchedule", "--data.sampler.path", "cohorts.txt"]
+    settings += ["--data.participation", 3, "--data.partition", "IID", "--trainer.max_epochs", 3]
+    for devices, size in ((1, 1), (2, 1), (2, 2)):
+        finished = process(
+            *("fit", "--config", "tiny.yaml", "--experiment", f"on{devices}by{size}", *settings),
+            *("--trainer.devices", devices, "--data.clients_per_batch", size),
+        )
+        assert finished.returncode == 0, finished.stderr
+    first, *others = (folder / "runs" / name / "version_0" for name in ("on1by1", "on2by1", "on2by2"))
+    for other in others:
+        assert_same(first / "checkpoints/last.ckpt", other / "checkpoints/last.ckpt")
+        assert (first / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
+
+
+def test_a_sampler_must_draw() -> None:
+    with pytest.raises(ConfigurationError, match="ClientSampler must define draw"):
+        ClientSampler().draw(Tensor([1]), 1, 1, torch.Generator())
+
+
+def test_a_schedule_is_tried_out_before_the_first_round(tmp_path: Path) -> None:
+    (tmp_path / "cohorts.txt").write_text("0\n7\n")
+    data, capture = ToyData(sampler=FixedSchedule(str(tmp_path / "cohorts.txt"))), Capture()
+    with pytest.raises(ConfigurationError, match=r"got \[7\] in round 2"):
+        trainer(capture, rounds=2).fit(FederatedOrchestrator(Quadratic()), datamodule=data)
+    assert capture.clients == []

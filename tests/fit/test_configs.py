@@ -1,0 +1,152 @@
+"""Config files that build on others, and the grid of an experiment."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from command import TINY, run
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.configs import bases, grid, resolve_configs, shipped_configs
+
+TABLE = """
+base: parts/tiny.yaml
+trainer: {max_epochs: 1}
+data:
+  init_args:
+    partition: {init_args: {alpha: 3.0}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Holds table.yaml, which builds on parts/tiny.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("parts").mkdir()
+    Path("parts/tiny.yaml").write_text(TINY)
+    Path("table.yaml").write_text(TABLE)
+    return tmp_path
+
+
+def printed(*args: object) -> dict[str, dict[str, object]]:
+    result = run("fit", *args, "--print_config")
+    assert (result.status, result.err) == (0, "")
+    return dict(yaml.safe_load(result.out))
+
+
+def test_a_config_says_what_differs_from_its_base() -> None:
+    """Two rounds and alpha 0.1 in the base; one round and alpha 3 in the table; 4 clients and the 2NN in both."""
+    config = printed("--config", "table.yaml")
+    assert config["trainer"]["max_epochs"] == 1
+    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0  # type: ignore[index]
+    assert config["data"]["init_args"]["num_clients"] == 4  # type: ignore[index]
+    assert config["model"]["client"]["init_args"]["network"]["class_path"].endswith("TwoNN")  # type: ignore[index]
+
+
+def test_what_is_printed_and_saved_stands_alone() -> None:
+    """No word of the base is left: the file can be moved."""
+    assert {"base", "grid"}.isdisjoint(printed("--config", "table.yaml"))
+    assert run("fit", "--config", "table.yaml", "--trainer.accelerator", "cpu").status == 0
+    saved = yaml.safe_load(Path("runs/table/version_0/config.yaml").read_text())
+    assert {"base", "grid"}.isdisjoint(saved)
+    assert saved["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0
+
+
+def test_the_run_is_named_after_the_config_and_not_its_base() -> None:
+    assert run("fit", "--config", "table.yaml", "--config", "parts/tiny.yaml", "--trainer.max_epochs", 1).status == 0
+    assert Path("runs/table").is_dir()
+
+
+def test_an_experiment_may_lie_in_a_folder() -> None:
+    """As the papers' tables do: it trains, and goes on from its last checkpoint."""
+    name = ["--experiment", "paper/table-1"]
+    assert run("fit", "--config", "table.yaml", *name).status == 0
+    result = run("fit", "--config", "table.yaml", *name, "--trainer.max_epochs", 2, "--ckpt_path", "last")
+    assert result.status == 0, result.err
+    assert len(Path("runs/paper/table-1/version_0/metrics.csv").read_text().splitlines()) == 3
+    assert [path.name for path in Path("runs").iterdir()] == ["paper"]
+
+
+def test_bases_come_first_and_the_most_basic_of_them_before_the_others() -> None:
+    Path("top.yaml").write_text("base: [table.yaml, parts/other.yaml]\n")
+    Path("parts/other.yaml").write_text("seed_everything: 3\n")
+    assert bases("top.yaml") == ["parts/tiny.yaml", "table.yaml", "parts/other.yaml"]
+    expected = [f"--config={name}" for name in ("parts/tiny.yaml", "table.yaml", "parts/other.yaml", "top.yaml")]
+    assert resolve_configs(["fit", "-c", "top.yaml", "--x"]) == ["fit", *expected, "--x"]
+    assert resolve_configs(["fit", "--config=top.yaml"]) == ["fit", *expected]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("base: nowhere.yaml", "does not exist"), ("base: a.yaml", "builds on it")]
+)
+def test_refuses_bases_that_lead_nowhere(content: str, reason: str) -> None:
+    Path("a.yaml").write_text(content)
+    result = run("fit", "--config", "a.yaml")
+    assert result.status == 2
+    assert reason in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_refuses_a_circle() -> None:
+    Path("a.yaml").write_text("base: b.yaml")
+    Path("b.yaml").write_text("base: a.yaml")
+    with pytest.raises(ConfigurationError, match="builds on it"):
+        bases("a.yaml")
+
+
+def test_a_grid_is_the_product_of_its_axes() -> None:
+    """2 alphas, 2 methods: four cells; the options are the command line's, and they parse."""
+    Path("grid.yaml").write_text(
+        TABLE
+        + """
+grid:
+  alpha:
+    0.5: {data.partition.alpha: 0.5}
+    .inf: {data.partition.alpha: .inf}
+  method:
+    FedAvg: {}
+    FedProx+GH:
+      trainer.callbacks: [{class_path: FedProx, init_args: {mu: 0.1}}, {class_path: GradientHarmonization}]
+"""
+    )
+    cells = grid("grid.yaml")
+    assert [dict(cell.labels) for cell in cells] == [
+        {"alpha": alpha, "method": method} for alpha in (0.5, float("inf")) for method in ("FedAvg", "FedProx+GH")
+    ]
+    config = printed("--config", "grid.yaml", *cells[-1].options)
+    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == float("inf")  # type: ignore[index]
+    names = [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]  # type: ignore[attr-defined]
+    assert names == ["FedProx", "GradientHarmonization"]
+    assert cells[0].options == ("--data.partition.alpha=0.5",)
+
+
+def test_an_axis_may_choose_from_its_base() -> None:
+    Path("parts/methods.yaml").write_text("grid: {method: {A: {}, B: {seed_everything: 2}, C: {seed_everything: 3}}}")
+    Path("grid.yaml").write_text("base: parts/methods.yaml\ngrid: {method: [C, A]}")
+    assert [(cell.labels["method"], cell.options) for cell in grid("grid.yaml")] == [
+        ("C", ("--seed_everything=3",)),
+        ("A", ()),
+    ]
+
+
+def test_several_grids_follow_each_other() -> None:
+    Path("grid.yaml").write_text("grid: [{a: {1: {}, 2: {}}}, {a: {3: {}}, b: {x: {}}}]")
+    assert [dict(cell.labels) for cell in grid("grid.yaml")] == [{"a": 1}, {"a": 2}, {"a": 3, "b": "x"}]
+
+
+def test_without_a_grid_there_is_one_point() -> None:
+    (cell,) = grid("table.yaml")
+    assert (dict(cell.labels), cell.options) == ({}, ())
+
+
+@pytest.mark.parametrize("axis", ["[0.1, 0.2]", "3", "{0.1: 3}"])
+def test_refuses_an_axis_without_options(axis: str) -> None:
+    Path("grid.yaml").write_text(f"grid: {{alpha: {axis}}}")
+    with pytest.raises(ConfigurationError, match=r"grid\.alpha must map labels to options"):
+        grid("grid.yaml")
+
+
+def test_parts_are_no_experiments() -> None:
+    names = shipped_configs()
+    assert "digits_gh.yaml" in names
+    assert not [name for name in names if "base" in name.split("/")]

@@ -1,0 +1,236 @@
+"""Many runs as one command: the same numbers as one by one, nothing twice, nothing lost to a kill."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from command import TINY, fit, process, rows, run
+from wandb_files import wandb_records
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.command import config_of
+from fl_lightning.reproduce.jobs import Job, plan
+from fl_lightning.reproduce.papers import experiments
+from fl_lightning.runs.settings import settings_fingerprint
+
+SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
+LONG = [*SWEEP[:-1], "60"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; it holds tiny.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    return tmp_path
+
+
+def results(out: str = "runs/sweep") -> pd.DataFrame:
+    return pd.read_csv(Path(out, "tiny", "results.csv"))
+
+
+def test_a_sweep_gives_what_single_runs_give() -> None:
+    """Two values, two seeds: four rows, each the last round of the run that ``fit`` makes of the same options."""
+    assert run(*SWEEP, "--jobs", 2).status == 0
+    table = results()
+    assert list(table["data.partition.alpha"]) == [0.1, 0.1, 10.0, 10.0]
+    assert list(table["seed"]) == [1, 2, 1, 2]
+    for _, row in table.iterrows():
+        options = ["--data.partition.alpha", row["data.partition.alpha"], "--seed_everything", row["seed"]]
+        fit(*options, "--trainer.max_epochs", 2, "--experiment", f"{row['data.partition.alpha']}-{row['seed']}")
+        alone = rows(f"runs/{row['data.partition.alpha']}-{row['seed']}/version_0/metrics.csv")
+        assert rows(Path(row["folder"], "run", "version_0", "metrics.csv")) == alone
+        assert row["val/top1"] == pytest.approx(alone[-1]["val/top1"], abs=1e-9)
+    assert "± " in Path("runs/sweep/tiny/table.md").read_text()
+
+
+def test_finished_runs_are_not_run_again() -> None:
+    """Nor for another sweep that has some of the same settings: only the new seed is trained."""
+    assert run(*SWEEP).status == 0
+    before = {path: path.stat().st_mtime_ns for path in Path("runs/sweep/runs").rglob("finished.json")}
+    assert len(before) == 4
+    assert run(*SWEEP[:-3], 3, "--rounds", 2, "--subset", "data.partition.alpha=0.1").status == 0
+    after = {path: path.stat().st_mtime_ns for path in Path("runs/sweep/runs").rglob("finished.json")}
+    assert len(after) == 5
+    assert {path: after[path] for path in before} == before
+    assert len(results()) == 3
+
+
+def killed_in_mid_run(arguments: list[str]) -> set[Path]:
+    """Start the command, and kill -9 it when one run is finished and another has begun; what was finished then."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *arguments]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    runs = Path("runs/sweep/runs")
+    while time.monotonic() < deadline and started.poll() is None:
+        finished = {path.parent for path in runs.rglob("finished.json")}
+        begun = {path.parents[2] for path in runs.rglob("metrics.csv")} - finished
+        if finished and begun:
+            break
+        time.sleep(0.02)
+    assert started.poll() is None, "it was over before it could be killed"
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    return {path.parent for path in runs.rglob("finished.json")}
+
+
+def wait_until_nothing_is_written() -> None:
+    """A run's process ends when it sees that the command is gone."""
+    known: dict[Path, int] = {}
+    while (now := {p: p.stat().st_mtime_ns for p in Path("runs").rglob("*") if p.exists()}) != known:
+        known = now
+        time.sleep(1.0)
+
+
+def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    """What was finished stays as it was, to the byte; the run under way goes on from its last round."""
+    finished = killed_in_mid_run(LONG)
+    wait_until_nothing_is_written()
+    untouched = {folder: (folder / "finished.json").read_bytes() for folder in finished}
+    left = {path.parent for path in Path("runs/sweep/runs").rglob("finished.json")}
+    assert len(left) < 4, "a run's process outlived the command"
+    again = process(*LONG)
+    assert again.returncode == 0, again.stderr
+    assert {folder: (folder / "finished.json").read_bytes() for folder in finished} == untouched
+    assert process(*LONG, "--out", "elsewhere").returncode == 0
+    measured = ["data.partition.alpha", "seed", "val/top1"]
+    assert results()[measured].equals(results("elsewhere")[measured])
+    for folder in Path("elsewhere/runs").glob("*/seed_*"):
+        same = Path("runs/sweep/runs", folder.parent.name, folder.name)
+        metrics = Path("run", "version_0", "metrics.csv")
+        assert (folder / metrics).read_bytes() == (same / metrics).read_bytes()
+
+
+def test_a_run_that_fails_does_not_stop_the_others() -> None:
+    """Eleven classes each cannot be had of ten: that cell is missing from the table, and the status says so."""
+    grid = "data.partition=[{class_path: ClassesPerClient, init_args: {classes: 11}}, {class_path: IID}]"
+    result = run("sweep", "--config", "tiny.yaml", "--grid", grid, "--seeds", 1, "--rounds", 1)
+    assert result.status == 1
+    assert "failed: tiny {class_path: ClassesPerClient" in result.out
+    assert "expected classes <= 10" in result.out
+    assert len(results()) == 1
+    assert "1 of 2 runs finished" in Path("runs/sweep/tiny/table.md").read_text()
+
+
+def test_a_run_stopped_before_its_first_round_starts_anew() -> None:
+    """A folder without a checkpoint that can be read is no obstacle."""
+    (planned,) = plan(["tiny"], ["--config=tiny.yaml"], [1], Path("runs/runs"))
+    assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
+    metrics = planned.run.folder / "metrics.csv"
+    expected = metrics.read_bytes()
+    (planned.folder / "finished.json").unlink()
+    checkpoint = planned.run.folder / "checkpoints" / "last.ckpt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
+    assert planned.finished
+    assert metrics.read_bytes() == expected
+
+
+def test_settings_that_make_no_difference_share_a_run() -> None:
+    """Where and how it runs is no part of what is run; everything else is."""
+
+    def key(*options: str) -> str:
+        return settings_fingerprint(config_of(["--config=tiny.yaml", *options]))
+
+    same = ["--seed_everything=7", "--experiment=other", "--trainer.logger=WandbLogger", "--trainer.devices=2"]
+    assert {key(option) for option in same} == {key()}
+    others = [
+        "--data.batch_size=16",
+        "--model.local_epochs=2",
+        "--trainer.max_epochs=3",
+        "--trainer.callbacks+=FedNova",
+    ]
+    assert len({key(), *map(key, others)}) == 5
+
+
+def test_finished_json_says_how_it_was_made() -> None:
+    assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
+    (path,) = Path("runs/runs").rglob("finished.json")
+    facts = json.loads(path.read_text())
+    assert facts["seed"] == 1
+    assert facts["seconds"] > 0
+    assert {"torch", "lightning", "fl-lightning"} == set(facts["versions"])
+    assert "--config=tiny.yaml" in facts["arguments"]
+
+
+def test_wandb_groups_by_cell_and_tags_by_label() -> None:
+    """Real offline runs, read back: one in each run's folder."""
+    arguments = ["--grid", "data.batch_size=16,32", "--seeds", 1, "--rounds", 1, "--trainer.logger", "WandbLogger"]
+    assert run("sweep", "--config", "tiny.yaml", *arguments).status == 0
+    found = {}
+    for file in Path("runs/sweep/runs").glob("*/seed_1/wandb/offline-run-*/run-*.wandb"):
+        (record,) = (each.run for each in wandb_records(file) if each.WhichOneof("record_type") == "run")
+        found[record.run_group] = (record.display_name, set(record.tags), record.run_id)
+        assert record.run_id == f"{file.parents[3].name}-1"
+    assert {group: kept[:2] for group, kept in found.items()} == {
+        f"tiny {size}": (f"tiny {size} seed 1", {"tiny", str(size), "seed 1"}) for size in (16, 32)
+    }
+
+
+def test_rounds_done_of_a_run_that_has_not_begun() -> None:
+    assert Job(("name",), (), 1, 3, Path("nowhere")).rounds_done == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce"], "reproduce needs the id of an experiment"),
+        (["reproduce", "fedgh-slides/table-22"], "did you mean fedgh-slides/table-2"),
+        (["reproduce", "fedgh-slides/table-2", "--seeds", "0"], "expected a whole number of at least 1, got 0"),
+        (["reproduce", "fedgh-slides/table-2", "--subset", "beta=1"], "has the axes alpha, method"),
+        (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3"], "has the labels"),
+        (["reproduce", "fedgh-slides/table-2", "--data.nope", "3"], "there is no option nope"),
+        (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size"], "--grid must be OPTION=VALUE"),
+        (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size=-1"], "batch_size"),
+        (["sweep"], "required"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    if "batch_size=-1" in arguments[-1]:  # seen when the run loads its data
+        assert result.status == 1
+        assert message in result.out
+        return
+    assert result.status == 2
+    assert message in result.err
+    assert len(result.err.strip().splitlines()) == 1
+    assert not Path("runs").exists()
+
+
+def test_list_names_every_experiment() -> None:
+    result = run("reproduce", "--list")
+    assert result.status == 0
+    assert set(experiments()) <= {line.split()[0] for line in result.out.splitlines()}
+
+
+def test_help_leads_to_the_commands() -> None:
+    help_page = run("--help")
+    assert help_page.status == 0
+    assert all(word in help_page.out for word in ("fit", "data", "reproduce --help", "sweep"))
+    assert "--subset" in run("reproduce", "--help").out
+
+
+def test_settings_of_a_mistake_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no option nope"):
+        config_of(["--config=tiny.yaml", "--data.nope=3"])
+
+
+def test_interrupted_it_tabulates_what_is_there() -> None:
+    """Ctrl-C in mid-run: the table of what is finished, a word on how to go on, status 130."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *LONG]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 300
+    while not list(Path("runs/sweep/runs").rglob("finished.json")):
+        assert time.monotonic() < deadline, "no run was finished in time"
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    out, _ = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "the same command goes on from here" in out
+    assert 1 <= len(results()) < 4

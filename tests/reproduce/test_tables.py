@@ -1,0 +1,142 @@
+"""Tables in the terminal, as Markdown and as HTML."""
+
+import io
+import math
+from html.parser import HTMLParser
+
+import pandas as pd
+from rich.console import Console
+
+from fl_lightning.reproduce import tables
+from fl_lightning.reproduce.claims import Verdict
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.results import compare
+
+ROWS = ({"method": "A", "alpha": 0.1, "top1": 50.0}, {"method": "A", "alpha": math.inf, "top1": 90.0})
+EXPERIMENT = Experiment("x/table-1", "X & Y, Table 1", "top-1 (%)", "A <b>", ROWS, "", ("top1",), notes=("a note",))
+VERDICTS = [Verdict("A <i> B & C", "supported", "difference +3, p < 0.001")]
+
+
+def results(**columns: list[object]) -> pd.DataFrame:
+    return pd.DataFrame({"method": ["A", "A", "A"], "alpha": [0.1, 0.1, math.inf], **columns})
+
+
+COMPARED = compare(EXPERIMENT, results(round=[5, 5, 5], seed=[1, 2, 1], top1=[40.0, 42.0, 91.5]))
+# 40 and 42: mean 41, error 1, t(0.975, 1) = 12.706.
+HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 difference"]
+LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "-9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
+
+
+class Page(HTMLParser):
+    """Tables' cells, tags that were left open, and whatever the page would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: list[list[list[str]]] = []
+        self.open: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
+        self.loaded += [tag] if tag in ("script", "link", "iframe", "object") else []
+        if tag != "meta":
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in ("td", "th"):
+            self.tables[-1][-1][-1] += data
+
+
+def test_lines() -> None:
+    """The round is no column where it is the same for all."""
+    assert tables.lines(COMPARED) == (HEAD, LINES)
+
+
+def test_several_rounds_are_a_column() -> None:
+    head, rows = tables.lines(compare(EXPERIMENT, results(round=[5, 7, 7], seed=[1, 1, 1], top1=[1.0, 2.0, 3.0])))
+    assert head[:4] == ["method", "alpha", "round", "seeds"]
+    assert [row[2] for row in rows] == ["5", "7", "7"]
+
+
+def test_nothing_printed_no_empty_columns() -> None:
+    """A sweep's table has ours alone; a measure that the paper prints keeps its columns beside one that it does not."""
+    sweep = Experiment("mine", "Sweep of mine", "top1", "", (), "", ("top1",))
+    ours = results(round=[5, 5, 5], seed=[1, 2, 1], top1=[40.0, 42.0, 91.5], **{"val/loss": [0.5, 0.7, 0.12345]})
+    assert tables.lines(compare(sweep, ours)) == (HEAD[:4], [row[:4] for row in LINES])
+    both = Experiment("x", "X", "", "", ROWS, "", ("top1", "val/loss"))
+    head, rows = tables.lines(compare(both, ours))
+    assert head == [*HEAD, "val/loss"]
+    assert rows[1] == [*LINES[1], "0.1235"]
+    assert tables.markdown(sweep, compare(sweep, ours), [], []).startswith("# Sweep of mine\n\ntop1\n")
+
+
+def test_cosines_and_factors_keep_their_digits() -> None:
+    """FedLAW's γ of 0.9472 and 0.9493 are two numbers; FedAvg has none."""
+    rows = ({"method": "A", "alpha": 0.1, "gamma_learned": 0.9472},)
+    gamma = Experiment("x", "X", "", "", rows, "", ("gamma_learned",))
+    learned = results(round=[5, 5, 5], seed=[1, 2, 1], gamma_learned=[0.9493, math.nan, math.nan])
+    assert tables.lines(compare(gamma, learned))[1] == [
+        ["A", "0.1", "1", "0.9493", "0.9472", "+0.0021"],
+        ["A", "IID", "0", "–", "–", "–"],
+    ]
+
+
+def test_markdown_has_everything() -> None:
+    text = tables.markdown(EXPERIMENT, COMPARED, VERDICTS, ["2 of 3 runs finished"])
+    piped = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in piped]
+    assert cells == [HEAD, ["---"] * 6, *LINES, tables.CLAIMS, ["---"] * 3, list(vars(VERDICTS[0]).values())]
+    assert text.startswith("# X & Y, Table 1\n\nA <b> (top-1 (%))\n\n- 2 of 3 runs finished\n\n|")
+    assert text.endswith("\n\n- a note\n")
+
+
+def test_markdown_escapes_what_would_end_a_cell() -> None:
+    text = tables.markdown(EXPERIMENT, COMPARED.assign(method="a|b"), [], [])
+    assert r"| a\|b | 0.1 |" in text
+
+
+def test_html_has_everything_and_loads_nothing() -> None:
+    text = tables.html(EXPERIMENT, COMPARED, VERDICTS, ["--grid a=<1>", "`reproduce <x>`"])
+    page = Page(text)
+    assert page.tables == [[HEAD, *LINES], [tables.CLAIMS, list(vars(VERDICTS[0]).values())]]
+    assert page.open == []
+    assert page.loaded == []
+    assert not any(word in text for word in ("http", "@import", "url("))
+    assert "<h1>X &amp; Y, Table 1</h1><p>A &lt;b&gt; (top-1 (%))</p>" in text
+    assert "<li>--grid a=&lt;1&gt;</li><li><code>reproduce &lt;x&gt;</code></li>" in text
+    assert "<li>a note</li>" in text
+
+
+def test_without_a_finished_run() -> None:
+    verdicts = [Verdict("A > B", "not run", "no run is finished")]
+    assert "No run is finished." in tables.markdown(EXPERIMENT, pd.DataFrame(), verdicts, [])
+    page = tables.html(EXPERIMENT, pd.DataFrame(), verdicts, [])
+    assert "No run is finished." in page
+    assert Page(page).tables == [[tables.CLAIMS, list(vars(verdicts[0]).values())]]
+
+
+def test_terminal_prints_brackets_as_they_are() -> None:
+    """A label like a YAML list is no markup, nor a source."""
+    experiment = Experiment("x", "Sweep [red]", "", "", ROWS, "", ("top1",))
+    console = Console(width=200, record=True, file=io.StringIO())
+    for table in tables.terminal(experiment, COMPARED.assign(method="[bold]"), VERDICTS):
+        console.print(table)
+    text = console.export_text()
+    assert "Sweep [red]" in text
+    assert "[bold]" in text
+    assert all(cell in text for cell in [*HEAD, *LINES[0][1:], *vars(VERDICTS[0]).values()])
+
+
+def test_terminal_without_claims_has_one_table() -> None:
+    assert len(tables.terminal(EXPERIMENT, COMPARED, [])) == 1

@@ -1,0 +1,119 @@
+"""The run folder: one row a round, no two runs in one folder, where to go on."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from command import rows
+
+from fl_lightning.runs.folder import RunFolder, next_version
+
+FOUR = "round,val/top1,train/loss\n1,0.5,2\n2,0.6,1.5\n3,0.7,1.25\n4,0.8,1.125\n"
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The metrics.csv of a run that was stopped after round 4, in ``tmp_path/e/version_0``."""
+    file = tmp_path / "e" / "version_0" / "metrics.csv"
+    file.parent.mkdir(parents=True)
+    file.write_text(FOUR)
+    return file
+
+
+def test_one_row_a_round_from_several_calls(tmp_path: Path) -> None:
+    """Training, validation and a monitor log at different times; columns come in one order."""
+    folder = RunFolder(tmp_path, "e")
+    folder.log_metrics({"conflict/ratio": 0.25, "train/loss": torch.tensor(1.5), "round": 1.0}, step=1)
+    folder.log_metrics({"val/top1": 0.5, "round": 1.0}, step=1)
+    folder.log_metrics({"val/top1": 0.75, "round": 2.0, "epoch": 1}, step=2)
+    assert (tmp_path / "e" / "version_0" / "metrics.csv").read_text().splitlines() == [
+        "round,val/top1,train/loss,conflict/ratio",
+        "1,0.5,1.5,0.25",
+        "2,0.75,,",
+    ]
+
+
+def test_the_file_is_whole_after_every_call(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "e")
+    for round in (1, 2, 3):
+        folder.log_metrics({"train/loss": 1.0 / round, "round": float(round)})
+        assert [row["round"] for row in rows(Path(folder.log_dir, "metrics.csv"))] == list(range(1, round + 1))
+    assert [path.name for path in Path(folder.log_dir).iterdir()] == ["metrics.csv"]
+
+
+def test_continuing_drops_the_rows_of_later_rounds(tmp_path: Path, stopped: Path) -> None:
+    """Training goes on from round 2: it does rounds 3 and 4 again."""
+    folder = RunFolder(tmp_path, "e", "version_0", rounds=2)
+    folder.log_metrics({"train/loss": 1.0, "round": 3.0})
+    assert rows(stopped) == [
+        {"round": 1, "val/top1": 0.5, "train/loss": 2},
+        {"round": 2, "val/top1": 0.6, "train/loss": 1.5},
+        {"round": 3, "train/loss": 1},
+    ]
+    folder.log_metrics({"val/top1": 0.875, "round": 3.0})
+    assert rows(stopped)[2] == {"round": 3, "val/top1": 0.875, "train/loss": 1}
+
+
+def test_testing_an_earlier_round_drops_nothing(tmp_path: Path, stopped: Path) -> None:
+    RunFolder(tmp_path, "e", "version_0").log_metrics({"test/top1": 0.25, "round": 2.0})
+    table = rows(stopped)
+    assert [row["round"] for row in table] == [1, 2, 3, 4]
+    assert table[1] == {"round": 2, "val/top1": 0.6, "train/loss": 1.5, "test/top1": 0.25}
+    assert "test/top1" not in table[3]
+
+
+def test_looking_at_the_experiment_leaves_the_file_alone(tmp_path: Path, stopped: Path) -> None:
+    """Lightning asks every logger for its ``experiment`` at the start; CSVLogger's deletes what is there."""
+    folder = RunFolder(tmp_path, "e", "version_0")
+    _ = folder.experiment
+    assert stopped.read_text() == FOUR
+    folder.log_metrics({"train/loss": 1.0, "round": 5.0})
+    folder.finalize("success")
+    assert [row["round"] for row in rows(stopped)] == [1, 2, 3, 4, 5]
+
+
+def test_before_the_first_round_there_is_no_row(tmp_path: Path) -> None:
+    """An untrained model is validated: round 0."""
+    folder = RunFolder(tmp_path, "e")
+    folder.log_metrics({"val/top1": 0.1, "round": 0.0}, step=0)
+    folder.save()
+    assert not Path(folder.log_dir, "metrics.csv").exists()
+
+
+def test_values_keep_seven_digits(tmp_path: Path) -> None:
+    """As many as float32 has, 3.141593e-05 among them."""
+    folder = RunFolder(tmp_path, "e")
+    folder.log_metrics({"val/top1": torch.tensor(1 / 3), "train/loss": 3.14159265e-5, "round": 1.0})
+    assert Path(folder.log_dir, "metrics.csv").read_text().splitlines()[1] == "1,0.3333333,3.141593e-05"
+
+
+def test_version_is_taken_at_first_use_and_kept(tmp_path: Path) -> None:
+    """A command that fails before it runs leaves no folder."""
+    folder = RunFolder(tmp_path, "e")
+    assert not (tmp_path / "e").exists()
+    assert folder.version == folder.version == "version_0"
+    assert RunFolder(tmp_path, "e").version == "version_1"
+    assert RunFolder(tmp_path, "other").version == "version_0"
+
+
+def test_first_free_version_is_taken(tmp_path: Path) -> None:
+    for name in ("version_0", "version_2"):
+        (tmp_path / name).mkdir()
+    assert next_version(tmp_path, take=False) == "version_1"
+    assert not (tmp_path / "version_1").exists()
+    assert [next_version(tmp_path) for _ in range(2)] == ["version_1", "version_3"]
+
+
+def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
+    """Eight threads, at one barrier, each four times."""
+    barrier = threading.Barrier(8)
+
+    def take(_: int) -> list[str]:
+        barrier.wait()
+        return [next_version(tmp_path / "e") for _ in range(4)]
+
+    with ThreadPoolExecutor(8) as threads:
+        taken = [name for names in threads.map(take, range(8)) for name in names]
+    assert sorted(taken) == sorted(f"version_{number}" for number in range(32))

@@ -1,0 +1,91 @@
+"""Bubbles, cosines and loss surfaces show what they are given."""
+
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.runs.pictures import DRAWN, NAMED, bubbles, draw_cosines, draw_surfaces
+
+
+def test_bubbles_are_where_the_examples_are_and_as_large() -> None:
+    """Counts 4 and 1 make diameters of 1 and 1/2: areas of 4 to 1. Clients go across, classes down."""
+    figure = bubbles(torch.tensor([[0, 4, 0], [1, 0, 0]]))
+    (drawn,) = figure.axes[0].collections
+    assert drawn.get_offsets().tolist() == [[0, 1], [1, 0]]
+    assert (2 * drawn._widths).tolist() == pytest.approx([1.0, 0.5])
+    assert "4 examples" in figure.axes[0].get_title(loc="left")
+    bottom, top = figure.axes[0].get_ylim()
+    assert bottom > top
+
+
+def test_a_plot_of_many_clients_says_which() -> None:
+    figure = bubbles(torch.ones(DRAWN + 1, 2, dtype=torch.int64))
+    assert f"the first {DRAWN} of {DRAWN + 1}" in figure.axes[0].get_title(loc="left")
+
+
+def test_cosines_are_blue_in_agreement_and_red_in_conflict() -> None:
+    """-1, 0 and 1 are the ends and the middle of the colours; what is no number has none, and grey shows through."""
+    figure = draw_cosines([[1, -1], [0, float("nan")]], [4, 7])
+    (image,) = figure.axes[0].images
+    colours = image.to_rgba(image.get_array())
+    red, _, blue, _ = colours[0, 0]
+    assert blue > 2 * red
+    red, _, blue, _ = colours[0, 1]
+    assert red > 2 * blue
+    assert colours[1, 0, :3].min() > 0.95
+    assert colours[1, 1, 3] == 0
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["4", "7"]
+
+
+def test_of_many_clients_some_are_named() -> None:
+    """100 clients: every third."""
+    figure = draw_cosines(np.eye(100), range(100))
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == [str(client) for client in range(0, 100, 3)]
+    assert len(names) <= NAMED
+
+
+def test_drawing_leaves_no_open_figure() -> None:
+    from matplotlib import pyplot
+
+    draw_cosines(np.eye(2), [0, 1])
+    assert pyplot.get_fignums() == []
+    assert matplotlib.get_backend()  # none was chosen for the user
+
+
+def picture(**losses: Any) -> Any:
+    steps = np.linspace(-1, 1, 3)
+    return draw_surfaces({title: {"steps": steps, "loss": np.array(loss, float)} for title, loss in losses.items()})
+
+
+def test_surfaces_share_axes_and_colours() -> None:
+    """From 1 to 100, spaced by factors; what is infinite or nan is as high as 100; the loss in the middle is named."""
+    figure = picture(
+        low=[[1, 2, 3], [4, 5, 6], [7, 8, np.inf]], high=[[10, 20, 30], [40, 0.5e2, 60], [70, np.nan, 100]]
+    )
+    *panels, _ = figure.axes
+    assert [panel.get_title() for panel in panels] == ["low: 5", "high: 50"]
+    for panel in panels:
+        filled = panel.collections[0]
+        assert (filled.levels[0], filled.levels[-1]) == pytest.approx((1, 100))
+        assert filled.levels[1] / filled.levels[0] == pytest.approx(100 ** (1 / 15))
+        assert (panel.get_xlim(), panel.get_ylim()) == ((-1, 1), (-1, 1))
+    figure.canvas.draw()
+
+
+def test_the_first_direction_goes_across() -> None:
+    """A loss that grows along it alone: lines of equal loss are upright."""
+    (panel, _) = picture(a=[[1, 1, 1], [2, 2, 2], [3, 3, 3]]).axes
+    lines = [path.vertices for path in panel.collections[1].get_paths() if len(path.vertices)]
+    assert lines
+    assert all(np.ptp(line[:, 0]) == pytest.approx(0, abs=1e-9) for line in lines)
+
+
+@pytest.mark.parametrize("loss", [[[-1, 0, 1]] * 3, [[2, 2, 2]] * 3, [[np.nan] * 3] * 3], ids=["signs", "flat", "nan"])
+def test_any_surface_can_be_drawn(loss: Any) -> None:
+    figure = picture(a=loss)
+    figure.canvas.draw()
+    assert figure.axes[0].get_title() == f"a: {loss[1][1]:.3g}"

@@ -1,0 +1,104 @@
+"""What a report reads: runs and folders of runs; whatever is missing or damaged is told in one line."""
+
+from pathlib import Path
+
+import pytest
+from command import run
+from report.folders import config, write
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.reader import load, read_runs
+
+COSINES = {"clients": [0, 1], "before": [[1, 0], [0, 1]], "after": [[1, 0], [0, 1]]}
+
+
+def test_a_run_is_read(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "run",
+        {"val/top1": [0.5, ""], "clients/loss/10": ["", 2.0], "clients/loss/9": [1.0, ""]},
+        config(seed=7),
+        {"seconds": [1.5, 2.5]},
+        {"device": "cpu"},
+        cosines_10=COSINES,
+        cosines_2=COSINES,
+    )
+    (only,) = read_runs([folder])
+    assert only.seed == 7
+    assert only.environment == {"device": "cpu"}
+    assert only.metrics["val/top1"].dropna().to_dict() == {1: 0.5}
+    assert only.timings["seconds"].to_dict() == {1: 1.5, 2: 2.5}
+    clients = only.items("clients/loss")  # in the order of numbers, not of names
+    assert list(clients) == [9, 10]
+    assert clients[10][2] == 2.0
+    assert list(only.arrays("cosines")) == [2, 10]
+
+
+def test_a_folder_of_runs_gives_each_once_in_the_order_of_versions(tmp_path: Path) -> None:
+    folders = [write(tmp_path / "runs" / "a" / f"version_{n}", {"val/top1": [0.5]}) for n in (10, 9)]
+    (tmp_path / "runs" / "a" / "version_11").mkdir()  # stopped before its first round was over
+    found = read_runs([tmp_path / "runs", folders[0]])
+    assert [each.folder.name for each in found] == ["version_9", "version_10"]
+
+
+def test_metrics_alone_are_a_run(tmp_path: Path) -> None:
+    (only,) = read_runs([write(tmp_path / "run", {"val/top1": [0.5]})])
+    assert (only.seed, only.config, only.environment) == (None, {}, {})
+    assert only.timings.empty
+    assert only.arrays("cosines") == {}
+
+
+def test_the_torn_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"val/top1": [0.5, 0.6]}, timings={"seconds": [1, 2], "local": [1, 1]})
+    with (folder / "timings.csv").open("a") as file:
+        file.write("3,2.")
+    assert list(read_runs([folder])[0].timings.index) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("metrics.csv", b""),
+        ("metrics.csv", b"round,val/top1\r\n"),
+        ("metrics.csv", b"epoch,val/top1\r\n1,0.5\r\n"),
+        ("metrics.csv", b"round,val/top1\r\n1,good\r\n"),
+        ("metrics.csv", b"round,val/top1\r\n1,0.5\r\n1,0.6\r\n"),
+        ("metrics.csv", bytes(range(256))),
+        ("timings.csv", b"\0\0\0"),
+        ("config.yaml", b"trainer: ["),
+        ("config.yaml", b"a list"),
+        ("environment.yaml", b"\xff\xfe\xff"),
+        ("arrays/cosines_1.npz", b"PK\x03\x04"),
+        ("arrays/partition.npz", b""),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, file: str, content: bytes) -> None:
+    folder = write(tmp_path / "run", {"val/top1": [0.5]}, config(), cosines_1=COSINES)
+    (folder / file).write_bytes(content)
+    result = run("report", folder)
+    assert result.status == 2
+    assert len(result.err.strip().splitlines()) == 1
+    assert file in result.err
+    assert "leave this run out" in result.err
+    assert not (folder / "report.html").exists()
+
+
+def test_arrays_without_what_they_must_hold_are_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"val/top1": [0.5]}, partition={"counts": [[1, 2]]})
+    with pytest.raises(ConfigurationError, match="must hold sizes, and lacks sizes"):
+        load(folder / "arrays" / "partition.npz", "sizes")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"), [(None, "does not exist"), ("empty", "holds none"), ("file", "is no folder")]
+)
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, made: str | None, said: str) -> None:
+    path = tmp_path / "run"
+    if made == "empty":
+        path.mkdir()
+    elif made:
+        path.write_text("")
+    result = run("report", path)
+    assert result.status == 2
+    assert len(result.err.strip().splitlines()) == 1
+    assert said in result.err
+    assert "runs/<experiment>/<version>" in result.err

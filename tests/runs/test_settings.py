@@ -1,0 +1,124 @@
+"""What tells runs apart: settings by short names, the chain of rules, fingerprints of the data."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from report.folders import config
+from torch.utils.data import Dataset, TensorDataset
+
+from fl_lightning import FederatedDataModule
+from fl_lightning.datamodules import Digits
+from fl_lightning.datamodules.partition import Dirichlet
+from fl_lightning.runs.settings import data_fingerprint, named_settings
+
+
+def test_settings_have_short_names() -> None:
+    found = named_settings(config("FedProx", alpha=0.3), None)
+    assert found["rules"] == "FedProx"
+    assert found["data.class"] == "Digits"
+    assert found["data.partition.class"] == "Dirichlet"
+    assert found["data.partition.alpha"] == 0.3
+    assert "seed_everything" not in found
+    assert "experiment" not in found
+
+
+def test_the_rules_are_those_that_the_run_has_written_down() -> None:
+    """Whatever the callbacks are called; a rule's arguments stand among the settings, a monitor's do not."""
+    run = config("Watcher", "OddMonitor", alpha=0.3)
+    run["trainer"]["callbacks"][0]["init_args"] = {"every": 3}
+    run["trainer"]["callbacks"][1]["init_args"] = {"strength": 2}
+    found = named_settings(run, ["OddMonitor"])
+    assert found["rules"] == "OddMonitor"
+    assert found["OddMonitor.strength"] == 2
+    assert not [name for name in found if "Watcher" in name]
+    assert named_settings(run, [])["rules"] == "FedAvg"
+
+
+def test_of_a_run_that_wrote_no_rules_down_what_is_called_monitor_is_none() -> None:
+    """Run folders of version 0.1: the shipped monitors, what else is called so, and Lightning's own callbacks."""
+    run = config("FedNova", "LossSurface", "PersonalEvaluation", "SaveCohorts", "MyMonitor")
+    run["trainer"]["callbacks"].append({"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"})
+    assert named_settings(run, None)["rules"] == "FedNova"
+
+
+def digits(seed: int = 1, alpha: float = 0.5, num_clients: int = 4) -> Digits:
+    data = Digits(num_clients=num_clients, partition=Dirichlet(alpha=alpha), seed=seed)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def test_same_data_same_data_fingerprint() -> None:
+    assert data_fingerprint(digits()) == data_fingerprint(digits())
+
+
+@pytest.mark.parametrize("change", [{"seed": 2}, {"alpha": 0.6}, {"num_clients": 5}])
+def test_other_data_other_data_fingerprint(change: dict[str, Any]) -> None:
+    assert data_fingerprint(digits()) != data_fingerprint(digits(**change))
+
+
+class Examples(Dataset[Any]):
+    """Two examples, made by what is given."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+class Two(FederatedDataModule):
+    """Two clients with the same two examples."""
+
+    num_clients = 2
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        super().__init__()
+        self.dataset = dataset
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return self.dataset
+
+
+def of(make: Any) -> str:
+    return data_fingerprint(Two(Examples(make)))
+
+
+def test_one_number_of_an_example_makes_a_difference() -> None:
+    images = torch.zeros(2, 1, 8, 8)
+    before = data_fingerprint(Two(TensorDataset(images)))
+    images[1, 0, 7, 7] = 1e-6
+    assert data_fingerprint(Two(TensorDataset(images))) != before
+
+
+def test_what_is_in_dicts_and_lists_makes_a_difference() -> None:
+    first, again, other = (of(lambda i, word=word: {"words": [word, i], "x": torch.ones(2)}) for word in "aab")
+    assert first == again != other
+
+
+def fail(index: int) -> Any:
+    raise OSError("the file is gone")
+
+
+def test_examples_that_tell_nothing_are_left_out() -> None:
+    """Those that cannot be read, that differ from one reading to the next, or that are objects without bytes."""
+    draws = np.random.default_rng(0)
+    sizes_alone = of(fail)
+    assert of(lambda index: draws.random()) == sizes_alone
+    assert of(lambda index: object()) == sizes_alone
+    assert of(lambda index: 1.0) != sizes_alone
+
+
+def test_augmentation_makes_no_difference_and_no_draws() -> None:
+    """It draws from global generators: the same for each reading, which are then as they were."""
+    torch.manual_seed(1)
+    first = of(lambda index: torch.rand(3) + np.random.rand())
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert of(lambda index: torch.rand(3) + np.random.rand()) == first != of(fail)
+    assert torch.equal(torch.get_rng_state(), state)
