@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
@@ -52,8 +53,8 @@ class LabelSwap(Corruption):
         self.share = share
         self.pair = pair
 
+    @override
     def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
-        """The labels to train on: see :class:`Corruption`."""
         if num_classes < 2 or (self.pair and max(self.pair) >= num_classes):
             raise ConfigurationError(
                 f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose others or add classes"

@@ -9,6 +9,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError
 
@@ -41,8 +42,9 @@ class ImageClassifier(LightningModule):
 
         return MetricCollection({"top1": accuracy(1), "top3": accuracy(3), "loss": MeanMetric()}, prefix=prefix)
 
+    @override
     def setup(self, stage: str) -> None:
-        """Lightning's hook: the data must have as many classes as the metrics and the network."""
+        # The data must have as many classes as the metrics and the network.
         classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
         if classes != self.num_classes:
             raise ConfigurationError(
@@ -89,7 +91,7 @@ class ImageClassifier(LightningModule):
         for name, metric in metrics.items():
             self.log(name, metric, prog_bar=name.endswith("top1"), batch_size=len(targets))
 
+    @override
     def configure_optimizers(self) -> Any:
-        """Lightning's hook: the client's own optimizer, made anew for every client and round."""
         optimizer = self.optimizer(self.parameters())
         return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])

@@ -16,6 +16,7 @@ from torchvision.ops import (  # type: ignore[import-untyped]  # it ships no typ
     complete_box_iou,
     complete_box_iou_loss,
 )
+from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
@@ -88,8 +89,9 @@ class Detector(LightningModule):
         for stage in ("val", "test"):
             self.metrics.update({f"{stage}/map50": MAP50(), f"{stage}/loss": MeanMetric()})
 
+    @override
     def setup(self, stage: str) -> None:
-        """Lightning's hook: the data must have as many classes as the model."""
+        # The data must have as many classes as the model.
         classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
         if classes != self.num_classes:
             raise ConfigurationError(
@@ -147,8 +149,8 @@ class Detector(LightningModule):
         for name, metric in metrics.items():
             self.log(f"{stage}/{name}", metric, prog_bar=name == "map50", batch_size=len(images))
 
+    @override
     def configure_optimizers(self) -> Any:
-        """Lightning's hook: the client's own optimizer, made anew for every client and round."""
         return self.optimizer(self.parameters())
 
 

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 from fl_lightning.engine.server import evaluating
@@ -93,8 +94,8 @@ class FeatureRule(FederatedCallback):
             self._looking = False
         return self.features(run)
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Watch the layer: see :class:`FederatedCallback`."""
         self.release()
         if self.layer is not None:
             self._hook = find_layer(run.module, self.layer).register_forward_hook(lambda _, args, out: self._keep(out))
@@ -108,22 +109,22 @@ class FeatureRule(FederatedCallback):
                 "none: name a layer"
             )
 
+    @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        """Watch it no longer: see :class:`FederatedCallback`."""
         self.release()
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Likewise, if the last client has failed: see :class:`FederatedCallback`."""
         self.release()
         return cohort
 
+    @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Lightning's hook: likewise, if the fit fails."""
-        self.release()
+        self.release()  # the fit has failed
 
+    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lightning's hook: likewise, if it ends within a round."""
-        self.release()
+        self.release()  # the fit may have ended within a round
 
     def release(self) -> None:
         """Leave no hook on the module, and no features of its last pass."""

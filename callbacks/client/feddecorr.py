@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.features import FeatureRule
@@ -59,11 +60,11 @@ class FedDecorr(FeatureRule):
         super().__init__(layer)
         self.beta, self.scale = beta, scale
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Watch the features: see :class:`FederatedCallback`."""
         if self.beta:
             super().on_client_start(orchestrator, run)
 
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        """Add the term: see :class:`FederatedCallback`."""
         return loss + self.beta * decorrelation(self.features(run), self.scale) if self.beta else loss

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.fedprox import pull
@@ -32,22 +33,22 @@ class FedDyn(FederatedCallback):
             raise ConfigurationError(f"alpha must be at least 0 and finite, got {alpha}")
         self.alpha = alpha
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Look up λ_i, and tell FedNova of the proximal term: see :class:`FederatedCallback`."""
         run.proximal += self.alpha
         self._linear: Tensor = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
 
+    @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        """Add -λ_i + α(θ - w): see :class:`FederatedCallback`."""
         if self.alpha:
             pull(run, self.alpha, self._linear)
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Average uniformly: see :class:`FederatedCallback`."""
         return cohort.uniform()
 
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Move the dual variables and step by -h/α: see :class:`FederatedCallback`."""
         if not self.alpha:
             return update
         for client, delta in zip(cohort.clients, cohort.deltas, strict=True):

@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import ascent
@@ -65,8 +66,8 @@ class FedGAM(FederatedCallback):
                 raise ConfigurationError(f"{name} must be at least 0 and finite, got {value}")
         self.variant, self.alpha, self.rho, self.rho_prime = variant, alpha, rho, rho_prime
 
+    @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        """Follow the variant's gradient: see :class:`FederatedCallback`."""
         if self.variant == "paper" and not self.alpha * self.rho:
             return closure
 
@@ -78,8 +79,8 @@ class FedGAM(FederatedCallback):
 
         return flat
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Average uniformly: see :class:`FederatedCallback`."""
         return cohort.uniform()
 
     def _gradient(self, w: Tensor, g: Tensor, closure: Callable[[], Tensor | None], run: LocalRun) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, LocalRun, Server
 from fl_lightning.callbacks.client.fedgam import FedGAM
@@ -38,8 +39,8 @@ class FedGAMCV(Scaffold):
         super().__init__()
         self.gam = FedGAM(variant, alpha, rho, rho_prime)
 
+    @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        """Follow FedGAM's gradient: see :class:`FederatedCallback`."""
         return self.gam.closure(run, closure)
 
     def _divisor(self, orchestrator: Server, cohort: Cohort) -> int:

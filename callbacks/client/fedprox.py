@@ -1,6 +1,7 @@
 """FedProx: stay near the global model."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
 
@@ -30,11 +31,11 @@ class FedProx(FederatedCallback):
             raise ConfigurationError(f"mu must be at least 0, got {mu}")
         self.mu = mu
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Tell FedNova's normaliser of the term: see :class:`FederatedCallback`."""
         run.proximal += self.mu
 
+    @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        """Add the term's gradient: see :class:`FederatedCallback`."""
         if self.mu:
             pull(run, self.mu)

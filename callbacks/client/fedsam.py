@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
 
@@ -63,8 +64,8 @@ class FedSAM(FederatedCallback):
             raise ConfigurationError(f"rho must be at least 0 and finite, got {rho}")
         self.rho, self.adaptive = rho, adaptive
 
+    @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        """Take the gradient a step uphill: see :class:`FederatedCallback`."""
         if not self.rho:
             return closure
 

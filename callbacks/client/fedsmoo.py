@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.feddyn import FedDyn
@@ -38,14 +39,14 @@ class FedSMOO(FedDyn):
         super().__init__(penalty)
         self.penalty, self.rho = penalty, rho
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Look up the dual variables: see :class:`FederatedCallback`."""
         super().on_client_start(orchestrator, run)
         zeros = torch.zeros_like(run.anchor)
         self._mu, self._s = self.recall(f"mu/{run.client}", zeros), self.recall("s", zeros)
 
+    @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        """Take the gradient at w + ŝ: see :class:`FederatedCallback`."""
         if not self.rho:
             return closure
 
@@ -59,13 +60,13 @@ class FedSMOO(FedDyn):
 
         return perturbed
 
+    @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        """Send μ_i: see :class:`FederatedCallback`."""
         if self.rho:
             run.send("mu", self._mu)
 
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Keep μ_i, set s, and the dual step: see :class:`FederatedCallback`."""
         if self.rho:
             mean = torch.zeros_like(update)
             for result in cohort.results:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
 
@@ -41,8 +42,8 @@ class FocalLoss(FederatedCallback):
             raise ConfigurationError(f"gamma must be at least 0 and beta positive, got {gamma} and {beta}")
         self.gamma, self.beta = gamma, beta
 
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        """The focal loss of the batch: see :class:`FederatedCallback`."""
         if not isinstance(outputs, dict) or not {"logits", "targets"} <= outputs.keys():
             raise ConfigurationError(
                 f"FocalLoss needs {type(run.module).__name__}.training_step to return a dict with 'loss', 'logits' and "

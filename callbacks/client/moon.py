@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, weights_at
@@ -54,8 +55,8 @@ class MOON(FeatureRule):
         self.mu, self.temperature = mu, temperature
         self._others: list[dict[str, Tensor]] = []
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Look up the client's previous model: see :class:`FederatedCallback`."""
         if not self.mu:
             return
         super().on_client_start(orchestrator, run)
@@ -63,8 +64,8 @@ class MOON(FeatureRule):
         models = [run.anchor, self.recall(name, run.anchor)] if name in self.state else []
         self._others = [weights_at(orchestrator, model) for model in models]
 
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        """Add the term: see :class:`FederatedCallback`."""
         if not self.mu:
             return loss
         z, inputs = self.features(run), forward_inputs(run.module, batch)
@@ -73,8 +74,8 @@ class MOON(FeatureRule):
         z_global, z_previous = (self.features_at(run, weights, inputs) for weights in self._others)
         return loss + self.mu * contrastive_loss(z, z_global, z_previous, self.temperature)
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Keep the cohort's models: see :class:`FederatedCallback`."""
         if self.mu:
             models = zip(cohort.clients, cohort.deltas, strict=True)
             self.state.update({f"model/{client}": (cohort.anchor + delta).cpu() for client, delta in models})

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 from fl_lightning.engine.callback import overrides, rules_of
@@ -54,20 +55,20 @@ class Scaffold(FederatedCallback):
             raise ConfigurationError(f"server_lr must be positive and finite, got {server_lr}")
         self.option, self.server_lr = option, server_lr
 
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Recall c - c_i; take the full gradient for option I: see :class:`FederatedCallback`."""
         self._check(orchestrator, run)
         start = torch.zeros_like(run.anchor)
         self._correction = self.recall("c", start) - self.recall(f"c/{run.client}", start)
         if self.option == "I":
             run.send("scaffold", full_gradient(orchestrator, run))
 
+    @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        """Correct the gradient: see :class:`FederatedCallback`."""
         run.grads.add_(self._correction)
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Renew the control variates and average uniformly: see :class:`FederatedCallback`."""
         start = torch.zeros_like(cohort.anchor)
         common, change = self.recall("c", start), start.clone()
         reaches = (cohort.learning_rates * cohort.normalizers).tolist()

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
 
@@ -44,8 +45,8 @@ class SignFlip(FederatedCallback):
             raise ConfigurationError(f"scale must be at least 0 and finite, got {scale}")
         self.num_byzantine, self.scale = num_byzantine, scale
 
+    @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        """Flip an attacker's update: see :class:`FederatedCallback`."""
         draw = orchestrator.generator("sign_flip")
         if run.client in draw_attackers(orchestrator.data.sizes, self.num_byzantine, draw):
             run.params.copy_(run.anchor - self.scale * (run.params - run.anchor))

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, LocalRun, Monitor, Server, log_each, norms, share_removed
 
@@ -48,21 +49,21 @@ class ClientMonitor(Monitor):
     A module that steps its optimizers itself leaves no room for this callback.
     """
 
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        """Note the accuracy: see :class:`FederatedCallback`. What is logged at other points than w is dropped."""
         if (accuracy := top1(outputs)) is not None:
-            run.log(TOP1, accuracy)
+            run.log(TOP1, accuracy)  # dropped where a rule evaluates at other points than the client's parameters
         return loss
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Name the mean accuracy: see :class:`FederatedCallback`."""
         if TOP1 not in cohort.metrics:
             return cohort
         others = {name: value for name, value in cohort.metrics.items() if name != TOP1}
         return cohort.replace(metrics={"train/top1": cohort.metrics[TOP1]} | others)
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Log the measures: see :class:`FederatedCallback`."""
         lengths = cohort.gram.diagonal().sqrt()
         apart = torch.eye(len(lengths), dtype=lengths.dtype) - cohort.weights @ cohort.mixing
         orchestrator.log_round("updates/norm_mean", float(lengths.mean()))

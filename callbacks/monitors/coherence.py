@@ -6,6 +6,7 @@ from statistics import fmean
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedDataModule, Monitor, Server, cosines, log_each, pairs
 
@@ -74,13 +75,14 @@ class CoherenceMonitor(Monitor):
     The last two need a data module that knows its ``class_counts``.
     """
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning's hook: who holds which classes does not change while a fit lasts."""
+        # Who holds which classes does not change while a fit lasts.
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         self._counts = data.class_counts()
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Log the measures: see :class:`FederatedCallback`."""
         if len(cohort.clients) > 1:
             orchestrator.log_round("coherence/local", local_coherence(cohort.gram, cohort.weights))
         if self._counts is not None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedDataModule, Monitor
 from fl_lightning.runs.folder import whole
@@ -21,16 +22,17 @@ class SaveCohorts(Monitor):
     def __init__(self, path: str = "cohorts.txt") -> None:
         self.path = path
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lightning's hook."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and (trainer.max_epochs or 0) < 0:
             raise ConfigurationError(
                 "SaveCohorts writes the cohorts of all rounds, and trainer.max_epochs sets no end to them: set it"
             )
 
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning's hook; before it, a run that fails could touch the file of an earlier one."""
+        # Not earlier: a run that fails must not touch the file of an earlier one.
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         rounds = range(1, (trainer.max_epochs or 0) + 1)
         lines = [" ".join(map(str, data.cohort(round))) + "\n" for round in rounds]

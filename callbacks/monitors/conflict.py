@@ -5,6 +5,7 @@ from itertools import groupby
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from fl_lightning import (
     Cohort,
@@ -94,8 +95,8 @@ class ConflictMonitor(Monitor):
             raise ConfigurationError(f"ConflictMonitor: every must be a number of rounds, 0 for never, got {every}")
         self.every, self.layers = every, layers
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Log the measures: see :class:`FederatedCallback`."""
         if len(cohort.clients) == 1:
             return
         corrected = cohort.corrected_gram

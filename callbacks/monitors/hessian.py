@@ -2,6 +2,7 @@
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
 from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenvalues, training_loss
@@ -32,14 +33,14 @@ class HessianMonitor(Monitor):
                 raise ConfigurationError(f"HessianMonitor: {name} must be at least 1, got {value}")
         self.every, self.count, self.examples = every, count, examples
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lightning's hook."""
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
             check_module("HessianMonitor", pl_module)
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Measure and log: see :class:`FederatedCallback`."""
         if not is_due(orchestrator, self.every):
             return
         draw, params = orchestrator.generator("hessian"), orchestrator.params

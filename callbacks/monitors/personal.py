@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server
 from fl_lightning.runs.catalogue import lower_is_better
@@ -45,8 +46,8 @@ class PersonalEvaluation(Monitor):
             raise ConfigurationError(f"every must be at least 1, got {every}")
         self.every = every
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lightning's hook."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -63,14 +64,14 @@ class PersonalEvaluation(Monitor):
                 "nothing: set data.held_out, or define held_out_batches(client)"
             )
 
+    @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        """Evaluate the client's own model: see :class:`FederatedCallback`."""
         if run.round % self.every == 0:
             for name, value in self._evaluate(orchestrator, run.client).items():
                 run.log(f"own/{name}", value)
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Evaluate the global model, and log: see :class:`FederatedCallback`."""
         if cohort.round % self.every == 0:
             rows = [self._evaluate(orchestrator, client) for client in range(orchestrator.data.num_clients)]
             if not any(rows):

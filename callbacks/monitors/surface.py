@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 from lightning.pytorch import LightningModule, Trainer
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due, log_figure, save_arrays
 from fl_lightning.callbacks.monitors.curvature import check_module, random_directions, surface, training_loss
@@ -45,8 +46,8 @@ class LossSurface(Monitor):
                 raise ConfigurationError(f"LossSurface: {name} must be {expected}, got {value}")
         self.every, self.points, self.span, self.examples, self.seed = every, points, span, examples, seed
 
+    @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Lightning's hook."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -56,8 +57,8 @@ class LossSurface(Monitor):
                 "LossSurface looks at the last round, and trainer.max_epochs sets none: set it, or LossSurface's every"
             )
 
+    @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Measure, save and draw: see :class:`FederatedCallback`."""
         if not (is_due(orchestrator, self.every) or cohort.round == orchestrator.trainer.max_epochs):
             return
         params = orchestrator.params.clone()

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
@@ -58,6 +59,6 @@ class CAGrad(FederatedCallback):
             raise ConfigurationError(f"c must be in [0, 1), got {c}")
         self.c = c
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Weigh the updates: see :class:`FederatedCallback`."""
         return cohort.replace(weights=conflict_averse_weights(cohort.corrected_gram, cohort.weights, self.c))

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.geometric_median import distances
@@ -53,8 +54,8 @@ class CentredClipping(FederatedCallback):
             raise ConfigurationError(f"iterations must be at least 1, got {iterations}")
         self.threshold, self.iterations = threshold, iterations
 
+    @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        """Move the last aggregate by the clipped differences: see :class:`FederatedCallback`."""
         centre = self.recall("centre", torch.zeros_like(cohort.anchor))  # (P,)
         products = cohort.mixing @ products_with(cohort.deltas, centre)  # (K,)
         corner = products_with(centre[None], centre)  # (1,)

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, project_conflicts
 
@@ -53,8 +54,8 @@ class DominantGradientCorrection(FederatedCallback):
             raise ConfigurationError(f"ratio must be in (0, 1], got {ratio}")
         self.ratio = ratio
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Correct the updates: see :class:`FederatedCallback`."""
         gram = cohort.corrected_gram
         dominant = dominant_updates(gram, cohort.losses, self.ratio)
         return cohort.corrected(project_conflicts(gram, dominant.expand(len(gram), -1))).uniform()

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from typing_extensions import override
+
 from fl_lightning import Cohort, FederatedCallback, Server
 from fl_lightning.errors import check_choice
 
@@ -19,8 +21,8 @@ class FedAvg(FederatedCallback):
         check_choice("weighting", weighting, "samples", "uniform")
         self.weighting = weighting
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Set the weights: see :class:`FederatedCallback`."""
         if self.weighting == "uniform":
             return cohort.uniform()
         return cohort.replace(weights=cohort.num_samples.double() / cohort.num_samples.sum())

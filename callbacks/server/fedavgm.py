@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.errors import check_choice
@@ -50,8 +51,8 @@ class FedAvgM(FederatedCallback):
         check_choice("convention", convention, "heavy ball", "ema", "nesterov")
         self.momentum, self.convention = momentum, convention
 
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Step by the velocity: see :class:`FederatedCallback`."""
         velocity = self.recall("velocity", torch.zeros_like(update))
         self.state["velocity"], step = momentum_step(velocity, update, self.momentum, self.convention)
         return step

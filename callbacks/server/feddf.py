@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
@@ -57,8 +58,8 @@ class FedDF(FederatedCallback):
         """(n, C) the targets that come of the logits (T, n, C) of T teachers."""
         return logits.mean(0).softmax(1)
 
+    @override
     def refine(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Distil: see :class:`FederatedCallback`."""
         client, precision = orchestrator.client, orchestrator.trainer.precision_plugin
         with orchestrator.server_side("distillation"):
             batches = [orchestrator.prepare_batch(batch) for batch in orchestrator.data.proxy_dataloader() or ()]

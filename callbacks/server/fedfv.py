@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, project_conflicts
 from fl_lightning.engine.gram import EPSILON
@@ -66,12 +67,12 @@ class FedFV(FederatedCallback):
             raise ConfigurationError(f"alpha must be in [0, 1] and tau at least 0, got {alpha} and {tau}")
         self.alpha, self.tau = alpha, tau
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Remove internal conflicts: see :class:`FederatedCallback`."""
         return cohort.corrected(fair_projection(cohort.corrected_gram, cohort.losses, self.alpha)).uniform()
 
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Remove external conflicts: see :class:`FederatedCallback`."""
         now, oldest = cohort.round, cohort.round - self.tau + 1
         last = {int(k): (int(r), row.to(update)) for name, row in self.state.items() for k, r in [name.split("/")]}
         last |= {k: (now, row) for k, row in zip(cohort.clients, cohort.deltas, strict=True)}  # client: (round, update)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.optim.swa_utils import SWALR
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.engine.params import copy_buffers, set_buffers
@@ -121,8 +122,8 @@ class FedLAW(FederatedCallback):
         self.buffers = buffers
         self.trajectory = torch.zeros(0, 1, dtype=torch.float64)
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Fit γ and λ: see :class:`FederatedCallback`."""
         cohort = cohort.scaled(torch.full_like(cohort.weights, self.global_lr))
         if self.last_round is None or cohort.round <= self.last_round:
             cohort = self._fit(orchestrator, cohort)

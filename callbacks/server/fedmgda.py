@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, cosines
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
@@ -51,8 +52,8 @@ class FedMGDAPlus(FederatedCallback):
             raise ConfigurationError(f"epsilon must be in [0, 1], got {epsilon}")
         self.epsilon = epsilon
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Normalise the updates and weigh them: see :class:`FederatedCallback`."""
         gram = cohort.corrected_gram
         squared = gram.diagonal()
         weights = shortest_combination(cosines(gram), cohort.weights, self.epsilon)

@@ -1,6 +1,7 @@
 """FedNova: clients that take more steps count no more per step."""
 
 import torch
+from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server
 
@@ -15,7 +16,7 @@ class FedNova(FederatedCallback):
 
     settles = frozenset({"updates"})
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Scale each update by τ_eff / ‖a_k‖₁: see :class:`FederatedCallback`."""
         effective = cohort.weights @ cohort.normalizers
         return cohort.scaled(torch.where(cohort.normalizers > 0, effective / cohort.normalizers, 0.0))

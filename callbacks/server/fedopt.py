@@ -5,6 +5,7 @@ from math import inf
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
@@ -39,8 +40,8 @@ class FedOpt(FederatedCallback, ABC):
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         """The new v (P,) from the last one and u² (P,)."""
 
+    @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Scale each coordinate: see :class:`FederatedCallback`."""
         m = self.beta1 * self.recall("m", torch.zeros_like(update)) + (1 - self.beta1) * update
         v = self.second_moment(self.recall("v", torch.full_like(update, self.tau**2)), update.square())
         self.state.update(m=m, v=v)

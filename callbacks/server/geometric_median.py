@@ -1,6 +1,7 @@
 """Geometric median: the point whose weighted distances to the updates sum up to the least."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
@@ -60,7 +61,7 @@ class GeometricMedian(FederatedCallback):
             raise ConfigurationError(f"smoothing must be greater than 0, got {smoothing}")
         self.iterations, self.smoothing = iterations, smoothing
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Weigh the updates by their share in the median: see :class:`FederatedCallback`."""
         gram = cohort.corrected_gram
         return cohort.replace(weights=geometric_median(gram, cohort.weights, self.iterations, self.smoothing))

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server, partners, project_conflicts
 from fl_lightning.errors import check_choice
@@ -60,8 +61,8 @@ class GradientHarmonization(FederatedCallback):
         check_choice("order", order, "random", "ascending", "descending")
         self.variant, self.order = variant, order
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Harmonise the updates: see :class:`FederatedCallback`."""
         gram = cohort.corrected_gram
         order = partners(len(gram), self.order, orchestrator.generator("harmonization", cohort.round))
         if self.variant == "paper":

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.engine.gram import EPSILON
@@ -58,8 +59,8 @@ class Krum(FederatedCallback):
             raise ConfigurationError(f"num_selected must be at least 1, got {num_selected}")
         self.num_byzantine, self.num_selected = num_byzantine, num_selected
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Weigh the selected updates equally, the others nothing: see :class:`FederatedCallback`."""
         size, f, m = len(cohort.clients), self.num_byzantine, self.num_selected
         if size == 1:
             return cohort.uniform()

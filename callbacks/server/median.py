@@ -1,6 +1,7 @@
 """Coordinate-wise median."""
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server
 from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean
@@ -13,6 +14,6 @@ class CoordinateMedian(FederatedCallback):
     client updates in place of gradients. n_k and other weights do not count.
     """
 
+    @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        """The median of the updates: see :class:`FederatedCallback`."""
         return cohort.by_coordinate(lambda values: trimmed_mean(values, (len(values) - 1) // 2))

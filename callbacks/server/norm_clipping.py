@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
@@ -29,8 +30,8 @@ class NormClipping(FederatedCallback):
             raise ConfigurationError(f"threshold must be greater than 0, or None for the median norm, got {threshold}")
         self.threshold = threshold
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Scale the long updates down: see :class:`FederatedCallback`."""
         norms = cohort.corrected_gram.diagonal().clamp(min=0).sqrt()
         threshold = float(norms.quantile(0.5)) if self.threshold is None else self.threshold
         return cohort.scaled(clipping_factors(norms, threshold))

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from typing_extensions import override
+
 from fl_lightning import Cohort, Server
 from fl_lightning.callbacks.server.gh import GradientHarmonization
 from fl_lightning.errors import check_choice
@@ -29,8 +31,8 @@ class PCGrad(GradientHarmonization):
         check_choice("reduction", reduction, "mean", "sum")
         self.reduction = reduction
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Project the updates, and weigh them: see :class:`FederatedCallback`."""
         projected = super().aggregate(orchestrator, cohort).uniform()
         scale = len(projected.weights) if self.reduction == "sum" else 1
         return projected.replace(weights=projected.weights * scale)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
@@ -64,8 +65,8 @@ class ServerFT(FederatedCallback):
         check_schedule(epochs, lr)
         self.epochs, self.lr = epochs, lr
 
+    @override
     def refine(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Fine-tune: see :class:`FederatedCallback`."""
 
         def gradient(batch: Any) -> Tensor:
             return orchestrator.loss_and_gradient(orchestrator.params, batch)[1]

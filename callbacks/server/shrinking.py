@@ -2,6 +2,8 @@
 
 import math
 
+from typing_extensions import override
+
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
 
@@ -21,6 +23,6 @@ class GlobalWeightShrinking(FederatedCallback):
             raise ConfigurationError(f"gamma must be positive and finite, got {gamma}")
         self.gamma = gamma
 
+    @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Set γ: see :class:`FederatedCallback`."""
         return cohort.replace(shrinking=self.gamma)

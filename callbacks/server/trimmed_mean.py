@@ -3,6 +3,7 @@
 import math
 
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
@@ -36,8 +37,8 @@ class TrimmedMean(FederatedCallback):
             raise ConfigurationError(f"ratio must be in [0, 0.5), got {ratio}")
         self.ratio = ratio
 
+    @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        """The trimmed mean of the updates: see :class:`FederatedCallback`."""
         size = len(cohort.clients)
         trim = math.floor(round(self.ratio * size, 9))  # 0.29 · 100 is 28.999999999999996 in floating point
         return cohort.by_coordinate(lambda values: trimmed_mean(values, min(trim, (size - 1) // 2)))

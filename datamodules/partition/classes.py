@@ -1,6 +1,7 @@
 """ClassesPerClient: a few classes each."""
 
 import numpy as np
+from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import deal, number
@@ -27,8 +28,8 @@ class ClassesPerClient(Partition):
             raise ConfigurationError(f"expected classes >= 1 per client, got {classes}: use 1 or more")
         self.classes = classes
 
+    @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example: see :class:`Partition`."""
         codes, sizes = number(labels)
         if self.classes > len(sizes):
             raise ConfigurationError(

@@ -3,6 +3,7 @@
 from typing import Literal, get_args
 
 import numpy as np
+from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import MIN_CONCENTRATION, check_alpha, deal, dirichlet, number, whole
@@ -53,8 +54,8 @@ class Dirichlet(Partition):
         self.form = form
         self.min_samples = min_samples
 
+    @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example: see :class:`Partition`."""
         if self.form == "rebalanced" and self.min_samples * num_clients > len(labels):
             raise ConfigurationError(
                 f"expected at least {num_clients} x min_samples = {self.min_samples * num_clients} examples, "

@@ -3,6 +3,7 @@
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha
@@ -45,8 +46,8 @@ class HybridDirichlet(Partition):
         self.share = share
         self.form = form
 
+    @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example: see :class:`Partition`."""
         first = round(self.share * num_clients)
         owners = Dirichlet(self.alphas[0], self.form).owners(labels, num_clients, generator)
         if (rest := owners >= first).any():

@@ -1,6 +1,7 @@
 """Natural: clients as the data come."""
 
 import numpy as np
+from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import number
@@ -19,8 +20,8 @@ class Natural(Partition):
 
     by = "groups"
 
+    @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example, given its group: see :class:`Partition`."""
         groups, sizes = number(labels)
         if len(sizes) < num_clients:
             raise ConfigurationError(

@@ -1,6 +1,7 @@
 """QuantitySkew: clients of different sizes, all with the same data distribution."""
 
 import numpy as np
+from typing_extensions import override
 
 from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha, dirichlet, whole
@@ -22,8 +23,8 @@ class QuantitySkew(Partition):
         check_alpha(alpha)
         self.alpha = alpha
 
+    @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example: see :class:`Partition`."""
         shares = dirichlet(np.full(num_clients, self.alpha), 1, generator)
         sizes = whole(shares, np.array([[len(labels)]]))[0]
         return generator.permutation(np.repeat(np.arange(num_clients), sizes))

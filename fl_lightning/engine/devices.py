@@ -10,6 +10,7 @@ import torch.distributed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.lightning_private import keep_samplers
@@ -25,17 +26,19 @@ class ClientParallelStrategy(DDPStrategy):
 
     strategy_name = "client_parallel"
 
+    @override
     def setup(self, trainer: Trainer) -> None:
-        """Lightning's hook."""
         keep_samplers(trainer)
         super().setup(trainer)
 
+    @override
     def configure_ddp(self) -> None:
-        """Lightning's hook, where DDP would wrap the module."""
+        pass  # where DDP would wrap the module
 
     @classmethod
+    @override
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Lightning's hook: makes ``Trainer(strategy="client_parallel")`` known."""
+        """Make ``Trainer(strategy="client_parallel")`` known."""
         if cls.strategy_name not in strategy_registry.available_strategies():
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__)
 

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
 from fl_lightning.engine.callback import FederatedCallback, federated, overrides, rules_of
@@ -111,13 +112,14 @@ class FederatedOrchestrator(ClientHost):
 
     # What the Trainer calls
 
+    @override
     def configure_callbacks(self) -> Any:
-        """Lightning's hook, the first that knows the Trainer: flags are checked here, before Lightning's own checks."""
+        # The first hook that knows the Trainer: its flags are checked here, before Lightning's own checks.
         check_trainer(self.trainer)
         return super().configure_callbacks()
 
+    @override
     def setup(self, stage: str) -> None:
-        """Lightning's hook."""
         super().setup(stage)
         self._saved_settings: Settings | None = None
         if stage == "fit":
@@ -126,8 +128,9 @@ class FederatedOrchestrator(ClientHost):
         if not is_overridden("validation_step", self.client, LightningModule):
             self.trainer.limit_val_batches = 0
 
+    @override
     def configure_optimizers(self) -> Any:
-        """Lightning's hook, the first after the module stands on its device: flatten it here."""
+        # The first hook after the module stands on its device: it is flattened here.
         self._flat = FlatParameters(self.client)
         self._deltas = self.params.new_empty(0, len(self.params))
         optimizer = self.server_optimizer(self._flat.parameters)
@@ -135,15 +138,16 @@ class FederatedOrchestrator(ClientHost):
         self._server_settings = settings_of(optimizer)
         return [optimizer], schedulers
 
+    @override
     def on_fit_start(self) -> None:
-        """Lightning's hook."""
         super().on_fit_start()
         precision, callbacks = self.trainer.precision_plugin, self.callbacks
         check_client(self.client, self.settings, precision, callbacks)
         self._training = LocalTraining(self.client, self._flat, self.settings, precision, callbacks)
 
+    @override
     def on_train_start(self) -> None:
-        """Lightning's hook: on resume, what the run sets wins over the server optimizer's old settings."""
+        # On resume, what the run sets wins over the server optimizer's old settings.
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         optimizer = self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
@@ -154,6 +158,7 @@ class FederatedOrchestrator(ClientHost):
                 if isinstance(callback.state, DiskState):
                     callback.state.open(folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
 
+    @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
         with torch.autocast(self.device.type, enabled=False):  # the Trainer's is for the clients' forward passes alone
@@ -166,27 +171,29 @@ class FederatedOrchestrator(ClientHost):
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._end_round()
 
+    # What is logged after a round has the round as its step
+
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Lightning's hook: what is logged after a round has the round as its step."""
         self.client.on_validation_epoch_end()
         self._log_round_number(self.rounds_done)
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """Lightning's hook: see :meth:`on_validation_epoch_end`."""
         self.client.on_test_epoch_end()
         self._log_round_number(self.rounds_done)
 
+    @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Lightning's hook."""
         checkpoint["rounds_done"] = self.rounds_done
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings
         self.client.on_save_checkpoint(checkpoint)
 
+    @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Lightning's hook: a round that was stopped half-way begins again."""
         check_state(self.state_dict(), checkpoint["state_dict"])
-        lightning_private.begin_epoch_again(checkpoint)
+        lightning_private.begin_epoch_again(checkpoint)  # a round that was stopped half-way
         self.rounds_done = checkpoint["rounds_done"]
         self._saved_settings = checkpoint.get("server_settings")
         checkpoint["lr_schedulers"] = []  # on_train_start finds where the run's own schedule stands

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
@@ -35,8 +36,8 @@ class ClientSampler:
 class UniformSampler(ClientSampler):
     """Uniform without replacement over the clients that have data (McMahan et al., 2017, Algorithm 1)."""
 
+    @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """The clients of one round: see :class:`ClientSampler`."""
         with_data = sizes.nonzero().flatten()
         return with_data[torch.randperm(len(with_data), generator=generator)[:num_clients]]
 
@@ -49,16 +50,16 @@ class SizeSampler(ClientSampler):
     Heterogeneous Networks", which FedProx uses).
     """
 
+    @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """The clients of one round: see :class:`ClientSampler`."""
         return torch.multinomial(sizes.double(), num_clients, generator=generator)
 
 
 class RoundRobinSampler(ClientSampler):
     """The clients that have data in order of id, K a round, each round going on where the last one ended."""
 
+    @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """The clients of one round: see :class:`ClientSampler`."""
         with_data = sizes.nonzero().flatten()
         return with_data[((round - 1) * num_clients + torch.arange(num_clients)) % len(with_data)]
 
@@ -99,8 +100,8 @@ class FixedSchedule(ClientSampler):
             )
         return [int(word) for word in words]
 
+    @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """The clients of one round: see :class:`ClientSampler`."""
         if round > len(self.cohorts):
             raise ConfigurationError(
                 f"{self.path} ends at line {len(self.cohorts)}, there is none for round {round}: add lines, or lower "

@@ -224,7 +224,7 @@ class ConfigReader(FederatedCLI):
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Parse the arguments of ``fit``: see :func:`config_of`."""
         parser = self.parser_of("fit")
-        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_none=False)))
+        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)))
 
 
 @cache

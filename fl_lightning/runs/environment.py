@@ -42,7 +42,7 @@ class SaveConfig(SaveConfigCallback):
         config.ckpt_path = None  # a new run that is to be the same starts without
         if trainer.is_global_zero:
             path = Path(str(folder)) / CONFIG
-            self.parser.save(config, path, skip_none=False, overwrite=True, multifile=False)
+            self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
             saved = yaml.safe_load(path.read_text())
             tell_wandb(trainer, saved | {"settings": settings_fingerprint(saved)})
 
