@@ -4,14 +4,14 @@ import math
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from command import rows, run
 from generated import generated_data
 
-from fl_lightning.fit.configs import CONFIGS, shipped_configs
+from fl_lightning.fit.command import config_of
+from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
 
 SHIPPED = [name for name in shipped_configs() if not name.startswith("papers/")]  # those: test_papers.py
 
@@ -23,13 +23,11 @@ def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return str(request.param)
 
 
-def contents(name: str) -> dict[str, Any]:
-    """The config as written, with the parts that it names in their place."""
-    whole = dict(yaml.safe_load((CONFIGS / name).read_text()))
-    for part in ("model", "data"):
-        if isinstance(whole[part], str):
-            whole[part] = yaml.safe_load(((CONFIGS / name).parent / whole[part]).read_text())
-    return whole
+def header(path: Path) -> str:
+    """The comment that a config begins with."""
+    found = re.match(r"(#[^\n]*\n)+", path.read_text())
+    assert found is not None, path
+    return found[0]
 
 
 def test_there_is_a_config_for_every_method_and_data_set() -> None:
@@ -39,14 +37,12 @@ def test_there_is_a_config_for_every_method_and_data_set() -> None:
 
 def test_begins_with_what_it_is_and_how_to_launch_it(name: str) -> None:
     """A comment: the table it comes from (or that there is none), its launch line, and one more with an override."""
-    header = re.match(r"(#[^\n]*\n)+", (CONFIGS / name).read_text())
-    assert header is not None
-    text = header[0]
+    text, *below = (header(path) for path in [CONFIGS / name, *map(Path, bases(CONFIGS / name))])
     assert re.search(r"\b(Table|Tables|Fig\.|No paper's table)", text)
     launches = re.findall(rf"^#   fl-lightning fit --config {re.escape(name)}(.*)$", text, flags=re.MULTILINE)
     assert len(launches) >= 2
     assert any(re.search(r"--(data|trainer|model)\.(?!root|download)", launch) for launch in launches[1:])
-    assert "val/*" in text, "the papers hold nothing out: the config must say what val/* is"
+    assert "val/*" in text + "".join(below), "the papers hold nothing out: the config must say what val/* is"
 
 
 def test_launch_lines_in_the_header_parse(name: str) -> None:
@@ -56,13 +52,13 @@ def test_launch_lines_in_the_header_parse(name: str) -> None:
         result = run(*shlex.split(launch, comments=True), "--print_config")
         assert (result.status, result.err) == (0, ""), launch
         parsed = yaml.safe_load(result.out)
-        assert parsed["trainer"]["max_epochs"] == contents(name)["trainer"]["max_epochs"]
+        assert parsed["trainer"]["max_epochs"] == config_of([f"--config={name}"])["trainer"]["max_epochs"]
         assert parsed["data"]["class_path"].startswith("fl_lightning.datamodules.")
 
 
 def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
-    config = contents(name)
-    local = "local_steps" if "local_steps" in config["model"] else "local_epochs"
+    config = config_of([f"--config={name}"])
+    local = "local_epochs" if config["model"]["local_steps"] is None else "local_steps"
     short = ["--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
     result = run("fit", "--config", name, *generated_data(config, tmp_path / "images"), *short)
     assert result.status == 0, result.err
