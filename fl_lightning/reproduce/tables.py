@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
@@ -18,15 +17,7 @@ from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.seeds import label
 
-STYLE = """
-:root { color-scheme: light dark }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-div { overflow-x: auto; margin: 1rem 0 }
-table { border-collapse: collapse }
-th, td { padding: .2rem .7rem; border-bottom: 1px solid #8888; text-align: right; white-space: nowrap }
-.claims th, .claims td { text-align: left; white-space: normal }
-img { max-width: 100%; background: white }
-"""
+HERE = Path(__file__).parent
 NOTHING = "No run is finished."
 CLAIMS = ["claim", "ours", "evidence"]
 DIGITS = {100.0: 2, 1.0: 4}  # after the point: of per cent, and of all else
@@ -121,31 +112,23 @@ def html(
     image: Path | None = None,
 ) -> str:
     """The same page as one HTML file that needs nothing else."""
-    body = [f"<h1>{escape(experiment.source)}</h1>", f"<p>{escape(about(experiment))}</p>", _listed(facts)]
-    body.append(_tabular(*lines(compared), "results"))
-    if verdicts:
-        body.append(_tabular(CLAIMS, judged(verdicts), "claims"))
-    if image:
-        content = base64.b64encode(image.read_bytes()).decode()
-        body.append(f'<img alt="{escape(experiment.id)}" src="data:image/png;base64,{content}">')
-    body.append(_listed(experiment.notes))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    head += f"<title>{escape(experiment.id)}</title>"
-    return (
-        f'<!doctype html><html lang="en"><head>{head}<style>{STYLE}</style></head>'
-        f"<body><main>{''.join(body)}</main></body></html>\n"
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-
-
-def _listed(texts: Sequence[str]) -> str:
-    items = (re.sub("^`(.*)`$", r"<code>\1</code>", escape(text)) for text in texts)
-    return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>" if texts else ""
-
-
-def _tabular(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> str:
-    if not head:
-        return f"<p>{NOTHING}</p>"
-    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    table = f'<table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div tabindex="0" role="region" aria-label="{kind}">{table}</div>'  # so that keys scroll it
+    head, rows = lines(compared)
+    return environment.get_template("table.html.j2").render(
+        experiment=experiment,
+        about=about(experiment),
+        facts=facts,
+        head=head,
+        rows=rows,
+        nothing=NOTHING,
+        claims=CLAIMS,
+        judged=judged(verdicts),
+        image=base64.b64encode(image.read_bytes()).decode() if image else None,
+    )

@@ -113,8 +113,8 @@ def test_html_has_everything_and_loads_nothing() -> None:
     assert page.open == []
     assert page.loaded == []
     assert not any(word in text for word in ("http", "@import", "url("))
-    assert "<h1>X &amp; Y, Table 1</h1><p>A &lt;b&gt; (top-1 (%))</p>" in text
-    assert "<li>--grid a=&lt;1&gt;</li><li><code>reproduce &lt;x&gt;</code></li>" in text
+    assert "<h1>X &amp; Y, Table 1</h1>\n<p>A &lt;b&gt; (top-1 (%))</p>" in text
+    assert "<li>--grid a=&lt;1&gt;</li>\n<li><code>reproduce &lt;x&gt;</code></li>" in text
     assert "<li>a note</li>" in text
 
 
