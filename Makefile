@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow format layers benchmark clean
+.PHONY: demo test test-slow format layers lists benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,9 @@ test-slow: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+lists: .venv/installed
+	$(BIN)/python tools/lists.py
 
 layers: .venv/installed
 	$(BIN)/python tools/layers.py

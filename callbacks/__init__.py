@@ -1,8 +1,9 @@
-"""The algorithms: one file each."""
+"""The algorithms, one file each: server/ and client/ change a round, monitors/ only look."""
 
 if __name__ != "fl_lightning.callbacks":
     raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")
 
+# make lists writes what follows
 from fl_lightning.callbacks.client.feddecorr import FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedgam import FedGAM
@@ -43,13 +44,10 @@ from fl_lightning.callbacks.server.server_ft import ServerFT
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean
 
-__all__ = [
-    "MOON",
+__all__ = [  # noqa: RUF022
+    # Rules that act on the server
     "CAGrad",
     "CentredClipping",
-    "ClientMonitor",
-    "CoherenceMonitor",
-    "ConflictMonitor",
     "CoordinateMedian",
     "DominantGradientCorrection",
     "FedAdagrad",
@@ -58,31 +56,37 @@ __all__ = [
     "FedAvgM",
     "FedBE",
     "FedDF",
-    "FedDecorr",
-    "FedDyn",
     "FedFV",
-    "FedGAM",
-    "FedGAMCV",
     "FedLAW",
     "FedMGDAPlus",
     "FedNova",
-    "FedProx",
-    "FedSAM",
-    "FedSMOO",
     "FedYogi",
-    "FocalLoss",
     "GeometricMedian",
     "GlobalWeightShrinking",
     "GradientHarmonization",
-    "HessianMonitor",
     "Krum",
-    "LossSurface",
     "NormClipping",
     "PCGrad",
+    "ServerFT",
+    "TrimmedMean",
+    # Rules that act on clients
+    "FedDecorr",
+    "FedDyn",
+    "FedGAM",
+    "FedGAMCV",
+    "FedProx",
+    "FedSAM",
+    "FedSMOO",
+    "FocalLoss",
+    "MOON",
+    "Scaffold",
+    "SignFlip",
+    # Monitors
+    "ClientMonitor",
+    "CoherenceMonitor",
+    "ConflictMonitor",
+    "HessianMonitor",
+    "LossSurface",
     "PersonalEvaluation",
     "SaveCohorts",
-    "Scaffold",
-    "ServerFT",
-    "SignFlip",
-    "TrimmedMean",
 ]

@@ -4,9 +4,12 @@ A tiny classifier with batch normalisation and its data, on which any of them ru
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import lists
 import torch
+import yaml
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -46,6 +49,7 @@ from fl_lightning.callbacks import (
     PCGrad,
     Scaffold,
     ServerFT,
+    SignFlip,
     TrimmedMean,
 )
 
@@ -94,7 +98,6 @@ REFINERS: dict[str, Make] = {
     "FedDF": lambda: FedDF(epochs=2),
     "FedBE": lambda: FedBE(epochs=2),
 }
-SERVER_RULES = WEIGHTINGS | CORRECTIONS | WEIGHERS | FITTED | SHRINKERS | REDUCERS | STEPPERS | REFINERS
 CLIENT_RULES: dict[str, Make] = {
     "FedProx": lambda: FedProx(0.1),
     "FocalLoss": FocalLoss,
@@ -110,6 +113,49 @@ CLIENT_RULES: dict[str, Make] = {
     "FedGAMCV": FedGAMCV,
 }
 UNIFORM = {"Scaffold", "FedDyn", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}  # they average so by definition
+ELSEWHERE = {
+    "FedSAM",
+    "ASAM",
+    "FedSMOO",
+    "FedGAM",
+    "FedGAM, paper",
+    "FedGAMCV",
+}  # they settle where gradients are taken
+KINDS: dict[str, dict[str, Make]] = {
+    "updates": CORRECTIONS,
+    "weights": WEIGHERS,
+    "shrinking": SHRINKERS,
+    "reduction": REDUCERS,
+    "step": STEPPERS,
+    "base weights": WEIGHTINGS,
+}
+
+
+def _add_the_rest() -> None:
+    """Add the rules that ship and that nothing above names: as their YAML sets them, by what they declare to settle."""
+    for folder in ("server", "client"):
+        for rule in lists.callbacks(folder):
+            if rule in NAMED:
+                continue
+            config = yaml.safe_load((lists.ROOT / "configs" / f"{lists.configs_of(rule)[0]}.yaml").read_text())
+            listed = next(each for each in config["trainer"]["callbacks+"] if each["class_path"] == rule.__name__)
+            make = partial(rule, **listed.get("init_args", {}))
+            settled = lists.settled(rule)
+            if folder == "client":
+                CLIENT_RULES[rule.__name__] = make
+                UNIFORM.update([rule.__name__] if "base weights" in settled else [])
+                ELSEWHERE.update([rule.__name__] if "local gradient" in settled else [])
+            else:
+                kind = next((KINDS[part] for part in settled if part in KINDS), REFINERS)
+                kind[rule.__name__] = make
+
+
+BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
+NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()} | {
+    SignFlip
+}  # an attack, no rule
+_add_the_rest()
+SERVER_RULES = {name: make for rules in BY_KIND for name, make in rules.items()}
 
 
 class TinyClassifier(LightningModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def weights_at(orchestrator: Server, params: Tensor) -> dict[str, Tensor]:
     return buffers | dict(zip(trained, orchestrator.split(params), strict=True))
 
 
-class FeatureRule(FederatedCallback):
+class FeatureRule(FederatedCallback, ABC):
     """Base of rules whose loss looks at features (N, d) of the batch.
 
     These are the output of a named layer, or else what enters the classifier: in networks of timm the pooled features
@@ -58,6 +59,10 @@ class FeatureRule(FederatedCallback):
 
     def __init__(self, layer: str | None = None) -> None:
         self.layer = layer
+
+    @abstractmethod
+    @override
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor: ...
 
     def features(self, run: LocalRun) -> Tensor:
         """(N, d) features of the ``training_step`` that has just run, with their graph; each can be had once.

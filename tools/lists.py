@@ -1,0 +1,179 @@
+"""Writes the lists that name every shipped callback: callbacks/__init__.py, and tables in the README and in docs/.
+
+    make lists
+
+A rule or a monitor is three files of your own: the class in ``callbacks/server``, ``client`` or ``monitors``, a YAML in
+``configs/rules`` and a test. All lists of them are made here, from what the classes say of themselves: the first
+sentence of the docstring, the arguments and ``settles``. A test compares them with what stands written.
+"""
+
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import yaml
+
+from fl_lightning import FederatedCallback
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {"server": "Rules that act on the server", "client": "Rules that act on clients", "monitors": "Monitors"}
+# What a server rule does, by the first of these that it settles or, for "refine", defines.
+KINDS = {
+    "updates": "correct the updates",
+    "weights": "set the weights",
+    "shrinking": "set the shrinking factor",
+    "reduction": "replace the weighted sum",
+    "step": "settle the server's step",
+    "refine": "refine the new model on a proxy set",
+    "base weights": "set the weights to start from",
+}
+OTHER = "settle nothing that another could undo"
+ARGUMENTS = 4  # of a class that a table has room for
+CONFIGS = 3  # that name a class
+
+
+def callbacks(folder: str) -> Iterator[type[FederatedCallback]]:
+    """The callbacks of a folder by name: public classes defined there that are whole (abstract ones are bases)."""
+    package = import_module(f"fl_lightning.callbacks.{folder}")
+    modules = [import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__)]
+    found = {cls for module in modules for cls in vars(module).values() if _is_whole(cls, package.__name__)}
+    yield from sorted(found, key=lambda cls: cls.__name__.lower())
+
+
+def _is_whole(value: object, package: str) -> bool:
+    return (
+        inspect.isclass(value)
+        and issubclass(value, FederatedCallback)
+        and value.__module__.startswith(package)
+        and not inspect.isabstract(value)
+        and not value.__name__.startswith("_")
+    )
+
+
+def exports() -> str:
+    """callbacks/__init__.py."""
+    text = (ROOT / "callbacks" / "__init__.py").read_text()
+    top = text[: text.index("\n# make lists")]
+    names = {folder: [cls.__name__ for cls in callbacks(folder)] for folder in FOLDERS}
+    modules: dict[str, list[str]] = {}
+    for folder in FOLDERS:
+        for cls in callbacks(folder):
+            modules.setdefault(cls.__module__, []).append(cls.__name__)
+    imports = [f"from {module} import {', '.join(sorted(held))}" for module, held in sorted(modules.items())]
+    listed = [line for folder, title in FOLDERS.items() for line in (f"    # {title}", *_quoted(names[folder]))]
+    made = ["# make lists writes what follows", *imports, "", "__all__ = [  # noqa: RUF022", *listed, "]", ""]
+    return _formatted(top + "\n" + "\n".join(made))
+
+
+def _quoted(names: list[str]) -> list[str]:
+    return [f'    "{name}",' for name in names]
+
+
+def _formatted(code: str) -> str:
+    """The code as ruff formats it."""
+    for command in (["check", "--fix", "--select", "I", "--quiet"], ["format", "--quiet"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "callbacks/__init__.py", "-"]
+        code = subprocess.run(ruff, input=code, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    return code
+
+
+def first_sentence(cls: type[object]) -> str:
+    """The first sentence of a docstring, with its references as plain code."""
+    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[\w)”\"])[.:] (?=[A-Z])", f"{text} ")[0].strip().rstrip(".")
+    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
+
+
+def arguments(cls: type[object]) -> str:
+    """The names of a class' arguments, the first of many."""
+    names = list(inspect.signature(cls).parameters)
+    return ", ".join([*names[:ARGUMENTS], "…"] if len(names) > ARGUMENTS else names)
+
+
+def configs_of(cls: type[object]) -> list[str]:
+    """The configs, but for those of papers, that list a class; those that are about it first."""
+    folder = ROOT / "configs"
+    listed = {
+        path.relative_to(folder).with_suffix("").as_posix(): _callbacks_in(yaml.safe_load(path.read_text()))
+        for path in sorted([*folder.glob("*.yaml"), *folder.glob("rules/*.yaml")])
+    }
+    found = [name for name, classes in listed.items() if cls.__name__ in classes]
+    return sorted(found, key=lambda name: (listed[name][0] != cls.__name__, name))[:CONFIGS]
+
+
+def _callbacks_in(config: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
+    found = config["trainer"].get("callbacks+") or config["trainer"].get("callbacks") or []
+    return [each["class_path"] for each in found]
+
+
+def settled(cls: type[FederatedCallback]) -> list[str]:
+    """What a rule settles, in the order of KINDS."""
+    parts: set[str] = {*cls.settles, *(["reduction"] if cls.reduce is not None else [])}
+    return sorted(parts, key=lambda part: ([*KINDS, part].index(part), part))
+
+
+def kind(cls: type[FederatedCallback]) -> str:
+    """What a server rule does, in words."""
+    parts = settled(cls) + ["refine"] * (cls.refine is not FederatedCallback.refine)
+    return next((words for part, words in KINDS.items() if part in parts), OTHER)
+
+
+def table(folder: str) -> list[str]:
+    """A table with a row for every callback of a folder."""
+    columns = ["what it does", "settles", "configs"] if folder != "monitors" else ["what it does", "configs"]
+    rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for cls in callbacks(folder):
+        cells = [f"`{cls.__name__}({arguments(cls)})`", first_sentence(cls)]
+        cells += [", ".join(settled(cls))] if folder != "monitors" else []
+        rows.append(f"| {' | '.join([*cells, ', '.join(configs_of(cls))])} |")
+    return rows
+
+
+def by_kind() -> list[str]:
+    """The README's rows: server rules by what they do, client rules, monitors."""
+    groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
+    for cls in callbacks("server"):
+        groups[kind(cls)].append(f"`{cls.__name__}`")
+    rows = [f"| server rules that {title} | {', '.join(names)} |" for title, names in groups.items() if names]
+    others = {"client rules": "client", "monitors": "monitors"}
+    rows += [f"| {t} | {', '.join(f'`{cls.__name__}`' for cls in callbacks(f))} |" for t, f in others.items()]
+    return ["| | |", "|---|---|", *rows]
+
+
+def pages() -> dict[Path, dict[str, list[str]]]:
+    """The lists of each page, by what they are called there."""
+    return {
+        ROOT / "README.md": {"callbacks": by_kind()},
+        ROOT / "docs" / "rules.md": {"server rules": table("server")},
+        ROOT / "docs" / "client_rules.md": {"client rules": table("client")},
+        ROOT / "docs" / "measures.md": {"monitors": table("monitors")},
+    }
+
+
+def with_lists(text: str, lists: dict[str, list[str]]) -> str:
+    """A page with its lists written anew, each between two comments."""
+    for name, lines in lists.items():
+        begin, end = f"<!-- make lists: {name} -->", "<!-- end -->"
+        if begin not in text:
+            raise SystemExit(f"a page must hold {begin} and {end}, and one does not")
+        before, rest = text.split(begin, 1)
+        text = "\n".join([before + begin, *lines, end + rest.split(end, 1)[1]])
+    return text
+
+
+def written() -> dict[Path, str]:
+    """Every file with a list, as it should stand."""
+    files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
+    return {ROOT / "callbacks" / "__init__.py": exports(), **files}
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        if path.read_text() != text:
+            path.write_text(text)
+            print(f"written: {path.relative_to(ROOT)}")
