@@ -23,8 +23,29 @@ Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "
 class FederatedCallback(Callback):
     """One algorithm, whichever side of the round it works on. Every hook does nothing until it is overridden.
 
-    The hooks of Lightning's own Callback are there, too. Those of several callbacks run in the order of the Trainer's
-    ``callbacks``.
+    A whole rule: scale every update down to the median norm of its cohort. ``aggregate`` takes the cohort as the rules
+    before have left it, and returns another one. It changes K×K numbers alone, never the long updates.
+
+    >>> import torch
+    >>> from fl_lightning import ClientResult, Cohort, FederatedCallback
+    >>> class MedianClipping(FederatedCallback):
+    ...     def aggregate(self, orchestrator, cohort):
+    ...         norms = cohort.corrected_gram.diagonal().sqrt()
+    ...         return cohort.scaled((norms.median() / norms).clamp(max=1.0))
+
+    Three clients send updates of the norms 5, 10 and 1:
+
+    >>> deltas = torch.tensor([[3.0, 4.0], [0.0, 10.0], [1.0, 0.0]])
+    >>> results = [ClientResult(k, num_samples=1, num_steps=1, loss=0.0, normalizer=1.0) for k in range(3)]
+    >>> cohort = Cohort.collect(round=1, anchor=torch.zeros(2), deltas=deltas, results=results)
+    >>> clipped = MedianClipping().aggregate(None, cohort)
+    >>> clipped.mixing.diagonal().tolist()
+    [1.0, 0.5, 1.0]
+    >>> clipped.update  # the mean of (3, 4), (0, 5) and (1, 0)
+    tensor([1.3333, 3.0000])
+
+    A rule runs as one of the Trainer's callbacks: ``Trainer(callbacks=[MedianClipping()])``, or ``trainer.callbacks``
+    in YAML. The hooks of Lightning's own Callback are there, too. Several callbacks act in the order of that list.
 
     Attributes:
         state: tensors that the rule keeps from round to round, by name; empty when a fit begins, saved in checkpoints.

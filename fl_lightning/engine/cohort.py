@@ -26,20 +26,40 @@ class ClientResult:
     num_steps: int
     loss: float
     normalizer: float
-    buffers: list[Tensor]
-    metrics: dict[str, float]
+    buffers: list[Tensor] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
     learning_rate: float = 0.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """One round's updates and how they are to be combined. Rules return a new one; the updates never change while the
-    round lasts (their memory then serves the next round: clone what is to be kept).
+    """One round's updates, and how they are to be combined into the server's step.
 
-    The step that comes of it is ``weights @ mixing @ deltas``, so that a rule that works across clients changes K×K
-    numbers only: K is the cohort's size, P the number of trainable parameters. Tensors without a P are small: they stay
-    on the CPU.
+    The step is ``weights @ mixing @ deltas``: a rule that works across clients changes K×K numbers, where K is the
+    cohort's size and P the number of trainable parameters. A rule returns a new cohort and leaves the one it was given
+    as it is. Tensors without a P are small and stay on the CPU. The memory of the updates serves the next round again:
+    clone what is to be kept.
+
+    Two clients of 1 and 3 examples, whose updates conflict:
+
+    >>> import torch
+    >>> from fl_lightning import ClientResult, Cohort
+    >>> deltas = torch.tensor([[2.0, 0.0], [-1.0, 1.0]])
+    >>> results = [ClientResult(k, num_samples=n, num_steps=1, loss=0.0, normalizer=1.0) for k, n in enumerate([1, 3])]
+    >>> cohort = Cohort.collect(round=1, anchor=torch.zeros(2), deltas=deltas, results=results)
+    >>> cohort.gram.tolist()
+    [[4.0, -2.0], [-2.0, 2.0]]
+    >>> cohort.update  # 1/4 (2, 0) + 3/4 (-1, 1)
+    tensor([-0.2500,  0.7500])
+
+    Update 0 gains as much of update 1 as makes the two orthogonal; then all clients count alike:
+
+    >>> projected = cohort.corrected(torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double())
+    >>> projected.corrected_gram.tolist()
+    [[2.0, 0.0], [0.0, 2.0]]
+    >>> projected.uniform().update  # the mean of (1, 1) and (-1, 1)
+    tensor([0., 1.])
 
     Attributes:
         round: 1, 2, …
