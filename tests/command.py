@@ -19,6 +19,8 @@ CHATTERERS = [
     logging.getLogger(f"lightning.{name}") for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed")
 ]
 
+HANG = 1800  # seconds that only a process that hangs takes, however busy the machine
+
 # Four clients of scikit-learn's digits: a round takes 0.1 s.
 TINY = """
 trainer:
@@ -74,10 +76,16 @@ def fit(*args: object, config: str = "tiny.yaml") -> Result:
     return result
 
 
+def fit_on(devices: int, *args: object, config: str = "tiny.yaml") -> None:
+    """``fit`` on one device, or on several: real processes over gloo, forked from this one to save imports."""
+    several = ("--trainer.strategy", "ClientParallelStrategy", "--trainer.strategy.start_method", "fork")
+    fit("--trainer.devices", devices, *(several if devices > 1 else ()), *args, config=config)
+
+
 def process(*args: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """``fl-lightning ARGS`` as a process of its own, where the process is the point."""
     command = [str(Path(sys.executable).with_name("fl-lightning")), *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment})
+    return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env={**os.environ, **environment})
 
 
 def rows(file: Path | str) -> list[dict[str, float]]:

@@ -1,10 +1,13 @@
 """Any client rule goes with any server rule, and two server rules with each other or are refused with the reason."""
 
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import cycle, permutations
 from typing import Any
 
 import pytest
 import torch
 from rules import (
+    BY_KIND,
     CLIENT_RULES,
     CORRECTIONS,
     ELSEWHERE,
@@ -16,6 +19,7 @@ from rules import (
     UNIFORM,
     WEIGHERS,
     WEIGHTINGS,
+    Make,
     run,
 )
 
@@ -41,9 +45,7 @@ def why_not(first: str, second: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("server", SERVER_RULES)
-@pytest.mark.parametrize("client", CLIENT_RULES)
-def test_every_client_rule_with_every_server_rule(client: str, server: str) -> None:
+def check_client_with_server(client: str, server: str) -> None:
     """Three rounds end in a finite model, and not in the one without the client rule; the order matters to averages."""
     both = CLIENT_RULES[client](), SERVER_RULES[server]()
     model = run(*both, rounds=3).params
@@ -56,43 +58,100 @@ def test_every_client_rule_with_every_server_rule(client: str, server: str) -> N
             run(*reversed(both))
 
 
+def check_two_clients(first: str, second: str) -> None:
+    """Two that settle where the gradient is evaluated are refused; all others run."""
+    rules = CLIENT_RULES[first](), CLIENT_RULES[second]()
+    if {first, second} <= ELSEWHERE:
+        with pytest.raises(ConfigurationError, match="both settle where clients evaluate their gradients"):
+            run(*rules)
+    else:
+        assert run(*rules, rounds=3).params.isfinite().all()
+
+
+def check_two_servers(first: str, second: str) -> None:
+    """They run, or are refused in one line that names both and says why."""
+    rules: Any = SERVER_RULES[first](), SERVER_RULES[second]()
+    reason = why_not(first, second)
+    if reason is None:
+        assert run(*rules).params.isfinite().all()
+        return
+    with pytest.raises(ConfigurationError, match=reason) as refusal:
+        run(*rules)
+    names = {type(rule).__name__ for rule in rules}
+    assert all(name in str(refusal.value) for name in names)
+    assert "\n" not in str(refusal.value)
+
+
+def distinct(rules: Mapping[str, Make]) -> list[tuple[str, str]]:
+    """All pairs of two rules in both orders; one rule in two settings is one rule twice."""
+    return [(a, b) for a, b in permutations(rules, 2) if type(rules[a]()) is not type(rules[b]())]
+
+
+def witnesses(pairs: Iterable[tuple[str, str]], kinds: Sequence[Collection[str]]) -> list[tuple[str, str]]:
+    """The first pair of each two kinds, in both orders."""
+
+    def kind(name: str) -> int:
+        return next(number for number, names in enumerate(kinds) if name in names)
+
+    found: dict[tuple[int, int], tuple[str, str]] = {}
+    for one, other in pairs:
+        found.setdefault((kind(one), kind(other)), (one, other))
+    return list(found.values())
+
+
+CLIENT_KINDS = [ELSEWHERE & UNIFORM, ELSEWHERE, UNIFORM, CLIENT_RULES.keys()]
+CLIENT_PAIRS, SERVER_PAIRS = distinct(CLIENT_RULES), distinct(SERVER_RULES)
+# Every server rule with the next client rule, and every client rule with one that weighs the updates as they are.
+MIXED = [*zip(cycle(CLIENT_RULES), SERVER_RULES, strict=False), *((client, "Krum") for client in CLIENT_RULES)]
+
+
+@pytest.mark.parametrize(("client", "server"), MIXED)
+def test_a_client_rule_goes_with_a_server_rule(client: str, server: str) -> None:
+    check_client_with_server(client, server)
+
+
+@pytest.mark.parametrize(("first", "second"), witnesses(CLIENT_PAIRS, CLIENT_KINDS))
+def test_client_rules_of_two_kinds(first: str, second: str) -> None:
+    check_two_clients(first, second)
+
+
+@pytest.mark.parametrize(("first", "second"), witnesses(SERVER_PAIRS, BY_KIND))
+def test_server_rules_of_two_kinds(first: str, second: str) -> None:
+    check_two_servers(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("client", CLIENT_RULES)
+def test_every_client_rule_with_every_server_rule(client: str) -> None:
+    for server in SERVER_RULES:
+        check_client_with_server(client, server)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", CLIENT_RULES)
 def test_every_chain_of_two_client_rules(first: str) -> None:
-    """Two that settle where the gradient is evaluated are refused; all others run."""
-    for second in CLIENT_RULES:
-        rules = CLIENT_RULES[first](), CLIENT_RULES[second]()
-        if type(rules[0]) is type(rules[1]):
-            continue
-        if {first, second} <= ELSEWHERE:
-            with pytest.raises(ConfigurationError, match="both settle where clients evaluate their gradients"):
-                run(*rules)
-        else:
-            assert run(*rules, rounds=3).params.isfinite().all(), second
+    for pair in CLIENT_PAIRS:
+        if pair[0] == first:
+            check_two_clients(*pair)
 
 
-def distinct(first: str, second: str) -> bool:
-    """Whether two entries are two rules: one rule in two settings is one rule twice."""
-    return type(SERVER_RULES[first]()) is not type(SERVER_RULES[second]())
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("first", SERVER_RULES)
 def test_every_chain_of_two_server_rules(first: str) -> None:
-    for second in SERVER_RULES:
-        if not distinct(first, second):
-            continue
-        rules: Any = SERVER_RULES[first](), SERVER_RULES[second]()
-        reason = why_not(first, second)
-        if reason is None:
-            assert run(*rules).params.isfinite().all(), second
-            continue
-        with pytest.raises(ConfigurationError, match=reason) as refusal:
-            run(*rules)
-        names = {type(rule).__name__ for rule in rules}
-        assert all(name in str(refusal.value) for name in names)
-        assert "\n" not in str(refusal.value)
+    for pair in SERVER_PAIRS:
+        if pair[0] == first:
+            check_two_servers(*pair)
 
 
 def test_some_chains_are_refused_and_most_are_not() -> None:
-    pairs = [(a, b) for a in SERVER_RULES for b in SERVER_RULES if distinct(a, b)]
-    refused = [pair for pair in pairs if why_not(*pair)]
-    assert 0 < len(refused) < len(pairs) / 2
+    refused = [pair for pair in SERVER_PAIRS if why_not(*pair)]
+    assert 0 < len(refused) < len(SERVER_PAIRS) / 2
+
+
+def test_the_witnesses_are_of_all_kinds() -> None:
+    """Eight kinds of server rules in both orders, each kind with itself where it has two rules; every refusal."""
+    found = witnesses(SERVER_PAIRS, BY_KIND)
+    alone = [kind for kind in BY_KIND if len({type(make()) for make in kind.values()}) == 1]
+    assert len(found) == len(BY_KIND) ** 2 - len(alone)
+    reasons = [{reason for pair in pairs if (reason := why_not(*pair))} for pairs in (found, SERVER_PAIRS)]
+    assert reasons[0] == reasons[1]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from command import HANG
 from torch import Tensor
 
 from fl_lightning.datamodules.cache import ABANDONED, CACHE, cache_folder, cached
@@ -189,7 +190,7 @@ for second in range(1, 100000):
 def test_kill_9_leaves_nothing_that_is_taken_for_an_entry(source: Source) -> None:
     """A process that writes entries of 12 MB without end is killed while one is half written."""
     with subprocess.Popen([sys.executable, "-c", WRITER, str(source.folder), str(source.cache)]) as running:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG
         while True:
             assert running.poll() is None, "it ended by itself"
             assert time.monotonic() < deadline

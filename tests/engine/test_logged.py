@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, process, rows
+from command import TINY, fit_on, rows
 from torchmetrics import MeanMetric
 from toy import Linear, ToyData, trainer
 
@@ -78,9 +78,7 @@ def test_a_metric_object_in_training_on_two_devices(tmp_path: Path, monkeypatch:
     Path("own.py").write_text(OWN)
     settings = ["--model.client", "own.Logging", "--data.participation", 3, "--data.partition.alpha", 1.0]
     for devices in 1, 2:
-        arguments = ["fit", "--config", "tiny.yaml", "--experiment", f"on{devices}", *settings]
-        finished = process(*arguments, "--trainer.devices", devices)
-        assert finished.returncode == 0, finished.stderr
+        fit_on(devices, "--experiment", f"on{devices}", *settings)
     one, two = (rows(Path("runs", f"on{devices}", "version_0", "metrics.csv")) for devices in (1, 2))
     assert one == two
     assert "train/mean" in one[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command import TINY, process, run
+from command import TINY, fit_on, run
 from resumed import assert_same
 from torch import Tensor
 from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
@@ -168,11 +168,7 @@ def test_short_cohorts_on_two_devices_give_what_one_gives(folder: Path) -> None:
     settings: list[Any] = ["--data.sampler", "FixedSchedule", "--data.sampler.path", "cohorts.txt"]
     settings += ["--data.participation", 3, "--data.partition", "IID", "--trainer.max_epochs", 3]
     for devices, size in ((1, 1), (2, 1), (2, 2)):
-        finished = process(
-            *("fit", "--config", "tiny.yaml", "--experiment", f"on{devices}by{size}", *settings),
-            *("--trainer.devices", devices, "--data.clients_per_batch", size),
-        )
-        assert finished.returncode == 0, finished.stderr
+        fit_on(devices, "--experiment", f"on{devices}by{size}", *settings, "--data.clients_per_batch", size)
     first, *others = (folder / "runs" / name / "version_0" for name in ("on1by1", "on2by1", "on2by2"))
     for other in others:
         assert_same(first / "checkpoints/last.ckpt", other / "checkpoints/last.ckpt")

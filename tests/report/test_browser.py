@@ -18,14 +18,18 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium o
 
 ARGUMENTS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync", *(["--no-sandbox"] if os.getuid() == 0 else [])]
+PATIENCE = 300_000  # milliseconds that nothing takes, however busy the machine
 HEAT = "() => document.getElementById('cosines-plot').data[0].z"
 Open = Callable[..., Any]
+
+
+sync_api.expect.set_options(timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=PATIENCE)
         yield chromium
         chromium.close()
 
@@ -66,6 +70,7 @@ def look(browser: Any, runs: Path) -> Iterator[Open]:
 
     def opened(width: int = 1200, **settings: Any) -> Any:
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **settings))
+        contexts[-1].set_default_timeout(PATIENCE)
         page = contexts[-1].new_page()
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -207,6 +212,7 @@ def test_a_long_run_of_many_clients_stays_small(browser: Any, tmp_path: Path) ->
     file = folder / "report.html"
     assert file.stat().st_size < 10e6
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(file.as_uri())
     draw_all(page)
     assert "Of 500 recorded matrices" in page.locator("main").text_content()

@@ -1,16 +1,18 @@
 """Many runs as one command: the same numbers as one by one, nothing twice, nothing lost to a kill."""
 
+import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
-from command import TINY, fit, process, rows, run
+from command import HANG, TINY, fit, process, rows, run
 from wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
@@ -20,7 +22,19 @@ from fl_lightning.reproduce.papers import experiments
 from fl_lightning.runs.settings import settings_fingerprint
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
-LONG = [*SWEEP[:-1], "60"]
+# While the file ``hold`` is there, runs with seed 2 wait in round 3: the second job of the sweep is then under
+# way for as long as a test wants.
+HOLD = """
+import time
+from pathlib import Path
+from fl_lightning import FederatedCallback
+
+class Hold(FederatedCallback):
+    def on_client_start(self, orchestrator, run):
+        while run.round == 3 and orchestrator.seed == 2 and Path("hold").exists():
+            time.sleep(0.01)
+"""
+LONG = [*SWEEP[:-1], "5", "--trainer.callbacks+=hold.Hold"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,43 +76,38 @@ def test_finished_runs_are_not_run_again() -> None:
     assert len(results()) == 3
 
 
-def killed_in_mid_run(arguments: list[str]) -> set[Path]:
-    """Start the command, and kill -9 it when one run is finished and another has begun; what was finished then."""
-    command = [str(Path(sys.executable).with_name("fl-lightning")), *arguments]
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
-    runs = Path("runs/sweep/runs")
-    while time.monotonic() < deadline and started.poll() is None:
-        finished = {path.parent for path in runs.rglob("finished.json")}
-        begun = {path.parents[2] for path in runs.rglob("metrics.csv")} - finished
-        if finished and begun:
-            break
+@contextlib.contextmanager
+def under_way() -> Iterator[subprocess.Popen[str]]:
+    """The sweep LONG as a process whose first job is finished and whose second is in its third round."""
+    Path("hold.py").write_text(HOLD)
+    Path("hold").touch()
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *LONG]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    deadline, runs = time.monotonic() + HANG, Path("runs/sweep/runs")
+    while not any(len(rows(file)) == 2 for file in runs.rglob("metrics.csv") if file.parents[2].name == "seed_2"):
+        assert started.poll() is None, "it ended by itself"
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert started.poll() is None, "it was over before it could be killed"
-    os.kill(started.pid, signal.SIGKILL)
-    started.wait()
-    return {path.parent for path in runs.rglob("finished.json")}
+    children = psutil.Process(started.pid).children(recursive=True)
+    yield started
+    _, alive = psutil.wait_procs(children, timeout=HANG)
+    assert not alive, "a run's process outlived the command"
+    Path("hold").unlink()
 
 
-def wait_until_nothing_is_written() -> None:
-    """A run's process ends when it sees that the command is gone."""
-    known: dict[Path, int] = {}
-    while (now := {p: p.stat().st_mtime_ns for p in Path("runs").rglob("*") if p.exists()}) != known:
-        known = now
-        time.sleep(1.0)
-
-
-def test_killed_in_mid_run_it_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+def test_killed_in_mid_run_it_goes_on_to_the_same_numbers() -> None:
     """What was finished stays as it was, to the byte; the run under way goes on from its last round."""
-    finished = killed_in_mid_run(LONG)
-    wait_until_nothing_is_written()
-    untouched = {folder: (folder / "finished.json").read_bytes() for folder in finished}
-    left = {path.parent for path in Path("runs/sweep/runs").rglob("finished.json")}
-    assert len(left) < 4, "a run's process outlived the command"
+    with under_way() as command:
+        command.kill()
+        command.wait()
+    (finished,) = Path("runs/sweep/runs").rglob("finished.json")
+    untouched = finished.read_bytes()
     again = process(*LONG)
     assert again.returncode == 0, again.stderr
-    assert {folder: (folder / "finished.json").read_bytes() for folder in finished} == untouched
-    assert process(*LONG, "--out", "elsewhere").returncode == 0
+    assert finished.read_bytes() == untouched
+    log = finished.parents[1] / "seed_2" / "log.txt"
+    assert "Restored all states from the checkpoint" in log.read_text(), "it did not begin anew"
+    assert run(*LONG, "--out", "elsewhere").status == 0
     measured = ["data.partition.alpha", "seed", "val/top1"]
     assert results()[measured].equals(results("elsewhere")[measured])
     for folder in Path("elsewhere/runs").glob("*/seed_*"):
@@ -223,14 +232,9 @@ def test_settings_of_a_mistake_are_refused() -> None:
 
 def test_interrupted_it_tabulates_what_is_there() -> None:
     """Ctrl-C in mid-run: the table of what is finished, a word on how to go on, status 130."""
-    command = [str(Path(sys.executable).with_name("fl-lightning")), *LONG]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 300
-    while not list(Path("runs/sweep/runs").rglob("finished.json")):
-        assert time.monotonic() < deadline, "no run was finished in time"
-        time.sleep(0.02)
-    started.send_signal(signal.SIGINT)
-    out, _ = started.communicate(timeout=60)
-    assert started.returncode == 130
+    with under_way() as command:
+        command.send_signal(signal.SIGINT)
+        out, _ = command.communicate(timeout=HANG)
+    assert command.returncode == 130
     assert "the same command goes on from here" in out
-    assert 1 <= len(results()) < 4
+    assert len(results()) == 1

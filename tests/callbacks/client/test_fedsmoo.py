@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import process
+from command import fit_on
 from resumed import assert_same, tensors
 from resumed import train as train_digits
 from torch import Tensor
@@ -176,10 +176,8 @@ def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     settings = ["--data.num_clients", "5", "--data.participation", "3", "--trainer.max_epochs", "3"]
     settings += ["--data.clients_per_batch", "1", "--data.partition.alpha", "1.0", "--data.batch_size", "50"]
-    for devices in "1", "2":
-        arguments = ["fit", "--config", "rules/fedsmoo.yaml", "--experiment", f"on{devices}", *settings]
-        finished = process(*arguments, "--trainer.devices", devices)
-        assert finished.returncode == 0, finished.stderr
+    for devices in 1, 2:
+        fit_on(devices, "--experiment", f"on{devices}", *settings, config="rules/fedsmoo.yaml")
     one, two = (tmp_path / "runs" / f"on{devices}" / "version_0/checkpoints/last.ckpt" for devices in "12")
     assert_same(one, two)
     first, second = (tensors(torch.load(path, weights_only=True)["callbacks"]["FedSMOO"]) for path in (one, two))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from command import process
+from command import fit_on
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -303,10 +303,8 @@ def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.Mon
     settings = ["--data.num_clients", "6", "--data.participation", "5", "--trainer.max_epochs", "3"]
     settings += ["--data.clients_per_batch", "1", "--data.partition.alpha", "1.0", "--model.client_states", "disk"]
     settings += ["--model.client.network", "own.Net"]
-    for devices in "1", "2":
-        arguments = ["fit", "--config", "rules/moon.yaml", "--experiment", f"on{devices}", *settings]
-        finished = process(*arguments, "--trainer.devices", devices)
-        assert finished.returncode == 0, finished.stderr
+    for devices in 1, 2:
+        fit_on(devices, "--experiment", f"on{devices}", *settings, config="rules/moon.yaml")
     one, two = (tmp_path / "runs" / f"on{devices}" / "version_0" for devices in "12")
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
     models = [torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in (one, two)]

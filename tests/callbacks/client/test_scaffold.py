@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, process
+from command import TINY, fit_on
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
@@ -341,10 +341,8 @@ def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.Mon
     Path("tiny.yaml").write_text(TINY)
     settings = ["--data.participation", "3", "--trainer.max_epochs", "3"]
     settings += ["--trainer.callbacks+=Scaffold", "--trainer.callbacks.option=I"]
-    for devices, where in (("1", "memory"), ("2", "disk")):
-        arguments = ["fit", "--config", "tiny.yaml", "--experiment", where, *settings, "--trainer.devices", devices]
-        finished = process(*arguments, "--model.client_states", where)
-        assert finished.returncode == 0, finished.stderr
+    for devices, where in ((1, "memory"), (2, "disk")):
+        fit_on(devices, "--experiment", where, *settings, "--model.client_states", where)
     one, two = (tmp_path / "runs" / where / "version_0" for where in ("memory", "disk"))
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
     states = [torch.load(run / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for run in (one, two)]

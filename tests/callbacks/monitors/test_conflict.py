@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import rules
 import torch
-from command import TINY, fit, process
+from command import TINY, fit, fit_on
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
@@ -216,11 +216,9 @@ def test_a_stopped_run_saves_what_a_whole_one_does(whole: Path) -> None:
     assert_same_files(whole, stopped)
 
 
-@pytest.mark.slow
 def test_two_devices_save_what_one_does(whole: Path) -> None:
     """To the byte, in processes of their own."""
-    result = process("fit", "--config", "tiny.yaml", "--experiment", "two", *WATCHED, "--trainer.devices", 2)
-    assert result.returncode == 0, result.stderr
+    fit_on(2, "--experiment", "two", *WATCHED)
     assert_same_files(whole, Path("runs/two/version_0/arrays"))
 
 

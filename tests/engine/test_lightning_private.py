@@ -1,0 +1,215 @@
+"""Lightning's private names: each does what lightning_private says of it, and none stands anywhere else."""
+
+import ast
+import inspect
+import pkgutil
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser
+from torch.utils.data import DataLoader, TensorDataset
+from toy import Net, Quadratic, ToyData, trainer
+
+import fl_lightning
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.engine import lightning_private as private
+
+ROOT = Path(__file__).parents[2]
+FOREIGN = {  # private names of other libraries
+    "engine/logged.py": {"_modules"},  # torch
+    "fit/command.py": {"_actions"},  # argparse
+    "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
+    "report/dashboard.py": {"_to_model"},  # wandb_workspaces
+    "models/group_norm.py": {"_BatchNorm"},  # torch
+    "datamodules/augmentation.py": {  # torchvision
+        "_policies",
+        "_fill",
+        "_apply_image_or_video_transform",
+        "_AUGMENTATION_SPACE",
+    },
+}
+BATCHES = [torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)]
+
+
+def modules() -> list[ModuleType]:
+    names = [info.name for info in pkgutil.walk_packages(fl_lightning.__path__[:1], "fl_lightning.")]
+    return [import_module(name) for name in names if "deprecated" not in name]
+
+
+def test_no_private_name_of_lightning_stands_elsewhere() -> None:
+    """A name with an underscore that nothing of ours defines is somebody else's."""
+    own, used = set(), {}
+    for module in modules():
+        found = set()
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                own.add(node.name)
+            elif isinstance(node, ast.ImportFrom):
+                found |= {alias.name for alias in node.names if alias.name.startswith("_")}
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                own.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                own.add(node.attr)
+            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                found.add(node.attr)
+        used[module.__name__.removeprefix("fl_lightning.").replace(".", "/") + ".py"] = found
+    foreign = {file: names - own for file, names in used.items() if names - own}
+    assert foreign.pop("engine/lightning_private.py")
+    assert foreign == FOREIGN
+
+
+def test_no_private_method_of_lightning_is_overridden_elsewhere() -> None:
+    overridden = {
+        f"{cls.__module__}.{cls.__name__}.{name}"
+        for module in modules()
+        for cls in vars(module).values()
+        if inspect.isclass(cls) and cls.__module__.startswith("fl_lightning.") and cls.__module__ != private.__name__
+        for name in vars(cls)
+        if name.startswith("_") and not name.startswith("__")
+        for base in cls.__mro__
+        if base.__module__.startswith("lightning.") and name in vars(base)
+    }
+    assert not overridden - {name for name in overridden if name.endswith("._abc_impl")}
+
+
+def test_synchronizes_batchnorm() -> None:
+    assert not private.synchronizes_batchnorm(trainer())
+    assert private.synchronizes_batchnorm(trainer(devices=2, sync_batchnorm=True))
+
+
+def test_keep_samplers() -> None:
+    run = trainer(devices=2)
+    assert run._accelerator_connector.use_distributed_sampler
+    private.keep_samplers(run)
+    assert not run._accelerator_connector.use_distributed_sampler
+
+
+def test_set_step() -> None:
+    """The step that a logger is given with what is logged next."""
+    run = trainer()
+    private.set_step(run, 7)
+    assert run.fit_loop.epoch_loop._batches_that_stepped == 7
+
+
+def test_metrics_to_log() -> None:
+    class Look(lightning.pytorch.Callback):
+        seen: dict[str, Any]
+
+        def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
+            self.seen = private.metrics_to_log(trainer)
+
+    run = trainer(look := Look())
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    assert look.seen["round"] == 1
+    assert look.seen["train/loss"] == run.callback_metrics["train/loss"]
+
+
+def test_begin_epoch_again(tmp_path: Path) -> None:
+    """Of two batches an epoch, a checkpoint after the third: it goes on at the first of the second epoch."""
+
+    class Stop(lightning.pytorch.Callback):
+        def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "half.ckpt")
+                trainer.should_stop = True
+
+    class Counting(Net):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.seen.append((self.current_epoch, batch_idx))
+
+    loader = DataLoader(TensorDataset(torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)), batch_size=2)
+    trainer(Stop(), rounds=2).fit(Counting(), loader)
+    checkpoint = torch.load(tmp_path / "half.ckpt", weights_only=False)
+    private.begin_epoch_again(checkpoint)
+    torch.save(checkpoint, tmp_path / "whole.ckpt")
+    trainer(rounds=2).fit(module := Counting(), loader, ckpt_path=tmp_path / "whole.ckpt")
+    assert module.seen == [(1, 0), (1, 1)]
+    private.begin_epoch_again(weights := {"state_dict": {}})
+    assert weights == {"state_dict": {}}
+
+
+def test_transferring_module() -> None:
+    """Batches that are no data pass untouched; all others go through the module's own hooks."""
+
+    class Doubling(private.TransferringModule):
+        def is_data(self, batch: Any) -> bool:
+            return isinstance(batch, torch.Tensor)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return 2 * batch
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(batch)
+
+        def configure_optimizers(self) -> None: ...
+
+    seen: list[Any] = []
+    run = trainer()
+    run.fit(module := Doubling(), DataLoader([[3], [4]], batch_size=None))  # type: ignore[arg-type]  # a list is a dataset
+    assert seen == [[3], [4]]
+    assert module.transfer(torch.ones(2)).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+def test_configured(automatic: bool) -> None:
+    """A dict with a schedule, as configure_optimizers may return it."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    made = {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+    optimizers, schedules = private.configured(made, automatic)
+    assert optimizers == [optimizer]
+    assert [config.scheduler for config in schedules] == [made["lr_scheduler"]]
+    assert [config.interval for config in schedules] == ["epoch"]
+
+
+@pytest.mark.parametrize(("monitor", "saved"), [("val/top1", False), ("train/loss", True)])
+def test_optional_monitor_checkpoint(tmp_path: Path, monitor: str, saved: bool) -> None:
+    """Lightning's own ends the run where nobody logs what it monitors."""
+    callback = private.OptionalMonitorCheckpoint(tmp_path, "best", monitor=monitor, save_on_train_epoch_end=True)
+    run = trainer(callback, enable_checkpointing=True)
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    assert (tmp_path / "best.ckpt").exists() == saved
+
+
+def test_open_cli(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hook is called where Lightning calls its private method; a subcommand of one's own gets its arguments."""
+
+    class Command(lightning.Trainer):
+        def show(self, model: Any, colour: str) -> None:
+            """Show it."""
+
+    class CLI(private.OpenCLI):
+        own_subcommands = frozenset({"show"})
+        calls: list[str]
+
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {"show": {"model"}}
+
+        def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+            self.calls = [f"arguments of {subcommand}"]
+            parser.add_argument("--colour", default="red")
+            return ["colour"]
+
+        def find_checkpoint(self) -> None:
+            self.calls.append("checkpoint")
+
+        def set_seed(self) -> None:
+            self.calls.append("seed")
+
+        def instantiate_classes(self) -> None:
+            self.calls.append("classes")
+
+        def run_subcommand(self, subcommand: str) -> None:
+            self.calls.append(f"run {subcommand}")
+
+    monkeypatch.setattr("sys.argv", ["program"])
+    cli = CLI(Quadratic, trainer_class=Command, args=["show", "--colour", "blue"], save_config_callback=None)
+    assert cli.calls == ["arguments of show", "checkpoint", "seed", "classes", "run show"]
+    assert cli.setting(cli.config, "colour") == "blue"
+    assert "--colour" in cli.parser_of("show").format_help()
