@@ -1,7 +1,7 @@
-"""What each client rule costs, beside plain local training.
+"""Measure the cost of each client rule relative to FedAvg.
 
-The 2NN on 10 clients of 512 random images, batch 64, one local epoch, three rounds a run; medians of the last round's
-time over that of FedAvg, interleaved, one thread.
+The 2NN trains on 10 clients of 512 random images, batch 64, one local epoch, three rounds per run, one thread. The runs
+of all rules are interleaved. The table shows, for each rule, the median ratio of the last round's time to FedAvg's.
 
     python benchmarks/client_rules.py [repetitions]
 """
@@ -65,7 +65,7 @@ class Clock(Callback):
 
 
 def last_round(rule: Callback) -> float:
-    """Seconds of the third round, when every client has been there before."""
+    """Seconds of the third round; every client has taken part before."""
     clock = Clock()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(max_epochs=3, accelerator="cpu", enable_model_summary=False, callbacks=[rule, clock], **quiet)  # type: ignore[arg-type]

@@ -1,12 +1,13 @@
-"""How a run grows with the number of its clients, when a rule keeps a tensor of the model's size for each.
+"""Measure memory, storage and time of a run with many clients, when a rule keeps a tensor of the model's size for each.
 
-SCAFFOLD trains the two-layer CNN (1.2 million parameters, 4.9 MB a client) on clients of eight random 3×32×32 images,
-made when a client is drawn. Each way of keeping the control variates runs in a process of its own, with a checkpoint
-after every round.
+SCAFFOLD trains the two-layer CNN (1.2 million parameters, 4.9 MB per client) on clients of eight random 3×32×32 images,
+made when a client is drawn. Control variates are kept on disk in one run and in memory in another; each run has a
+process of its own and writes a checkpoint after every round.
 
     python benchmarks/clients.py [num_clients] [cohort] [rounds]
 
-Then what the states of all clients cost, had each taken part: a checkpoint, a round's end and a resume.
+A second part measures what the states cost once every client has taken part: setting, adding up the bytes,
+checkpoint and resume.
 """
 
 import logging
@@ -34,7 +35,7 @@ SAMPLES = 8
 
 
 class Synthetic(FederatedDataModule):
-    """A few random images per client, made when they are asked for; how many is known without making them."""
+    """Clients of eight random images each, made on request; the number of images is known without making them."""
 
     def __init__(self, num_clients: int, cohort: int) -> None:
         super().__init__(batch_size=SAMPLES, participation=cohort)
@@ -51,7 +52,7 @@ class Synthetic(FederatedDataModule):
 
 
 class Watch(Callback):
-    """Seconds of each round, from its first client to the next round's, checkpoint included."""
+    """Notes the time at the start of each round and at the end of the run; a round includes its checkpoint."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -64,7 +65,7 @@ class Watch(Callback):
 
 
 def train(states: Any, num_clients: int, cohort: int, rounds: int) -> None:
-    """A run; prints memory, store and time."""
+    """Train one run and print its memory, the size of its store and checkpoint, and the time per round."""
     quiet()
     watch, rule = Watch(), Scaffold()
     orchestrator = FederatedOrchestrator(ImageClassifier(TwoLayerCNN()), client_states=states)
@@ -91,7 +92,7 @@ def train(states: Any, num_clients: int, cohort: int, rounds: int) -> None:
 
 
 def keep(states: Any, num_clients: int) -> None:
-    """What the entries themselves cost when every client has one: ten numbers each, so that disks play no part."""
+    """Time the bookkeeping of states when every client has one: ten numbers each, so that the disk hardly counts."""
     quiet()
     state: Any = DiskState(writes=True) if states == "disk" else {}
     with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +128,7 @@ def clocked(work: Callable[[], Any]) -> float:
 
 
 def peak() -> int:
-    """Bytes of memory that this process has had at most."""
+    """Peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -138,7 +139,7 @@ def quiet() -> None:
 
 
 def apart(work: Callable[..., None], *arguments: Any) -> None:
-    """In a process of its own, whose memory is then its own."""
+    """Run a function in a process of its own, so that its memory is measured alone."""
     process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     process.join()

@@ -1,8 +1,9 @@
-"""What data cost: loading for the first and the second time, memory, and what becomes of bytes on their way to a model.
+"""Measure the cost of data sets: time of the first and of later loadings, memory, and images per second.
 
-For each data set: seconds from nothing to partitioned clients, decoding into an empty cache and then reading it (the
-files' own format is read either way where there is nothing to decode); bytes in memory; images per second through
-normalisation alone and through AutoAugment and normalisation, in batches of 64 and 128, on the CPU. Medians.
+For each data set, the table shows: seconds until the clients are partitioned, first with an empty cache, then with the
+cache filled (a data set without images to decode is read from its own files both times); MiB in memory; images per
+second through normalisation alone, and through AutoAugment and normalisation, in batches of 64 and 128, on one CPU
+thread. Times of later loadings and of batches are medians.
 
     python benchmarks/data.py MNIST=DIR CIFAR10=DIR
 """
@@ -34,12 +35,12 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
 
 def images_per_second(data: PublishedImages, batch_size: int) -> float:
     images, labels = (tensor[:batch_size] for tensor in data._loaded.train.tensors)
-    data.on_after_batch_transfer(TrainingBatch([images, labels]), 0)  # caches its constants
+    data.on_after_batch_transfer(TrainingBatch([images, labels]), 0)  # caches the constants of normalisation
     return batch_size / seconds(lambda: data.on_after_batch_transfer(TrainingBatch([images, labels]), 0), BATCHES)
 
 
 def measure(name: str, root: str) -> str:
-    """A row of the table."""
+    """Return the table row of one data set."""
     make: type[PublishedImages] = getattr(datamodules, name)
 
     def load(cache: str) -> PublishedImages:

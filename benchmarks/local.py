@@ -1,10 +1,10 @@
-"""What local training costs beside two loops written by hand.
+"""Measure the cost of local training relative to two loops written by hand.
 
-Three ways to train the same clients from the same model, interleaved; medians of the ratios:
+Three ways train the same clients from the same model; their rounds are interleaved, and ratios are medians:
 
-    ours        FederatedOrchestrator under the Trainer: everything a round does, aggregation included
-    dataloader  the plain PyTorch loop: a DataLoader a client, zero_grad, forward, backward, step
-    tuned       the same with the client's tensors gathered once per epoch and split into batches
+    ours        FederatedOrchestrator under the Trainer: the whole round, aggregation included
+    dataloader  the plain PyTorch loop: one DataLoader per client, zero_grad, forward, backward, step
+    tuned       the plain PyTorch loop on the client's tensors, gathered once per epoch and split into batches
 
     python benchmarks/local.py [rounds]
 """
@@ -46,7 +46,7 @@ class Clients(FederatedDataModule):
 
 
 class Module(LightningModule):
-    """Cross-entropy under plain SGD."""
+    """Trains a network with cross-entropy and plain SGD."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Module(LightningModule):
 
 
 class Interleave(Callback):
-    """Times every round of a fit from its first batch to its end, and runs the other ways between the rounds."""
+    """Times every round of a fit, and runs and times the loops written by hand between the rounds."""
 
     def __init__(self, others: dict[str, Callable[[], float]]) -> None:
         self.others = others
@@ -78,7 +78,7 @@ class Interleave(Callback):
 def by_hand(
     network: nn.Module, data: Clients, batches: Callable[[TensorDataset], Iterable[Any]]
 ) -> Callable[[], float]:
-    """A round's seconds of a plain loop that averages the clients' parameters."""
+    """Make a plain loop that trains one round, averages the clients' parameters and returns the seconds taken."""
 
     def round() -> float:
         start = time.perf_counter()
@@ -117,7 +117,7 @@ def gathered(batch_size: int) -> Callable[[TensorDataset], Iterable[Any]]:
 
 
 def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int, batch: int, repeats: int) -> None:
-    """Print ratios: one client to a batch of the Trainer, and the whole cohort to one."""
+    """Print the ratios for one client per batch of the Trainer, and for the whole cohort as one batch."""
     print(name)
     for group in (1, clients):
         data = Clients(clients, samples, batch, clients_per_batch=group)
@@ -131,7 +131,7 @@ def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int
             **quiet, accelerator="cpu", max_epochs=repeats + 2, callbacks=[watch], enable_model_summary=False
         )
         trainer.fit(FederatedOrchestrator(Module(make())), datamodule=data)
-        seconds = {way: times[2:] for way, times in watch.seconds.items()}  # the first ones warm up
+        seconds = {way: times[2:] for way, times in watch.seconds.items()}  # the first two rounds warm up
         times = ", ".join(f"{way} {1e3 * median(values):.1f} ms" for way, values in seconds.items())
         to = {w: median(a / b for a, b in zip(seconds["ours"], seconds[w], strict=True)) for w in others}
         print(

@@ -1,9 +1,10 @@
-"""What the measures cost, beside rounds without them.
+"""Measure the cost of monitors relative to rounds without monitors.
 
-Random images of MNIST's shape, one local epoch in batches of 32, metrics.csv and last.ckpt as on the command line, one
-thread. Within one run the rounds take turns: without monitors, then with each choice of them. A round is timed from its
-start to the next one's, and divided by the one without monitors of the same turn; medians over the turns. Processor
-time, which other programs disturb little, and wall time.
+Clients hold random images of MNIST's shape and train one local epoch in batches of 32 on one thread; metrics.csv and
+last.ckpt are written as on the command line. Within a run the rounds take turns: first without monitors, then with each
+choice of monitors. A round is timed from its start to the start of the next round, and its time divided by the time of
+the round without monitors in the same turn. The table shows medians over the turns, of processor time, which other
+programs disturb little, and of wall time.
 
     python benchmarks/measures.py [turns]
 """
@@ -28,7 +29,7 @@ from fl_lightning.models import FedLAWLeNet, ImageClassifier, TwoNN
 from fl_lightning.runs.checkpoints import LastCheckpoint
 from fl_lightning.runs.folder import RunFolder
 
-# Network, clients, clients in a round, images.
+# Network, number of clients, clients per round, number of images.
 CASES: dict[str, tuple[nn.Module, int, int, int]] = {
     "2NN, 20 clients": (TwoNN(), 20, 20, 60000),
     "2NN, 10 of 100 clients": (TwoNN(), 100, 10, 60000),
@@ -57,17 +58,17 @@ class Clients(FederatedDataModule):
 
 
 class Layers(ConflictMonitor):
-    """A class of its own, as a Trainer takes no two callbacks of one."""
+    """ConflictMonitor with layers, as a class of its own: a Trainer takes no two callbacks of the same class."""
 
     def __init__(self) -> None:
         super().__init__(layers=True)
 
 
 class Turns(Callback):
-    """Gives each round its monitors, and takes the time at its start.
+    """Sets the monitors of each round, and notes the time at the start of each round.
 
     Args:
-        ways: the monitors of the first round, the second, …, then from the first again.
+        ways: lists of monitors; the rounds use one list after the other, then start again with the first.
     """
 
     def __init__(self, ways: list[list[FederatedCallback]]) -> None:
@@ -76,12 +77,12 @@ class Turns(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
         others = [callback for callback in callbacks if not isinstance(callback, FederatedCallback)]
-        trainer.callbacks = [*self.ways[len(self.starts) % len(self.ways)], *others]  # type: ignore[attr-defined]  # likewise
+        trainer.callbacks = [*self.ways[len(self.starts) % len(self.ways)], *others]  # type: ignore[attr-defined]  # as above
         pl_module.on_fit_start()  # looks up the clients' hooks
         self.starts.append((time.process_time(), time.perf_counter()))
 
     def rounds(self, clock: int) -> list[list[float]]:
-        """Seconds of each way's round, one list a turn without the first, by the processor's clock or the wall's."""
+        """Seconds of the rounds, one list per turn but the first: processor time (clock 0) or wall time (clock 1)."""
         starts = [start[clock] for start in self.starts]
         taken = [end - start for start, end in pairwise(starts)]
         size = len(self.ways)

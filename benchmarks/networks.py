@@ -1,7 +1,7 @@
-"""The networks of the papers' experiments: size, work and time, beside what the papers print.
+"""Measure size, work and time of the networks in the papers' experiments, next to the numbers that the papers print.
 
-Multiply-adds are those of convolutions and linear layers, of one image forwards. The time is that of one training step
-(SGD, batch 32) on one CPU thread, the median of a few; it is processor time, so that other programs disturb it little.
+Multiply-adds are counted in the convolutions and linear layers of one image's forward pass. The time is the processor
+time, which other programs disturb little, of one training step (SGD, batch 32) on one CPU thread; the median of a few.
 
     python benchmarks/networks.py [repetitions]
 """
@@ -45,17 +45,17 @@ ROWS: list[tuple[str, tuple[int, int, int], str]] = [
 
 
 def multiply_adds(network: nn.Module, shape: tuple[int, int, int]) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:  # it counts two for each
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:  # counts every multiply-add as two operations
         network.eval()(torch.zeros(1, *shape))
     return counter.get_total_flops() // 2
 
 
 def step_time(network: nn.Module, shape: tuple[int, int, int], repetitions: int) -> float:
-    """Seconds."""
+    """Median processor seconds of one training step."""
     optimizer = torch.optim.SGD(network.train().parameters(), lr=0.01)
     images, targets = torch.randn(32, *shape), torch.randint(10, (32,))
     times = []
-    for _ in range(1 + repetitions):  # the first warms up
+    for _ in range(1 + repetitions):  # the first step warms up
         start = time.process_time()
         optimizer.zero_grad()
         F.cross_entropy(network(images), targets).backward()

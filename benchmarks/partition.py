@@ -1,8 +1,9 @@
-"""What it costs to deal the examples to the clients, the splitting into one tensor per client included.
+"""Measure the time that each partition takes to deal the examples to the clients.
 
-50,000 examples of 10 classes go to few and to many clients; medians of the interleaved repetitions, in seconds. The
-groups of ``Natural`` are as many as the clients, or the examples if there are fewer: it deals to no more clients.
-The garbage collector rests, as it does in timeit: a pass of it over all of torch takes longer than the split it hits.
+50,000 examples of 10 classes are dealt to few and to many clients, including the split into one tensor per client. The
+table shows medians of the interleaved repetitions, in seconds. ``Natural`` gets as many groups as clients, but at most
+one group per example, and deals to as many clients as groups. The garbage collector is off, as in timeit: one pass over
+all of torch's objects takes longer than a split.
 
     python benchmarks/partition.py [repetitions]
 """
@@ -41,14 +42,14 @@ PARTITIONS: dict[str, Partition] = {
 
 
 def seconds(partition: Partition, num_clients: int, seed: int) -> float:
-    """What one split takes."""
+    """Seconds of one split."""
     generator = np.random.default_rng(seed)
     labels = torch.from_numpy(generator.permutation(EXAMPLES) % CLASSES)
     if partition.by == "groups":
         num_clients = min(num_clients, EXAMPLES)
         labels = torch.from_numpy(generator.permutation(EXAMPLES) % num_clients)
     start = time.perf_counter()
-    parts = partition.split(labels, num_clients, generator)  # kept until the clock has been read
+    parts = partition.split(labels, num_clients, generator)  # kept alive until the clock has been read
     taken = time.perf_counter() - start
     assert len(parts) == num_clients
     return taken

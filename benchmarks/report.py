@@ -1,9 +1,10 @@
-"""How large a report is, how long it takes to make, and how soon it can be read.
+"""Measure the size of a report, the time to make it, and the time until a browser shows it.
 
-A made-up run (see tests/report/folders.py) with all that a report shows, cosines of every round among it, opened in
-headless Chromium several times, each from scratch; medians of wall time. Text: it can be read. Loaded: the scripts have
-run. First chart: the first curve that is scrolled to is drawn; also in processor time of all the browser's processes,
-which a busy machine changes less. All: every chart is drawn, as for printing.
+The report shows a made-up run (see tests/report/folders.py) that has data for all its sections, with cosines in every
+round. Headless Chromium opens the report several times, each time from scratch. The table shows medians of wall time
+until the text can be read (text), the scripts have run (loaded), the first chart that is scrolled to is drawn (first
+chart), and all charts are drawn, as for printing (all charts). The time until the first chart is also given as
+processor time of all the browser's processes, which depends less on other programs.
 
     PYTHONPATH=tests/report python benchmarks/report.py [rounds] [clients] [repetitions]
 """
@@ -27,13 +28,13 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"
 
 
 def processor_seconds() -> float:
-    """Of all processes that this one has started."""
+    """Processor seconds of all processes that this process has started."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return sum(each.user + each.system for each in times)
 
 
 def opened(browser: Any, file: Path) -> tuple[float, ...]:
-    """Seconds until the text stands, the page is loaded, a chart drawn (wall and processor time), all of them drawn."""
+    """Seconds until text, loaded page, first chart (wall time, then processor time) and all charts are there."""
     page = browser.new_page()
     began, before = time.perf_counter(), processor_seconds()
     page.goto(file.as_uri())
@@ -49,7 +50,7 @@ def opened(browser: Any, file: Path) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """Print a row of a Markdown table."""
+    """Print a Markdown table of one row."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         run = large(Path(folder) / "run", ROUNDS, CLIENTS)
         began = time.perf_counter()

@@ -1,8 +1,8 @@
-"""What each server rule costs, beside the weighted sum that FedAvg takes.
+"""Measure the cost of each server rule relative to FedAvg's weighted sum.
 
-One round's updates of K clients with P parameters are aggregated by every rule in turn, on one thread; medians of the
-interleaved ratios to FedAvg, which reads the updates once. Rules that learn on a proxy set cost as much as their passes
-over it, and are left out.
+Every rule in turn aggregates the same round's updates of K clients with P parameters, on one thread. The table shows
+medians of the ratios to FedAvg, which reads the updates once; repetitions are interleaved. Rules that learn on a proxy
+set are left out: they cost as much as their passes over the proxy set.
 
     python benchmarks/server.py [K] [P] [repetitions]
 """
@@ -45,7 +45,7 @@ RULES: dict[str, Callable[[], FederatedCallback]] = {
 
 
 class Module(LightningModule):
-    """P parameters; client k's update is its row of noise."""
+    """A module of P parameters whose gradient is random noise, so that every client's update is noise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Module(LightningModule):
 
 
 class Clients(FederatedDataModule):
-    """One example each."""
+    """K clients with one example each."""
 
     num_clients = CLIENTS
 
@@ -68,7 +68,7 @@ class Clients(FederatedDataModule):
 
 
 class Compare(FederatedCallback):
-    """Times every rule on the round's cohort as it came."""
+    """Times every rule on the cohort of the round, with uncorrected updates."""
 
     def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
         times: dict[str, list[float]] = {name: [] for name in RULES}
@@ -77,7 +77,7 @@ class Compare(FederatedCallback):
             rule.setup(orchestrator.trainer, orchestrator, "fit")
         for _ in range(REPETITIONS):
             for name, rule in made.items():
-                fresh = cohort.replace(deltas=cohort.deltas)  # without the Gram matrix of the last one
+                fresh = cohort.replace(deltas=cohort.deltas)  # without the Gram matrix of the rule before
                 start = time.perf_counter()
                 aggregated = rule.aggregate(orchestrator, fresh)
                 update = aggregated.update if rule.reduce is None else rule.reduce(orchestrator, aggregated)

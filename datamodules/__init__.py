@@ -1,4 +1,4 @@
-"""Data sets, and how they are partitioned over clients."""
+"""Data sets, and partitions of the data over clients."""
 
 if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")

@@ -1,36 +1,36 @@
-"""Augmentations of a whole batch of bytes on its device. Every sample has its own draw."""
+"""Augmentations of a whole batch of uint8 images on its device, with separate random draws for every image."""
 
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvision has no types
+from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.errors import ConfigurationError, check_choice
 
 
 class Augmentation:
-    """Random changes to the images of a batch. A subclass implements :meth:`__call__`.
+    """Changes the images of a batch at random. A subclass implements :meth:`__call__`.
 
-    All randomness comes from torch's global CPU generator, whatever the images' device: a client's draws are then the
-    same on any.
+    All randomness comes from torch's global CPU generator, whatever the images' device, so that a client's draws are
+    the same on every device.
     """
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Change every image in its own way.
+        """Change every image by its own random draws.
 
         Args:
-            images: (B, C, H, W) uint8, which are left as they are.
+            images: (B, C, H, W) uint8 images, which are not modified.
 
         Returns:
-            (B, C, H, W) uint8, a new tensor on the same device.
+            (B, C, H, W) uint8 images, a new tensor on the same device.
         """
         raise ConfigurationError(f"{type(self).__name__} must define __call__(images)")
 
 
 class RandomFlip(Augmentation):
-    """Mirrors left and right with probability ``p``, in [0, 1] (He et al., 2016, section 4.2)."""
+    """Mirrors each image left to right with probability ``p`` in [0, 1] (He et al., 2016, section 4.2)."""
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
@@ -38,13 +38,13 @@ class RandomFlip(Augmentation):
         self.p = p
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Mirror some; arguments as in :class:`Augmentation`."""
+        """Mirror some of the images; arguments as in :class:`Augmentation`."""
         mirrored = (torch.rand(len(images), 1, 1, 1) < self.p).to(images.device, non_blocking=True)
         return torch.where(mirrored, images.flip(-1), images)
 
 
 class RandomCrop(Augmentation):
-    """Pads every side with ``padding`` >= 1 black pixels and cuts H x W out anywhere (He et al., 2016, section 4.2)."""
+    """Pads by ``padding`` >= 1 black pixels and crops H x W at a random place (He et al., 2016, section 4.2)."""
 
     def __init__(self, padding: int = 4) -> None:
         if not isinstance(padding, int) or padding < 1:
@@ -52,34 +52,34 @@ class RandomCrop(Augmentation):
         self.padding = padding
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Shift each; arguments as in :class:`Augmentation`."""
+        """Pad and crop every image; arguments as in :class:`Augmentation`."""
         offsets = torch.randint(2 * self.padding + 1, (2, len(images))).to(images.device, non_blocking=True)
         padded = F.pad(images, [self.padding] * 4)
-        crops = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # a view of all (2p + 1)² of them
+        crops = padded.unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)  # a view of all (2p + 1)² crops
         return crops[torch.arange(len(images), device=images.device), :, offsets[0], offsets[1]]
 
 
 class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untyped, see above
     """AutoAugment (Cubuk et al., 2019, tables 7 to 9), with torchvision's policies, magnitudes and kernels.
 
-    Each image draws one of 25 sub-policies, then for each of its two operations whether it is applied, with the
-    operation's probability, and its sign, either half of the time. Images that drew the same operation go through it
-    together, which gives to the bit what torchvision gives one by one.
+    Each image draws one of 25 sub-policies of two operations. Each operation is applied with its own probability; if
+    the operation's magnitude has a sign, the sign is positive or negative with equal probability. Images with the same
+    operation are changed together, with the same bits as torchvision's one-by-one results.
 
     As torchvision reads the paper, a magnitude is the distance from no change, also for colour, contrast, brightness
     and sharpness, and pixels from outside the image are black. Crop, flip and cutout are not included.
 
     Args:
-        policy: the data set that the sub-policies were found on; it serves any images of 1 or 3 channels.
+        policy: name of the data set that the sub-policies were found on; any images of 1 or 3 channels may be changed.
 
     Raises:
-        ConfigurationError: there is no such policy.
+        ConfigurationError: ``policy`` is not one of "cifar10", "imagenet" and "svhn".
     """
 
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
         check_choice("AutoAugment.policy", policy, "cifar10", "imagenet", "svhn")
         super().__init__(v2.AutoAugmentPolicy(policy))
-        choices = [  # by sub-policy, first or second operation, positive or negative
+        choices = [  # for every sub-policy, first or second operation, positive or negative
             (name, level, negative and self._AUGMENTATION_SPACE[name][1])
             for sub_policy in self._policies
             for name, _, level in sub_policy
@@ -90,7 +90,7 @@ class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untype
         self._probabilities = torch.tensor([[p for _, p, _ in sub_policy] for sub_policy in self._policies])
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Apply a sub-policy to each; arguments as in :class:`Augmentation`."""
+        """Apply a random sub-policy to every image; arguments as in :class:`Augmentation`."""
         drawn = self.draw(len(images))
         for choices, order in zip(drawn, drawn.argsort().to(images.device, non_blocking=True), strict=True):
             counts = choices.bincount(minlength=len(self.operations) + 1).tolist()
@@ -101,7 +101,7 @@ class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untype
         return images
 
     def draw(self, num_samples: int) -> Tensor:
-        """(2, B) first and second operation of each sample: rows of ``operations``, or its length for none."""
+        """Draw (2, B) indices into ``operations``, each image's first and second; ``len(operations)`` means none."""
         sub_policies = torch.randint(len(self._policies), (num_samples,))
         applied = torch.rand(num_samples, 2) < self._probabilities[sub_policies]
         negative = torch.randint(2, (num_samples, 2))
@@ -109,10 +109,10 @@ class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untype
         return torch.where(applied, choices, len(self.operations)).T
 
     def _change(self, images: Tensor, name: str, level: int | None, negative: bool) -> Tensor:
-        """Apply one operation at one magnitude to all."""
+        """Apply one operation at one magnitude to all images."""
         magnitudes = self._AUGMENTATION_SPACE[name][0](10, *images.shape[-2:])
         magnitude = 0.0 if magnitudes is None else float(magnitudes[level]) * (-1 if negative else 1)
-        # Sharpness convolves each channel by itself: as images of one channel that is five times faster on a CPU.
+        # Sharpness convolves each channel by itself: on images of one channel it is five times faster on a CPU.
         inputs = images.flatten(0, 1).unsqueeze(1) if name == "Sharpness" else images
         changed: Tensor = self._apply_image_or_video_transform(inputs, name, magnitude, self.interpolation, self._fill)
         return changed.view_as(images)

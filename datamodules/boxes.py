@@ -1,4 +1,4 @@
-"""BoxFolder: images with boxes, in the text layout of YOLO."""
+"""BoxFolder: images with boxes, in the text format of YOLO."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,35 +13,35 @@ from fl_lightning.datamodules.folder import SUFFIXES
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.errors import ConfigurationError
 
-GREY = 114  # of the borders, as YOLOv8 was published
-PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # no box
+GREY = 114  # grey level of the borders in the published YOLOv8
+PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
 
 
 class BoxFolder(ImageData):
     """Images ``<root>/images/{train,test}/*`` (png, jpg) with ``<root>/labels/{train,test}/<name>.txt``.
 
-    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's. No
-    file or an empty one: no objects. Images are turned as their EXIF data say, scaled to fit a square and centred on
-    grey; boxes are cut off at the image's edges.
+    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
+    An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,
+    scaled to fit a square and centred on grey; boxes are cut off at the image's edges.
 
-    Batches are ``[images (B, 3, S, S) in [0, 1], targets (B, M, 5)]``, rows of targets: class, x1, y1, x2, y2 in pixels
-    of the square, class -1 where there are fewer than M objects. A partition by label takes an image for the class of
-    its first object, 0 if there is none.
+    Batches are ``[images (B, 3, S, S) in [0, 1], targets (B, M, 5)]``. A row of targets holds class, x1, y1, x2, y2 in
+    pixels of the square; images with fewer than M objects are filled up with rows of class -1. A partition by label
+    takes the class of an image's first object for the image's label, 0 if the image has no object.
 
     Args:
-        root: the folder that holds ``images`` and ``labels``.
-        num_classes: C; classes are numbered from 0.
+        root: folder that holds ``images`` and ``labels``.
+        num_classes: C, the number of classes; classes are numbered from 0.
         image_size: S, the side of the square in pixels.
         eval_batch_size: examples per batch of the test set.
-        images: ``num_clients``, ``partition`` and all else that :class:`ImageData` takes but what knows no boxes:
-            ``augment``, ``corruption`` and ``normalize``.
+        images: ``num_clients``, ``partition`` and the other arguments of :class:`ImageData`, except ``augment``,
+            ``corruption`` and ``normalize``, which do not support boxes.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
-            decoded, or a line is not as it must be.
+            decoded, or a line of a text file is invalid.
     """
 
-    mean = (0.0, 0.0, 0.0)  # of three channels, which stay in [0, 1]
+    mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class BoxFolder(ImageData):
         self.root, self.num_classes, self.image_size = root, num_classes, image_size
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
+        """Load the training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
         root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
         folder = root / "images" / split
         files = sorted(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES)
@@ -77,19 +77,19 @@ class BoxFolder(ImageData):
         return torch.from_numpy(pixels), _padded(boxes)
 
     def labels(self, targets: Tensor) -> Tensor:
-        """(n,) class of each image's first object, 0 if there is none."""
+        """(n,) class of each image's first object, 0 for an image without objects."""
         return targets[:, 0, 0].clamp(min=0).long()
 
 
 def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
-    """An image file scaled, with its proportions kept, and centred on a grey square.
+    """Scale an image file with its proportions kept, and centre it on a grey square.
 
     Args:
-        path: a png or jpg file.
-        size: of the square's sides in pixels.
+        path: png or jpg file.
+        size: side of the square in pixels.
 
     Returns:
-        The square, and the image's place on it: left, top, width, height.
+        The square, and the place of the image on the square: left, top, width, height in pixels.
 
     Raises:
         ConfigurationError: the file cannot be decoded.
@@ -99,7 +99,7 @@ def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, 
             scaled = ImageOps.contain(
                 ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR
             )
-    except OSError:  # also PIL's own errors
+    except OSError:  # PIL's own errors are OSErrors, too
         raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
     left, top = (size - scaled.width) // 2, (size - scaled.height) // 2
     square = Image.new("RGB", (size, size), (GREY, GREY, GREY))
@@ -108,18 +108,19 @@ def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, 
 
 
 def read_boxes(path: Path, num_classes: int, place: tuple[int, int, int, int]) -> list[tuple[float, ...]]:
-    """The objects of one image.
+    """Read the objects of one image.
 
     Args:
-        path: a text file, lines ``class cx cy w h``; there need not be one.
-        num_classes: C.
-        place: left, top, width and height in pixels of where the image came to lie.
+        path: text file with lines ``class cx cy w h``; no file means no objects.
+        num_classes: C, the number of classes.
+        place: place of the image on the square: left, top, width and height in pixels.
 
     Returns:
-        (class, x1, y1, x2, y2) in pixels for each.
+        One tuple (class, x1, y1, x2, y2) per object, in pixels of the square.
 
     Raises:
-        ConfigurationError: a line is something else, or outside the image, or of no such class.
+        ConfigurationError: a line is not five numbers, has a class that does not exist, or a centre or size outside the
+            image; or the file cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -155,6 +156,6 @@ def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, in
 
 
 def _padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
-    """(n, M, 5) of n lists of at most M boxes, M at least 1."""
+    """Stack n lists of boxes into one tensor (n, M, 5): M is the longest list's length, at least 1."""
     longest = max(1, *map(len, boxes))
     return torch.tensor([[*rows, *[PADDING] * (longest - len(rows))] for rows in boxes], dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Decoded images on disk: a later run reads them instead of decoding them again."""
+"""A cache of decoded images on disk: a later run reads them instead of decoding the files again."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 CACHE = "~/.cache/fl_lightning"
-FORMAT = 1  # to be raised whenever the same files would decode to other bytes
+FORMAT = 1  # raise this number whenever the same files would decode to other bytes
 ABANDONED = 3600.0  # seconds after which nobody is still writing an entry
 
 
@@ -29,32 +29,32 @@ def cached(
     shape: tuple[int, ...],
     decode: Callable[[], Tensor],
 ) -> Tensor:
-    """What ``decode`` makes of some files, from the cache if it has been made of these very files before.
+    """Return decoded images: from the cache if the same files were decoded before, else from ``decode``.
 
-    An entry is a safetensors file named after the folder and the kind, after the files' names, sizes and times of
-    modification, and after the shape. It appears whole or not at all, and is read back only if its checksum is right;
-    one that is damaged is deleted with a warning and made again. When a new one is written, those of that folder and
-    kind that were made of other files are deleted. Several processes may read and write at the same time. What is read
-    lies in the file's own pages, which processes on one machine share.
+    An entry of the cache is a safetensors file, named after the folder and the kind, the files' names, sizes and times
+    of modification, and the shape. An entry appears whole or not at all, and is read only if its checksum is right; a
+    damaged entry is deleted with a warning and made again. Writing a new entry deletes the entries of the same folder
+    and kind that were made of other files. Several processes may read and write at the same time. Images read from the
+    cache lie in the file's own memory pages, which the processes on one machine share.
 
     Args:
-        cache: folder of the entries; None to decode every time. In the default, ``~/.cache`` stands for
-            ``$XDG_CACHE_HOME`` where that is set.
-        folder: where the files are.
-        kind: what else tells one entry of that folder from another: the split, how it is decoded.
-        files: their paths, which begin with the folder's, in the order in which they are decoded.
-        shape: of the result.
-        decode: gives uint8 of that shape.
+        cache: folder of the entries; None to decode every time. In the default, ``$XDG_CACHE_HOME`` takes the place of
+            ``~/.cache`` if it is set.
+        folder: folder that holds the files.
+        kind: text that tells apart the entries of one folder: the split and the way of decoding.
+        files: paths of the files, in the order in which they are decoded; every path begins with the folder's.
+        shape: shape of the decoded images.
+        decode: function that decodes the files into a uint8 tensor of this shape.
 
     Returns:
-        uint8 of that shape, not to be written to.
+        uint8 images of this shape, not to be written to.
     """
     if cache is None:
         return decode()
     prefix = _digest(folder.resolve(), kind)
     try:
         content = f"{prefix}-{_digest(FORMAT, *(_state(file, len(str(folder))) for file in files))}"
-    except OSError:  # a file is gone or a link leads nowhere, which decoding says best
+    except OSError:  # a file is gone or a link is broken: decoding has the better message
         return decode()
     path = cache_folder(cache) / f"{content}-{'x'.join(map(str, shape))}.safetensors"
     if (images := _read(path, shape)) is not None:
@@ -73,7 +73,7 @@ def cached(
 
 
 def cache_folder(cache: str) -> Path:
-    """The folder that is meant."""
+    """Return the absolute folder of the cache; ``$XDG_CACHE_HOME`` replaces the default's ``~/.cache`` if it is set."""
     home = os.environ.get("XDG_CACHE_HOME")
     return Path(home, "fl_lightning") if home and cache == CACHE else Path(cache).expanduser().absolute()
 
@@ -83,18 +83,18 @@ def _digest(*parts: object) -> str:
 
 
 def _state(file: str, start: int) -> tuple[str, int, int]:
-    """What changes when the file does; its name begins at ``start``."""
+    """Return path (from character ``start``), size and time of modification, which show whether a file has changed."""
     found = os.stat(file)  # noqa: PTH116  # twice as fast as Path.stat, and there are 100,000 files
     return file[start:], found.st_size, found.st_mtime_ns
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
-    """The entry, if there is a sound one."""
+    """Read the images of an entry; None if there is no entry, or if it is damaged, in which case it is deleted."""
     images, checksum = torch.empty(0), None
     try:
         with safe_open(path, "pt") as entry:
             images, checksum = entry.get_tensor("images"), (entry.metadata() or {}).get("crc32")
-    except OSError:  # not there, or not ours to read: then it cannot be written either, which is said there
+    except OSError:  # no entry; or no right to read the entry, and then writing fails and warns
         return None
     except SafetensorError:
         pass
@@ -111,21 +111,21 @@ def _checksum(images: Tensor) -> str:
 
 
 def _write(path: Path, images: Tensor) -> None:
-    """Put the entry in its place, whole."""
+    """Write an entry, which appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A folder, because safetensors may write to a file of yet another name first.
+    # In a folder, because safetensors may first write to a file of another name.
     with tempfile.TemporaryDirectory(".tmp", f"{path.stem}.", path.parent, ignore_cleanup_errors=True) as unfinished:
         new = Path(unfinished, path.name)
         save_file({"images": images}, new, {"crc32": _checksum(images)})
-        with new.open("rb+") as file:  # else a power cut could leave the new name on old blocks
+        with new.open("rb+") as file:  # otherwise a power cut could leave the new name on old blocks
             os.fsync(file.fileno())
         new.replace(path)
 
 
 def _sweep(folder: Path, prefix: str, content: str) -> None:
-    """Delete a place's entries of other content, and what killed processes have left half written."""
+    """Delete entries of ``prefix`` other than ``content``, and half-written entries that killed processes left."""
     for entry in folder.glob(f"{prefix}-*"):
-        with suppress(FileNotFoundError):  # others may be sweeping, too
+        with suppress(FileNotFoundError):  # other processes may be sweeping, too
             if entry.suffix != ".tmp" and not entry.name.startswith(content):
                 entry.unlink()
             elif entry.suffix == ".tmp" and time.time() - entry.stat().st_mtime > ABANDONED:

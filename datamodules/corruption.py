@@ -1,4 +1,4 @@
-"""Wrong labels in some clients' training data."""
+"""Corruptions: wrong labels in the training data of some clients."""
 
 import numpy as np
 import torch
@@ -12,16 +12,16 @@ Ints = NDArray[np.int64]
 
 
 class Corruption:
-    """Changes labels of the training set, knowing whose they are. A subclass implements :meth:`corrupt`."""
+    """Changes labels of the training set, depending on the client. A subclass implements :meth:`corrupt`."""
 
     def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
-        """The labels to train on.
+        """Return the labels to train on.
 
         Args:
-            labels: (n,) int64 true classes, left as they are.
-            parts: each client's rows of ``labels``, as :meth:`Partition.split` gives them.
-            num_classes: C; labels are from 0 to C - 1.
-            generator: where all randomness comes from.
+            labels: (n,) int64 true classes, which are not modified.
+            parts: each client's rows of ``labels``, as :meth:`Partition.split` returns them.
+            num_classes: C, the number of classes; labels are from 0 to C - 1.
+            generator: source of all randomness.
 
         Returns:
             (n,) int64 classes from 0 to C - 1, a new tensor.
@@ -30,19 +30,21 @@ class Corruption:
 
 
 class LabelSwap(Corruption):
-    """Some clients have two classes swapped: each example of the one is labelled as the other (FedLAW, Table 8).
+    """Swaps two classes at some clients: every example of one class is labelled as the other (FedLAW, Table 8).
 
-    The paper does not say which two classes, nor which clients. Here the clients are drawn among those with data, and
-    every one of them draws its own pair among the classes it holds; one that holds a single class swaps it with any
-    other. A given ``pair`` is swapped in every corrupted client, and changes nothing in one that holds neither.
+    The paper does not say which two classes, nor which clients. Here the corrupted clients are drawn among the clients
+    with data. Each corrupted client draws its own pair among the classes that it holds; a client that holds a single
+    class swaps that class with a random other one. A given ``pair`` is swapped at every corrupted client, and changes
+    nothing at a client that holds neither class.
 
     Args:
-        share: of all clients, in [0, 1], that are corrupted; rounded to whole clients, and to all with data at most.
-        pair: the two classes; drawn for each client by default.
+        share: share of all clients that are corrupted, in [0, 1]; rounded to whole clients, at most all clients with
+            data.
+        pair: the two classes to swap; by default every corrupted client draws its own.
 
     Raises:
-        ConfigurationError: ``share`` is out of range or ``pair`` is not two different classes; in :meth:`corrupt`, it
-            names a class that there is not, or there are fewer than two.
+        ConfigurationError: ``share`` is outside its range or ``pair`` is not two different classes; in :meth:`corrupt`,
+            ``pair`` names a class that does not exist, or there are fewer than two classes.
     """
 
     def __init__(self, share: float, pair: tuple[int, int] | None = None) -> None:
@@ -79,13 +81,16 @@ class LabelSwap(Corruption):
 
 
 def _draw_pairs(clients: Ints, held: Ints, num_classes: int, generator: np.random.Generator) -> Ints:
-    """(K, 2) two different classes for each of the clients 0 to K - 1: of those that it holds, where it holds two.
+    """Draw two different classes for each of the clients 0 to K - 1, both held by the client if it holds at least two.
 
     Args:
-        clients: (m,) whose each example is; every client has one.
+        clients: (m,) client of each example; every client has at least one example.
         held: (m,) class of each example.
-        num_classes: C.
-        generator: where all randomness comes from.
+        num_classes: C, the number of classes.
+        generator: source of all randomness.
+
+    Returns:
+        (K, 2) classes.
     """
     holdings = generator.permutation(np.unique(clients * num_classes + held))
     holdings = holdings[np.argsort(holdings // num_classes, kind="stable")]  # each client's classes in random order

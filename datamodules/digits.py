@@ -1,4 +1,4 @@
-"""Digits: small handwritten digits that come with scikit-learn, for tests and first steps."""
+"""Digits: the small handwritten digits of scikit-learn, for tests and first steps."""
 
 import numpy as np
 import torch
@@ -8,9 +8,9 @@ from fl_lightning.datamodules.images import ImageData
 
 
 class Digits(ImageData):
-    """1,797 handwritten digits of 8x8 pixels (UCI, as in scikit-learn): nothing to download.
+    """1,797 handwritten digits of 8x8 pixels (UCI, as in scikit-learn), which need no download.
 
-    Grey levels 0..16 become 0..255. Every fifth image of each class is in the test set, whatever the seed: 1,442
+    Grey levels 0..16 are scaled to 0..255. Every fifth image of each class is in the test set, whatever the seed: 1,442
     training and 355 test images. Arguments are those of :class:`ImageData`.
     """
 
@@ -19,9 +19,9 @@ class Digits(ImageData):
     std = (0.3760,)
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images (n, 1, 8, 8) and int64 labels (n,)."""
-        # here, because importing it takes half a second
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
+        """Load the training or the test set: uint8 images (n, 1, 8, 8) and int64 labels (n,)."""
+        # imported here, because importing scikit-learn takes half a second
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # scikit-learn ships no types
 
         images, labels = load_digits(return_X_y=True)
         held_out = np.zeros(len(labels), dtype=np.bool_)

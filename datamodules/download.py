@@ -1,4 +1,4 @@
-"""Downloads that arrive whole or not at all."""
+"""Downloads that appear complete or not at all."""
 
 import shutil
 import tempfile
@@ -13,16 +13,16 @@ ABANDONED = 24 * 3600.0  # seconds after which nobody is still downloading
 
 
 def download_whole(root: Path, folder: str, fetch: Callable[[Path], object], name: str) -> None:
-    """Fetch ``root/folder`` by way of a temporary folder, so that an interrupted download is never taken for data.
+    """Download ``root/folder`` by way of a temporary folder, so that an interrupted download is never taken for data.
 
     Args:
-        root: is made if it is not there.
-        folder: what is kept of what is fetched, relative to ``root`` as to the temporary folder.
-        fetch: downloads into the folder it is given, unpacks and checks.
-        name: of the data set.
+        root: folder of the data, created if it does not exist.
+        folder: part of the download to keep, as a path below the temporary folder and then below ``root``.
+        fetch: function that downloads into a given folder, unpacks and checks.
+        name: name of the data set.
 
     Raises:
-        ConfigurationError: it could not be fetched, or written.
+        ConfigurationError: the data set could not be downloaded, or not be written.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -45,5 +45,5 @@ def _move(new: Path, place: Path) -> None:
     try:
         new.rename(place)
     except OSError:
-        if not any(place.iterdir()):  # else another process has been faster, and its files are whole as well
+        if not any(place.iterdir()):  # otherwise another process was faster, and its files are complete as well
             raise

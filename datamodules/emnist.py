@@ -1,10 +1,10 @@
-"""EMNIST, and QMNIST with its writers."""
+"""EMNIST, and QMNIST, which knows the writers of its digits."""
 
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
-from torchvision import datasets  # type: ignore[import-untyped]  # it ships no types
+from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules.vision import VisionData
 from fl_lightning.errors import check_choice
@@ -22,20 +22,22 @@ SPLITS = {  # classes, training images, test images
 class EMNIST(VisionData):
     """Handwritten digits and letters (Cohen et al., 2017): grey images of 28x28.
 
-    Classes are in torchvision's order: digits, capital letters, small letters, less those that a split merges or
-    leaves out; in "letters" A is 0 (1 in the files). Images are upright (mirrored along the diagonal in the files). The
-    constants of normalisation are those of "byclass", whose neighbours differ by less than 0.002.
+    Classes are in torchvision's order: digits, capital letters, small letters, without the classes that a split merges
+    or leaves out; in "letters", A is class 0 (1 in the files). Images are upright (in the files they are mirrored along
+    the diagonal). The normalisation constants are those of "byclass"; the constants of the other splits differ by less
+    than 0.002.
 
-    The files do not say who wrote what, so that there is no FEMNIST (Caldas et al., 2018) to be had from them: for
+    The files do not name the writers, so that FEMNIST (Caldas et al., 2018) cannot be made from these files: for
     clients that are writers see :class:`QMNIST`.
 
     Args:
-        split: "balanced" (47 classes, 112,800 + 18,800 images), "byclass" (62; 697,932 + 116,323), "bymerge" (47; as
-            many), "digits" (10; 240,000 + 40,000), "letters" (26; 124,800 + 20,800) or "mnist" (10; 60,000 + 10,000).
-        published: ``root``, ``download``, ``cache`` and all else that :class:`PublishedImages` takes.
+        split: "balanced" (47 classes, 112,800 + 18,800 images), "byclass" (62; 697,932 + 116,323), "bymerge" (47;
+            697,932 + 116,323), "digits" (10; 240,000 + 40,000), "letters" (26; 124,800 + 20,800) or "mnist" (10;
+            60,000 + 10,000).
+        published: ``root``, ``download``, ``cache`` and the other arguments of :class:`PublishedImages`.
 
     Raises:
-        ConfigurationError: as for :class:`PublishedImages`, or there is no such split.
+        ConfigurationError: ``split`` is none of these, or an error of :class:`PublishedImages`.
     """
 
     name = "EMNIST"
@@ -57,11 +59,11 @@ class EMNIST(VisionData):
         self.published = (sizes[0], sizes[1])
 
     def open(self, root: Path, train: bool, download: bool = False) -> Any:
-        """Torchvision's data set, whose one archive holds all splits."""
+        """Open torchvision's data set; a single archive holds all splits."""
         return self.source(root, split=self.split, train=train, download=download)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """From torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
+        """Read torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
         images, labels = super().read(train)
         return images.transpose(2, 3).contiguous(), labels - int(self.split == "letters")
 
@@ -69,9 +71,9 @@ class EMNIST(VisionData):
 class QMNIST(VisionData):
     """MNIST's digits with their writers (Yadav and Bottou, 2019): 60,000 + 60,000 grey images of 28x28.
 
-    With ``partition: Natural`` every client is a writer (or several, with fewer clients than writers): the data set of
-    torchvision's that comes closest to FEMNIST, which it does not have. Training and test writers are different people.
-    As an image folder it has no writers. Arguments: see PublishedImages.
+    With ``partition: Natural`` every client is one writer, or several if there are fewer clients than writers. Of
+    torchvision's data sets, this is the closest to FEMNIST, which torchvision does not have. Training and test writers
+    are different people. Read from an image folder, the data set has no writers. Arguments: see PublishedImages.
     """
 
     name = "QMNIST"
@@ -84,12 +86,12 @@ class QMNIST(VisionData):
     std = (0.3081,)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """From torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
+        """Read torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""
         images, targets = super().read(train)
         return images, targets[:, 0]
 
     def groups(self) -> Tensor | None:
-        """(n,) NIST's number of each training image's writer, the third column of the extended labels."""
+        """(n,) NIST's number of each training image's writer (third column of the labels); None for an image folder."""
         if self.image_folder() is not None:
             return None
         return super().read(train=True)[1][:, 2]

@@ -1,4 +1,4 @@
-"""Image folders ``{train,test}/<class>/*``, decoded into memory."""
+"""Functions that find image folders ``{train,test}/<class>/*`` and decode them into memory."""
 
 import os
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from fl_lightning.datamodules.cache import cached
 from fl_lightning.errors import ConfigurationError
 
 SUFFIXES = {".png", ".jpg", ".jpeg"}
-MODES = {1: "L", 3: "RGB"}  # PIL's name for so many channels
+MODES = {1: "L", 3: "RGB"}  # number of channels, PIL's name of the mode
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The image files of one split, and their classes."""
+    """The image files of one split, and the class of each."""
 
     folder: Path
     split: str
@@ -29,11 +29,15 @@ class ImageFiles:
 
 
 def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = ("test",)) -> tuple[Path, str] | None:
-    """The folder that holds ``train`` and a test set: ``root/<name>``, in any spelling (cifar-10, Cifar10), or ``root``
-    itself.
+    """Find the folder that holds ``train`` and a test set: ``root/<name>``, else ``root`` itself.
+
+    Args:
+        root: folder to search in.
+        names: names of the data set; case, hyphens and underscores do not count (cifar-10, Cifar10).
+        tests: names that the folder of the test set may have, the preferred one first.
 
     Returns:
-        The folder and the first of ``tests`` that it holds; None where there is no such folder.
+        The folder and the name of its test set; None if there is no such folder.
     """
     if not root.is_dir():
         return None
@@ -46,18 +50,19 @@ def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = (
 
 
 def list_images(folder: Path, split: str, test: str = "test", num_classes: int | None = None) -> ImageFiles:
-    """The files ``<split>/<class>/*`` (or ``<split>/<class>/images/*``); png or jpg, by suffix.
+    """List the files ``<split>/<class>/*`` (or ``<split>/<class>/images/*``) with the suffix of a png or jpg.
 
-    Classes are numbered in sorted order, files sorted within them.
+    Classes are numbered in sorted order; files are sorted within each class.
 
     Args:
-        folder: holds ``train`` and the test set.
-        split: "train" or the test set's.
+        folder: folder that holds ``train`` and the test set.
+        split: "train" or the name of the test set's folder.
         test: name of the test set's folder.
-        num_classes: how many class folders there must be, if that is known. Train and test name them alike.
+        num_classes: number of class folders to expect; None if unknown.
 
     Raises:
-        ConfigurationError: there are other classes, or a class has no images.
+        ConfigurationError: the number of classes is not as expected, train and test have different classes, or a class
+            has no images.
     """
     names, others = class_names(folder / split), class_names(folder / (test if split == "train" else "train"))
     if num_classes is not None and len(names) != num_classes:
@@ -78,20 +83,20 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
 def read_images(
     found: ImageFiles, shape: tuple[int, int, int], cache: str | None, resize: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Decode them, unless the cache holds them.
+    """Decode image files, or read the decoded images from the cache.
 
     Args:
-        found: the files.
-        shape: (C, H, W) of every image; C is 1 (colours become grey) or 3 (grey becomes colour).
-        cache: folder for the decoded images, or None.
-        resize: scale images of other sizes until they cover H x W (bilinear, antialiased) and cut the middle out;
-            else such images are refused.
+        found: files to decode, and their labels.
+        shape: shape (C, H, W) of every image; C is 1 (colours become grey) or 3 (grey becomes colour).
+        cache: folder that keeps decoded images; None for none.
+        resize: whether to scale images of other sizes until they cover H x W (bilinear, antialiased) and cut out the
+            middle; otherwise such images are refused.
 
     Returns:
         uint8 images (n, C, H, W) and int64 labels (n,).
 
     Raises:
-        ConfigurationError: an image has another size, or a file cannot be decoded.
+        ConfigurationError: an image has another size without ``resize``, or a file cannot be decoded.
     """
 
     def decode() -> Tensor:
@@ -106,12 +111,12 @@ def read_images(
 
 
 def class_names(split: Path) -> list[str]:
-    """The sorted names of its class folders."""
+    """Return the sorted names of a split's class folders, without hidden ones."""
     return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 def _images(folder: Path) -> list[str]:
-    """The sorted image files of one class, at least one."""
+    """List the image files of one class, sorted; refuse a class without images."""
     inner = folder / "images"
     with os.scandir(inner if inner.is_dir() else folder) as entries:
         found = sorted(e.path for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES)  # noqa: PTH122  # fast
@@ -121,7 +126,7 @@ def _images(folder: Path) -> list[str]:
 
 
 def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> NDArray[np.uint8]:
-    """(H, W, C) pixels of one file; ``size`` is width and height."""
+    """Decode one file into (H, W, C) pixels; ``size`` is (width, height)."""
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             if image.size != size and not resize:
@@ -129,13 +134,13 @@ def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> ND
                     f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
                     "resize the images beforehand"
                 )
-            if image.mode[0] in "IF":  # PIL would clip them
+            if image.mode[0] in "IF":  # PIL would clip the pixels
                 raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert it")
             converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
             if converted.size != size:
                 converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
             return np.asarray(converted).reshape(size[1], size[0], channels)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # what PIL raises
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # errors that PIL raises
         raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
 
 

@@ -1,4 +1,4 @@
-"""ImageFolder: your own images, by class."""
+"""ImageFolder: your own images, one folder per class."""
 
 import math
 from pathlib import Path
@@ -16,21 +16,21 @@ from fl_lightning.errors import ConfigurationError
 class ImageFolder(ImageData):
     """Images in ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, png or jpg.
 
-    Classes are counted on loading and numbered in sorted order; train and test name them alike. Images of another size
-    are scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
+    Classes are counted on loading and numbered in sorted order; train and test must have the same class names. Images
+    of another size are scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
 
     Args:
-        root: the folder; of ``test`` and ``val``, the first that is there is the test set.
+        root: folder that holds ``train`` and the test set: ``test`` or, if there is no ``test``, ``val``.
         image_size: height and width in pixels, or one number for both.
         channels: 3, where grey images become colour, or 1, where colour images become grey.
-        mean: of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
-        std: likewise, above 0.
-        cache: folder that keeps decoded images for the next run; null for none. ``~/.cache`` stands for
-            ``$XDG_CACHE_HOME`` where that is set.
-        images: ``num_clients``, ``partition``, ``augment`` and all else that :class:`ImageData` takes.
+        mean: mean of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
+        std: standard deviation of each channel, above 0; null if ``mean`` is null.
+        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``
+            takes the place of ``~/.cache`` if it is set.
+        images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, the data are not there or not as expected.
+        ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class ImageFolder(ImageData):
         self.cache = cache
 
     @property
-    def num_classes(self) -> int:  # type: ignore[override]  # read only: the folders decide
-        """C, the class folders of the training set."""
+    def num_classes(self) -> int:  # type: ignore[override]  # read only: counted in the folders
+        """C, the number of class folders of the training set."""
         return len(class_names(self._folder()[0] / "train"))
 
     def prepare_data(self) -> None:
-        """Decode, so that other processes find the images in the cache."""
+        """Decode the images into the cache, where other processes find them."""
         if self.cache is not None:
             self.setup("fit")
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
+        """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
         folder, test = self._folder()
         files = list_images(folder, "train" if train else test, test)
         images, labels = read_images(files, self.shape, self.cache, resize=True)
@@ -88,7 +88,7 @@ class ImageFolder(ImageData):
 def check_constants(
     mean: tuple[float, ...] | None, std: tuple[float, ...] | None, channels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, if they are there and can be."""
+    """Refuse constants that are not one finite mean and one finite standard deviation > 0 per channel; return both."""
     if mean is not None and std is not None and len(mean) == len(std) == channels:
         finite = all(map(math.isfinite, mean))
         if finite and all(0 < value < math.inf for value in std):
@@ -99,9 +99,10 @@ def check_constants(
 
 
 def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation over all pixels of each channel, of uint8 images (n, C, H, W) scaled to [0, 1].
+    """Measure mean and standard deviation of each channel of uint8 images (n, C, H, W), scaled to [0, 1].
 
-    Exact: from the counts of the 256 values. A channel that never changes has the standard deviation 1.
+    Both are taken over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
+    deviation 1.
     """
     values, constants = torch.arange(256, dtype=torch.float64) / 255, []
     for channel in images.unbind(1):

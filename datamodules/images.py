@@ -1,4 +1,4 @@
-"""ImageData: labelled images, kept as bytes; scaled and augmented on the device."""
+"""ImageData: labelled images in memory as bytes, augmented and scaled on the device."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -14,20 +14,20 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ImageData(LabelledData):
-    """Labelled images, kept in memory as bytes. A subclass gives ``num_classes``, ``mean``, ``std`` and ``load``.
+    """Labelled images, kept in memory as bytes. A subclass defines ``num_classes``, ``mean``, ``std`` and ``load``.
 
-    Batches are ``[images, labels]``: bytes (B, C, H, W), which :meth:`on_after_batch_transfer` turns into inputs on the
-    device, and int64 labels (B,).
+    Batches are ``[images, labels]``: uint8 images (B, C, H, W), which :meth:`on_after_batch_transfer` turns into inputs
+    on the device, and int64 labels (B,).
 
     Args:
-        normalize: subtract the mean and divide by the standard deviation of each channel; or by two numbers that are
-            given: (0.5, 0.5) makes inputs in [-1, 1]. False leaves them in [0, 1].
-        augment: what is done to the bytes of the clients' training batches, one after the other; never to evaluation
-            or proxy batches.
-        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and all else that :class:`LabelledData` takes.
+        normalize: True to subtract each channel's ``mean`` and divide by its ``std``, False to leave inputs in [0, 1],
+            or a mean and a standard deviation > 0 for all channels: (0.5, 0.5) makes inputs in [-1, 1].
+        augment: one or more augmentations of the clients' training batches, applied in order; evaluation and proxy
+            batches are never augmented.
+        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, the images are not as they must be.
+        ConfigurationError: an argument is outside its range; on loading, the images have the wrong type or shape.
     """
 
     mean: tuple[float, ...]  # per channel, of inputs in [0, 1]
@@ -46,15 +46,15 @@ class ImageData(LabelledData):
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
+        """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
         return super().load(train)
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if they are bytes.
+        """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if the images are uint8.
 
-        The bytes of a training batch are augmented. All become floats of the default type in [0, 1], then
-        (x - mean) / std per channel if ``normalize``. Anything else comes back as it is: floats, or the client ids that
-        the Trainer takes for training batches.
+        The images of a training batch are augmented first. All images become floats of the default type in [0, 1], and
+        (x - mean) / std per channel unless ``normalize`` is False. Any other batch is returned unchanged: batches of
+        floats, and the client ids that the Trainer takes for training batches.
         """
         if not isinstance(batch, list | tuple) or not isinstance(batch[0], Tensor) or batch[0].dtype != torch.uint8:
             return batch
@@ -80,8 +80,8 @@ class ImageData(LabelledData):
         return super()._checked(inputs, targets)
 
 
-@lru_cache(maxsize=32)  # a copy to a GPU would make every batch wait
+@lru_cache(maxsize=32)  # kept on the device: a copy to a GPU would make every batch wait
 def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(C, 1, 1) constants that broadcast over (B, C, H, W)."""
+    """Return constants (C, 1, 1) that broadcast over (B, C, H, W)."""
     with torch.inference_mode(False):  # validation runs in inference mode, training reuses the tensor
         return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)

@@ -20,31 +20,34 @@ from fl_lightning.errors import ConfigurationError, check_choice
 
 
 class LabelledData(FederatedDataModule):
-    """Labelled examples, kept in memory. A subclass gives ``num_classes`` and :meth:`load`.
+    """Labelled examples, kept in memory. A subclass defines ``num_classes`` and :meth:`load`.
 
-    Batches are ``[inputs (B, ...), targets (B, ...)]``. Validation and test are both the test set, less the proxy set:
-    the federated learning papers evaluate on it every round and hold nothing out. ``held_out`` concerns the clients'
-    parts of the training set.
+    Batches are ``[inputs (B, ...), targets (B, ...)]``. Validation and test both use the test set, without the examples
+    that move to the proxy set: the federated learning papers evaluate on the test set every round and hold nothing out.
+    ``held_out`` concerns the clients' parts of the training set.
 
-    The training set passes, in this order, through: the proxy set's draw (``proxy_source="train"``), the long tail, the
-    partition, the corruption, what clients hold out.
+    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), the long tail
+    thins out the classes, the partition deals the examples to the clients, the labels are corrupted, the clients hold
+    examples out.
 
     Args:
-        num_clients: N, at least 1.
-        partition: how the training set is dealt to the clients; equal random parts by default.
-        corruption: what is done to the clients' training labels; nothing by default.
-        long_tail: ratio ρ >= 1 of the largest class of the training set to the smallest: classes are thinned out along
-            n_max ρ^(-c / (C - 1)); 1 leaves them as they are (FedLAW, Table 7: 5).
-        held_out: share of each client's part, in [0, 1), that it keeps back from training to be evaluated on, drawn by
-            the seed and rounded to whole examples; at least one example stays in training.
-        proxy_per_class: examples of each class that move to the server's proxy set; 0 for no such set.
-        proxy_source: "test" or "train": where they are taken from.
-        proxy_long_tail: ratio ρ >= 1 as for ``long_tail``, of the proxy set's classes (FedLAW, Table 6: 10); class 0
-            has ``proxy_per_class`` examples.
-        proxy_balanced: draw the proxy set's batches with replacement, all classes alike.
+        num_clients: N, the number of clients, at least 1.
+        partition: partition that deals the training set to the clients; equal random parts by default.
+        corruption: corruption of the clients' training labels; none by default.
+        long_tail: ratio ρ >= 1 of the largest class of the training set to the smallest: class c keeps at most
+            n_max ρ^(-c / (C - 1)) examples, where n_max is the size of the largest class; 1 leaves the classes as they
+            are (FedLAW, Table 7: 5).
+        held_out: share of each client's part, in [0, 1), that the client keeps back from training for evaluation; drawn
+            by the seed and rounded to whole examples; at least one example stays in training.
+        proxy_per_class: number of examples of each class that move to the server's proxy set; 0 for no proxy set.
+        proxy_source: set that the proxy examples are taken from, "test" or "train".
+        proxy_long_tail: ratio ρ >= 1 of the largest class of the proxy set to the smallest, as for ``long_tail``
+            (FedLAW, Table 6: 10); class 0 has ``proxy_per_class`` examples.
+        proxy_balanced: whether to draw the proxy set's batches with replacement, every class with the same probability.
         proxy_batch_size: examples per batch of the proxy set.
         eval_batch_size: examples per batch of the test set.
-        federation: ``batch_size``, ``participation``, ``seed`` and all else that :class:`FederatedDataModule` takes.
+        federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
+            :class:`FederatedDataModule`.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, there are too few examples for the proxy set
@@ -95,23 +98,23 @@ class LabelledData(FederatedDataModule):
         self.eval_batch_size = eval_batch_size
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
+        """Load the training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
         raise ConfigurationError(f"{type(self).__name__} must define load(train)")
 
     def labels(self, targets: Tensor) -> Tensor:
-        """(n,) int64 class of each example, below ``num_classes``: here the targets themselves."""
+        """(n,) int64 class of each example, below ``num_classes``; by default the targets themselves."""
         return targets
 
     def groups(self) -> Tensor | None:
-        """(n,) who made each training example, numbered, for partitions that keep them together; None if unknown."""
+        """(n,) number of the group (writer, speaker, device) that made each training example; None if unknown."""
         return None
 
     def setup(self, stage: str) -> None:
-        """Load and partition, unless that has been done."""
+        """Load and partition the data on the first call; later calls do nothing."""
         self._loaded  # noqa: B018  # loads
 
     def client_dataset(self, client: int) -> Subset[tuple[Tensor, ...]]:
-        """The client's part of the training set."""
+        """Return the client's part of the training set, without the examples that the client holds out."""
         return Subset(self._loaded.train, self._loaded.parts[client])  # type: ignore[arg-type]  # a tensor is a sequence
 
     def client_num_samples(self, client: int) -> int:
@@ -119,32 +122,32 @@ class LabelledData(FederatedDataModule):
         return len(self._loaded.parts[client])
 
     def class_counts(self) -> Tensor:
-        """(N, C) training examples of each class that each client holds, as corrupted, without what it holds out."""
+        """(N, C) number of each client's training examples of each class, as corrupted, without held-out examples."""
         parts, labels = self._loaded.parts, self.labels(self._loaded.train.tensors[1])
         owners = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
         cells = owners * self.num_classes + labels[torch.cat(parts)]
         return torch.bincount(cells, minlength=len(parts) * self.num_classes).view(len(parts), self.num_classes)
 
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """What the client keeps back from training, ``eval_batch_size`` examples a batch, in order."""
+        """Yield the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
         for rows in torch.split(self._loaded.held_out[client], self.eval_batch_size):
-            if len(rows):  # split makes one empty batch of nothing
+            if len(rows):  # torch.split makes one empty batch of no rows
                 yield [tensor[rows] for tensor in self._loaded.train.tensors]
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """The test set less the proxy set, in order: what the papers evaluate on every round."""
+        """Return the test set without proxy examples, in order; the papers evaluate on the test set every round."""
         dataset = self._loaded.evaluation
         batches = [slice(i, i + self.eval_batch_size) for i in range(0, len(dataset), self.eval_batch_size)]
-        # Each batch is one slice of a tensor. A DataLoader draws a seed for its workers from the global generator
-        # unless it has its own: training must not depend on how often it is evaluated.
+        # Each batch is one slice of a tensor. Without a generator of its own, the DataLoader would draw a seed for its
+        # workers from the global one, and training would depend on how often the model is evaluated.
         return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """The same as :meth:`val_dataloader`."""
+        """Return the same batches as :meth:`val_dataloader`."""
         return self.val_dataloader()
 
     def proxy_dataloader(self) -> DataLoader[Any] | None:
-        """The proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
+        """Return the proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
         dataset = self._loaded.proxy
         if not len(dataset):
             return None
@@ -176,7 +179,7 @@ class LabelledData(FederatedDataModule):
         )
 
     def _deal(self, labels: Tensor, rows: Tensor) -> list[Tensor]:
-        """Each client's rows, among those of the training set that may be dealt."""
+        """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
         by = labels if self.partition.by == "labels" else self.groups()
@@ -189,13 +192,13 @@ class LabelledData(FederatedDataModule):
         return [rows[part] for part in parts]
 
     def _draw_proxy(self, labels: Tensor) -> Tensor:
-        """(n,) bool: which of the proxy source's examples are in the proxy set."""
+        """(n,) bool, True for the examples of the proxy source that move to the proxy set."""
         generator = numpy_generator(self.seed, "proxy")
         sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
         return draw_proxy(labels, sizes.tolist(), generator)
 
     def _hold_out(self, parts: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Each client's rows to train on, and those that it keeps back."""
+        """Split each client's rows into the rows to train on and the rows to keep back."""
         if not self.held_out:
             return parts, [torch.empty(0, dtype=torch.int64)] * len(parts)
         masks = [self._draw_held_out(client, len(part)) for client, part in enumerate(parts)]
@@ -203,7 +206,7 @@ class LabelledData(FederatedDataModule):
         return [kept for kept, _ in split], [back for _, back in split]
 
     def _draw_held_out(self, client: int, num_samples: int) -> Tensor:
-        """(num_samples,) bool: which of a client's examples it keeps back from training."""
+        """(num_samples,) bool, True for the examples that the client keeps back from training."""
         mask = torch.zeros(num_samples, dtype=torch.bool)
         if (count := min(round(self.held_out * num_samples), num_samples - 1)) > 0:
             drawn = numpy_generator(self.seed, "held out", client).choice(num_samples, count, replace=False)
@@ -211,7 +214,7 @@ class LabelledData(FederatedDataModule):
         return mask
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """What :meth:`load` gave, if it is what it must be."""
+        """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
         labels = self.labels(targets)
         if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1] or not len(inputs):
             raise ConfigurationError(
@@ -229,7 +232,7 @@ class LabelledData(FederatedDataModule):
 @dataclass(frozen=True)
 class _Loaded:
     train: TensorDataset
-    parts: list[Tensor]  # each client's rows of train
-    held_out: list[Tensor]  # those that it keeps back
+    parts: list[Tensor]  # each client's rows of train to train on
+    held_out: list[Tensor]  # each client's rows of train that are kept back
     evaluation: TensorDataset
     proxy: TensorDataset  # may be empty

@@ -1,4 +1,4 @@
-"""A long-tailed data set out of a balanced one."""
+"""Functions that make a data set long-tailed."""
 
 import math
 
@@ -17,19 +17,20 @@ def tail_sizes(largest: int, num_classes: int, ratio: float) -> NDArray[np.int64
 
 
 def long_tail(labels: Tensor, ratio: float, generator: np.random.Generator) -> Tensor:
-    """Rows to keep, so that class sizes fall geometrically from the first class to the last (FedLAW, Tables 6 and 7).
+    """Choose rows so that class sizes fall geometrically from the first class to the last (FedLAW, Tables 6 and 7).
 
-    The classes, in the order of their numbers, keep :func:`tail_sizes` of the largest class' size, drawn at random, and
-    never more than they have. So the first class of balanced data keeps ``ratio`` times as many as the last. The paper
-    does not define its ρ: that it is this quotient, and that sizes fall geometrically, is assumed.
+    The classes, in the order of their numbers, keep the sizes that :func:`tail_sizes` gives for the size of the largest
+    class, or all their examples if they have fewer; the examples are drawn at random. So the first class of balanced
+    data keeps ``ratio`` times as many examples as the last. The paper does not define its ρ: we assume that ρ is this
+    ratio and that the sizes fall geometrically.
 
     Args:
-        labels: (n,) integer class of every example; classes that do not occur do not count.
-        ratio: ρ, largest over smallest class, in [1, inf).
-        generator: where all randomness comes from.
+        labels: (n,) integer class of every example; classes that do not occur are ignored.
+        ratio: ρ, the ratio of the largest class to the smallest, in [1, inf).
+        generator: source of all randomness.
 
     Returns:
-        Ascending int64 rows of ``labels``.
+        Ascending int64 indices of the examples to keep.
 
     Raises:
         ConfigurationError: ``ratio`` is outside its range.
@@ -42,5 +43,5 @@ def long_tail(labels: Tensor, ratio: float, generator: np.random.Generator) -> T
     quota = tail_sizes(sizes.max(initial=0), len(sizes), ratio)
     order = generator.permutation(len(classes))
     order = order[np.argsort(classes[order], kind="stable")]
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within the class
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # rank of each example within its class
     return torch.from_numpy(np.sort(order[rank < quota[classes[order]]]))

@@ -1,4 +1,4 @@
-"""The server's proxy set: which examples are in it, and the order they come in."""
+"""The server's proxy set: the draw of its examples, and the order of its batches."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,15 +10,15 @@ from fl_lightning.errors import ConfigurationError
 
 
 def draw_proxy(labels: Tensor, sizes: Sequence[int], generator: np.random.Generator) -> Tensor:
-    """Draw so many examples of each class.
+    """Draw a given number of examples of each class.
 
     Args:
         labels: (n,) class of every example that may be drawn.
-        sizes: (C,) how many of each class; all zero for none.
-        generator: where all randomness comes from.
+        sizes: (C,) number of examples of each class; all zero for no proxy set.
+        generator: source of all randomness.
 
     Returns:
-        (n,) bool: which are drawn.
+        (n,) bool, True for the drawn examples.
 
     Raises:
         ConfigurationError: a class would have no example left.
@@ -36,7 +36,7 @@ def draw_proxy(labels: Tensor, sizes: Sequence[int], generator: np.random.Genera
 
 
 class Shuffled:
-    """Batches of row numbers in a new order each time, from torch's global generator."""
+    """Yields batches of row numbers, in every pass in a new order from torch's global generator."""
 
     def __init__(self, labels: Tensor, batch_size: int) -> None:
         self.labels, self.batch_size = labels, batch_size
@@ -48,13 +48,13 @@ class Shuffled:
         return iter(torch.split(self.rows(), self.batch_size))
 
     def rows(self) -> Tensor:
-        """(n,) row numbers of one pass."""
+        """Draw the (n,) row numbers of one pass."""
         return torch.randperm(len(self.labels))
 
 
 class Balanced(Shuffled):
-    """As many row numbers, drawn with replacement: every class that occurs is as likely as any other."""
+    """Yields batches of row numbers drawn with replacement: every class that occurs has the same probability."""
 
     def rows(self) -> Tensor:
-        """(n,) row numbers of one pass."""
+        """Draw the (n,) row numbers of one pass."""
         return torch.multinomial(1 / self.labels.bincount()[self.labels], len(self.labels), replacement=True)

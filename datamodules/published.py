@@ -1,4 +1,4 @@
-"""PublishedImages: what data sets with files of their own have in common."""
+"""PublishedImages: the base class of published data sets with files of their own."""
 
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,29 @@ UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, Asserti
 
 
 class PublishedImages(ImageData):
-    """A published data set, in its own files or as an image folder. A subclass says which, and how to read and fetch.
+    """A published data set, in its own files or as an image folder. A subclass defines :meth:`read` and :meth:`fetch`.
 
-    An image folder ``{train,test}/<class>/*`` (png or jpg) in ``root/<name>`` or in ``root`` goes first; classes are
-    numbered in sorted order. Damaged files are named, never repaired or deleted; fewer images than were published give
-    a warning.
+    An image folder ``{train,test}/<class>/*`` (png or jpg) in ``root/<name>`` or in ``root`` takes precedence over the
+    data set's own files; its classes are numbered in sorted order. Damaged files raise an error that names them;
+    they are never repaired or deleted. A number of images other than published gives a warning.
 
     Args:
-        root: where the data lie.
-        download: fetch what is not there.
-        cache: folder that keeps decoded images for the next run; null for none. ``~/.cache`` stands for
-            ``$XDG_CACHE_HOME`` where that is set.
-        images: ``num_clients``, ``partition``, ``augment`` and all else that :class:`ImageData` takes.
+        root: folder of the data.
+        download: whether to download the data set if it is missing.
+        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``
+            takes the place of ``~/.cache`` if it is set.
+        images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, the data are not there or not as expected.
+        ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
     """
 
     name: str
-    folder: str  # its own files, under root
+    folder: str  # folder of the data set's own files, below root
     layout = "the files as published"
     image_size: tuple[int, int]  # height, width
-    published: tuple[int, int]  # training and test images
-    decodes = False  # whether its own files are images to be decoded
+    published: tuple[int, int]  # numbers of training and test images
+    decodes = False  # whether the data set's own files are images to be decoded
 
     def __init__(self, root: str = "data", download: bool = False, cache: str | None = CACHE, **images: Any) -> None:
         super().__init__(**images)
@@ -47,15 +47,15 @@ class PublishedImages(ImageData):
         self.cache = cache
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set from its own files, as :meth:`load` gives it; raises one of UNREADABLE."""
+        """Read training or test set from the data set's own files, as :meth:`load`; may raise one of ``UNREADABLE``."""
         raise ConfigurationError(f"{type(self).__name__} must define read(train)")
 
     def fetch(self, root: Path) -> None:
-        """Download ``root/folder``, checked; raises RuntimeError or OSError."""
+        """Download and check ``root/folder``; raise RuntimeError or OSError if that fails."""
         raise ConfigurationError(f"{type(self).__name__} must define fetch(root)")
 
     def prepare_data(self) -> None:
-        """Download what is missing, if asked to; decode, so that other processes find the images in the cache."""
+        """Download the data if ``download`` is set and they are missing; decode images into the cache."""
         found = self.image_folder()
         if self.download and found is None and not self.own_folder().exists():
             download_whole(self.absolute_root(), self.folder, self.fetch, self.name)
@@ -63,7 +63,7 @@ class PublishedImages(ImageData):
             self.setup("fit")
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
+        """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
         if (found := self.image_folder()) is not None:
             folder, test = found
             files = list_images(folder, "train" if train else test, test, self.num_classes)
@@ -79,15 +79,15 @@ class PublishedImages(ImageData):
         return images, labels
 
     def absolute_root(self) -> Path:
-        """Where the data lie."""
+        """Return ``root`` as an absolute path."""
         return Path(self.root).expanduser().absolute()
 
     def own_folder(self) -> Path:
-        """Where its own files are, or would be."""
+        """Return the folder of the data set's own files, which need not exist."""
         return self.absolute_root() / self.folder
 
     def image_folder(self) -> tuple[Path, str] | None:
-        """The image folder and the name of its test set, if there is one."""
+        """Return the image folder and the name of its test set; None if there is no image folder."""
         return find_image_folder(self.absolute_root(), [self.name])
 
     def _read_own(self, folder: Path, train: bool) -> tuple[Tensor, Tensor]:

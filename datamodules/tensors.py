@@ -24,24 +24,26 @@ GROUPS = "train_groups"
 class Tensors(ImageData):
     """Labelled arrays, given from Python or in an npz file.
 
-    Inputs are floats (n, ...), taken as they are in the default type, or uint8 images (n, C, H, W), which become floats
-    in [0, 1] on the device and are normalised only if ``mean`` and ``std`` are given. Labels are integers (n,) from 0.
+    Inputs are floats (n, ...), converted to the default type and otherwise unchanged, or uint8 images (n, C, H, W),
+    which become floats in [0, 1] on the device and are normalised only if ``mean`` and ``std`` are given. Labels are
+    integers (n,) from 0.
 
     Args:
-        path: npz file with the arrays ``train_x``, ``train_y``, ``test_x``, ``test_y`` and perhaps ``train_groups``;
-            or else:
-        train: inputs and labels, tensors or arrays.
-        test: likewise.
-        groups: (n,) who made each training example, integers or strings; for ``partition: Natural``.
-        num_classes: C; by default, 1 + the largest label.
-        mean: of each channel of images in [0, 1]; for images only.
-        std: likewise, above 0.
-        augment: as for :class:`ImageData`; for images only.
-        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and all else that :class:`LabelledData` takes.
+        path: npz file with the arrays ``train_x``, ``train_y``, ``test_x``, ``test_y`` and optionally
+            ``train_groups``; not together with ``train``, ``test`` and ``groups``.
+        train: inputs and labels of the training set, tensors or arrays.
+        test: inputs and labels of the test set, tensors or arrays.
+        groups: (n,) group (writer, speaker, device) that made each training example, integers or strings; for
+            ``partition: Natural``.
+        num_classes: C, the number of classes; by default 1 + the largest label.
+        mean: mean of each channel of images in [0, 1]; for uint8 images only.
+        std: standard deviation of each channel, above 0; for uint8 images only.
+        augment: augmentations as for :class:`ImageData`; for uint8 images only.
+        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
 
     Raises:
-        ConfigurationError: both or none of path and arrays are given; on loading, arrays are missing, of another type
-            or shape, or not finite.
+        ConfigurationError: both or neither of ``path`` and arrays are given, or an argument is outside its range; on
+            loading, arrays are missing, of the wrong type or shape, or not finite.
     """
 
     def __init__(
@@ -70,15 +72,15 @@ class Tensors(ImageData):
         self.path = path
         self._given = dict(zip((*NAMES, GROUPS), (*train, *test, groups), strict=True)) if train and test else None
         self._num_classes = num_classes
-        self._shape: torch.Size | None = None  # of one training input, once loaded
+        self._shape: torch.Size | None = None  # shape of one training input, once loaded
 
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
-        """C, as given or as counted."""
+        """C, the number of classes: as given, else 1 + the largest label."""
         return self._num_classes or 1 + max(int(self._labels(name).max()) for name in ("train_y", "test_y"))
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """The training or the test set: uint8 images or floats (n, ...), and int64 labels (n,)."""
+        """Load the training or the test set: uint8 images or floats (n, ...), and int64 labels (n,)."""
         split = "train" if train else "test"
         inputs, labels = self._inputs(f"{split}_x"), self._labels(f"{split}_y")
         if train:
@@ -91,7 +93,7 @@ class Tensors(ImageData):
         return inputs, labels
 
     def groups(self) -> Tensor | None:
-        """(n,) numbered groups of the training examples, if they were given."""
+        """(n,) number of the group of each training example; None if no groups were given."""
         names = self._array(GROUPS)
         if names is None:
             return None
@@ -140,7 +142,7 @@ class Tensors(ImageData):
             raise ConfigurationError(f"expected {name} to be an array of numbers, got {kind}: convert it") from None
 
     def _array(self, name: str) -> Any:
-        """One of the arrays; None if groups are not given."""
+        """Return one of the arrays by name; None for groups that were not given."""
         if self._given is not None:
             return self._given[name]
         path = Path(str(self.path)).expanduser().absolute()
@@ -165,6 +167,6 @@ class Tensors(ImageData):
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if inputs.dtype != torch.uint8:
             return LabelledData._checked(self, inputs, targets)
-        if not self.normalize:  # no constants were given, but ImageData takes the number of channels from them
+        if not self.normalize:  # no mean was given, but ImageData counts the channels by the mean
             self.mean = (0.0,) * inputs.shape[1]
         return super()._checked(inputs, targets)

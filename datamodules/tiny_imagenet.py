@@ -1,10 +1,10 @@
-"""Tiny ImageNet, in the files that were published."""
+"""Tiny ImageNet, in its published files."""
 
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.datasets.utils import download_and_extract_archive  # type: ignore[import-untyped]  # it ships no types
+from torchvision.datasets.utils import download_and_extract_archive  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules.folder import ImageFiles, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.published import PublishedImages
@@ -17,13 +17,14 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 class TinyImageNet(PublishedImages):
     """Photographs of 200 of ImageNet's classes (Stanford, 2015): 100,000 + 10,000 colour images of 64x64.
 
-    The test set is the published ``val``, as everywhere: the published ``test`` has no labels. Classes are numbered by
-    sorted WordNet id; the few grey images become colour. Constants of normalisation are over all pixels of the training
-    set.
+    The test set is the published ``val``, as is usual: the published ``test`` has no labels. Classes are numbered by
+    sorted WordNet id; the few grey images become colour. The normalisation constants are measured over all pixels of
+    the training set.
 
-    Published files: ``tiny-imagenet-200/{wnids.txt, train/<wnid>/images/*.JPEG, val/images/*.JPEG,
-    val/val_annotations.txt}`` in ``root``, or ``root`` itself. Image folders: ``{train,val}/<class>/*`` or
-    ``{train,test}/<class>/*`` in one of both. Arguments: see PublishedImages.
+    The published files are ``wnids.txt``, ``train/<wnid>/images/*.JPEG``, ``val/images/*.JPEG`` and
+    ``val/val_annotations.txt``, in ``root/tiny-imagenet-200`` or in ``root``. An image folder ``{train,val}/<class>/*``
+    or ``{train,test}/<class>/*`` may lie in ``root/TinyImageNet``, ``root/tiny-imagenet-200`` or ``root``. Arguments:
+    see PublishedImages.
     """
 
     name = "TinyImageNet"
@@ -36,16 +37,16 @@ class TinyImageNet(PublishedImages):
     decodes = True
 
     def fetch(self, root: Path) -> None:
-        """Download the archive, checked by its MD5 sum."""
+        """Download the archive and check its MD5 sum."""
         download_and_extract_archive(URL, str(root), md5=MD5)
 
     def own_folder(self) -> Path:
-        """``root/tiny-imagenet-200``, or ``root`` if that is it."""
+        """Return ``root`` if it holds ``wnids.txt``, else ``root/tiny-imagenet-200``."""
         root = self.absolute_root()
         return root if (root / "wnids.txt").is_file() else super().own_folder()
 
     def image_folder(self) -> tuple[Path, str] | None:
-        """The image folder and the name of its test set; None for the published layout, which has a ``test``, too."""
+        """Return the image folder and the name of its test set; None if there is none, or for the published files."""
         own = self.own_folder()
         splits = (own / split for split in ("val", "test"))
         rearranged = any(split.is_dir() and set(class_names(split)) - {"images"} for split in splits)
@@ -54,7 +55,7 @@ class TinyImageNet(PublishedImages):
         return find_image_folder(self.absolute_root(), [self.name, self.folder], tests=("val", "test"))
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """From the published files: uint8 images (n, 3, 64, 64) and int64 labels (n,)."""
+        """Read the published files: uint8 images (n, 3, 64, 64) and int64 labels (n,)."""
         own = self.own_folder()
         classes = self._classes(own)
         if train:
@@ -70,7 +71,7 @@ class TinyImageNet(PublishedImages):
         return read_images(files, (3, *self.image_size), self.cache)
 
     def _classes(self, own: Path) -> list[str]:
-        """The sorted WordNet ids."""
+        """Read the sorted WordNet ids of the classes."""
         classes = sorted((own / "wnids.txt").read_text().split())
         if len(set(classes)) != self.num_classes or len(classes) != self.num_classes:
             raise ConfigurationError(
@@ -81,7 +82,7 @@ class TinyImageNet(PublishedImages):
 
 
 def _annotated(own: Path, numbers: dict[str, int]) -> ImageFiles:
-    """The images of ``val``, in sorted order, with the labels that the annotations give them."""
+    """List the images of ``val`` in sorted order, with their labels from the annotations."""
     annotations, labels = own / "val" / "val_annotations.txt", {}
     for number, line in enumerate(annotations.read_text().splitlines(), start=1):
         name, _, rest = line.partition("\t")

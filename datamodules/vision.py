@@ -5,31 +5,31 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchvision import datasets  # type: ignore[import-untyped]  # it ships no types
+from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules.published import PublishedImages
 
 
 class VisionData(PublishedImages):
-    """One of torchvision's data sets, in its own files or as an image folder. A subclass says which.
+    """One of torchvision's data sets, in its own files or as an image folder. A subclass sets ``source``.
 
-    Arguments are those of :class:`PublishedImages`; ``root`` is as torchvision understands it.
+    Arguments are those of :class:`PublishedImages`; ``root`` has the same meaning as in torchvision.
     """
 
     layout = "torchvision's files"
     source: ClassVar[type[datasets.MNIST] | type[datasets.CIFAR10]]
 
     def open(self, root: Path, train: bool, download: bool = False) -> Any:
-        """Torchvision's data set; raises what it raises where files are missing or damaged."""
+        """Open torchvision's data set, which raises errors of its own if files are missing or damaged."""
         return self.source(root, train=train, download=download)
 
     def fetch(self, root: Path) -> None:
-        """Download both sets, which torchvision checks by MD5 sums."""
+        """Download training and test set; torchvision checks both by MD5 sums."""
         for train in (True, False):
             self.open(root, train, download=True)
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
-        """From torchvision's own files: uint8 images (n, C, H, W), and targets as it gives them."""
+        """Read torchvision's own files: uint8 images (n, C, H, W), and torchvision's targets."""
         source = self.open(self.absolute_root(), train)
         images = torch.as_tensor(source.data)
         images = images.unsqueeze(1) if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()

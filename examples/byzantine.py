@@ -1,8 +1,8 @@
-"""Byzantine-robust server rules on the digits: 20 clients, of which 4 send -10 times their update.
+"""Compare Byzantine-robust server rules on the digits: 4 of 20 clients send -10 times their update.
 
-Prints a Markdown table of val/top1 in percent after the last round: the mean over the seeds, and each of them; nan
-where the model diverges. Data and local training are those of configs/rules/. Takes a few minutes; every run leaves its
-folder in runs/byzantine/.
+Prints a Markdown table of val/top1 in percent after the last round: the mean over the seeds, then the value of each
+seed; nan where the model diverges. Data and local training are those of configs/rules/median.yaml, but for the
+partition. Takes a few minutes; every run writes its folder into runs/byzantine/.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ SEEDS = (1, 2, 3)
 ROUNDS = 40
 ATTACK = "{class_path: SignFlip, init_args: {num_byzantine: 4, scale: 10.0}}"
 PARTITIONS = {"IID": "{class_path: IID}", "Dirichlet(0.5)": "{class_path: Dirichlet, init_args: {alpha: 0.5}}"}
-METHODS = {  # name: the callbacks
+METHODS = {  # name of the method: its callbacks
     "FedAvg, no attack": ["{class_path: FedAvg}"],
     "FedAvg": [ATTACK, "{class_path: FedAvg}"],
     "Krum": [ATTACK, "{class_path: Krum, init_args: {num_byzantine: 4}}"],
@@ -33,7 +33,7 @@ METHODS = {  # name: the callbacks
 
 
 def top1(callbacks: list[str], partition: str, seed: int) -> float:
-    """val/top1 after the last round of one run, in percent; nan where the model diverges until no update is finite."""
+    """Train one run and return its last val/top1 in percent; nan if the model diverges until no update is finite."""
     arguments = ["fit", "--config", "rules/median.yaml", "--experiment", "byzantine", "--seed_everything", str(seed)]
     arguments += ["--trainer.callbacks", f"[{', '.join(callbacks)}]", "--data.partition", partition]
     arguments += ["--trainer.max_epochs", str(ROUNDS), "--trainer.check_val_every_n_epoch", str(ROUNDS)]

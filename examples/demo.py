@@ -1,4 +1,4 @@
-"""FedAvg beside FedAvg + gradient harmonization on the digits: 20 clients, alpha = 0.1. Run it with ``make demo``."""
+"""Compare FedAvg with FedAvg + gradient harmonization on the digits, 20 clients, alpha = 0.1. Run: ``make demo``."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ COLUMNS = {"val/top1": "top-1 %", "val/top3": "top-3 %", "conflict/ratio": "conf
 
 
 def newest(experiment: str) -> Path:
-    """The run folder that was written last."""
+    """Return the newest run folder of an experiment."""
     return max(Path("runs", experiment).glob("version_*"), key=lambda folder: folder.stat().st_mtime)
 
 

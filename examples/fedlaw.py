@@ -1,9 +1,9 @@
-"""FedLAW's dynamics: what its γ and λ do within a round and over the rounds, and what the fit costs.
+"""Plot how FedLAW's γ and λ change within a round and over the rounds, and print the cost of the fit.
 
     python examples/fedlaw.py                  # the digits, in a minute: docs/figures/fedlaw_dynamics.png
     python examples/fedlaw.py --mnist DIR      # MNIST instead, in a few minutes: docs/figures/fedlaw_mnist.png
 
-20 clients, all in every round, Dirichlet alpha 1 and 0.1, 100 proxy images. FedLAW's Figures 3 and 14.
+20 clients, all in every round, Dirichlet alpha 1 and 0.1, 100 proxy images. Compare FedLAW's Figures 3 and 14.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from fl_lightning.callbacks.server.fedlaw import measures
 from fl_lightning.datamodules import MNIST, Digits, Dirichlet
 from fl_lightning.models import ImageClassifier, TwoNN
 
-COLORS = {1.0: "#0072B2", 0.1: "#D55E00"}  # by alpha; Okabe and Ito's, for all eyes
-SGD = partial(torch.optim.SGD, lr=0.08, momentum=0.9, weight_decay=5e-4)  # the paper's for FashionMNIST
+COLORS = {1.0: "#0072B2", 0.1: "#D55E00"}  # for each alpha; from Okabe and Ito's palette, safe for colour-blind readers
+SGD = partial(torch.optim.SGD, lr=0.08, momentum=0.9, weight_decay=5e-4)  # the paper's setting for FashionMNIST
 
 
 class WatchedFedLAW(FedLAW):
-    """Keeps every round's trajectory, measures and accuracy, and times the fit and the whole round."""
+    """FedLAW that keeps every round's trajectory, measures and accuracy, and times the fit and the whole round."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -39,11 +39,11 @@ class WatchedFedLAW(FedLAW):
         self.seconds = {"fit": 0.0, "round": 0.0}
 
     def on_train_epoch_start(self, *_: Any) -> None:
-        """A round begins."""
+        """Note the time at which a round begins."""
         self.started = time.perf_counter()
 
     def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
-        """Time the fit and keep what it did."""
+        """Time the fit and keep its trajectory and measures."""
         started = time.perf_counter()
         cohort = super().aggregate(orchestrator, cohort)
         self.seconds["fit"] += time.perf_counter() - started
@@ -52,16 +52,16 @@ class WatchedFedLAW(FedLAW):
         return cohort
 
     def on_round_end(self, *_: Any) -> None:
-        """The new global model stands, not yet evaluated."""
+        """Add the round's time, which excludes the evaluation."""
         self.seconds["round"] += time.perf_counter() - self.started
 
     def on_validation_epoch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
-        """Keep the accuracy."""
+        """Keep the accuracy of the round."""
         self.rounds[-1]["top1"] = float(trainer.callback_metrics["val/top1"])
 
 
 def train(alpha: float, mnist: str | None) -> WatchedFedLAW:
-    """Train FedLAW and say what share of the time its fit takes."""
+    """Train FedLAW and print the share of the round's time that the fit takes, and the last accuracy."""
     settings = {"num_clients": 20, "partition": Dirichlet(alpha), "proxy_per_class": 10, "seed": 1}
     data = MNIST(root=mnist, batch_size=128, **settings) if mnist else Digits(clients_per_batch=20, **settings)
     torch.manual_seed(1)
@@ -81,7 +81,7 @@ def train(alpha: float, mnist: str | None) -> WatchedFedLAW:
 
 
 def draw(rules: dict[float, WatchedFedLAW], path: Path) -> None:
-    """Six panels: γ and λ within a round for alpha 1; γ, norms, r and accuracy over the rounds for both."""
+    """Draw six panels: γ and λ within a round for alpha 1; γ, norms, r and accuracy over the rounds for both alphas."""
     plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10})
     figure, ((gammas, weights, gamma), (norms, ratio, top1)) = plt.subplots(
         2, 3, figsize=(11, 6.6), layout="constrained"

@@ -29,14 +29,14 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.environment import RunTracking
 from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
 
-__all__ = [  # noqa: RUF022  # in groups, not by the alphabet
+__all__ = [  # noqa: RUF022  # grouped by topic
     # a run
     "FederatedOrchestrator",
     "FederatedDataModule",
     "TrainingBatch",
     "RunTracking",
     "ConfigurationError",
-    # a rule or a monitor, and what its hooks are given
+    # base classes of rules and monitors, and the arguments of their hooks
     "FederatedCallback",
     "Monitor",
     "Server",
@@ -52,12 +52,12 @@ __all__ = [  # noqa: RUF022  # in groups, not by the alphabet
     "angle",
     "partners",
     "project_conflicts",
-    # what a monitor logs and saves
+    # logging and saving in hooks
     "is_due",
     "log_each",
     "log_figure",
     "save_arrays",
-    # who takes part in a round
+    # samplers: which clients take part in a round
     "ClientSampler",
     "UniformSampler",
     "SizeSampler",
@@ -65,5 +65,5 @@ __all__ = [  # noqa: RUF022  # in groups, not by the alphabet
     "FixedSchedule",
 ]
 
-# What the guide of version 0.1 taught to import from fl_lightning.conflict and the like.
+# Keep fl_lightning.conflict and the other module names from the guide of version 0.1 importable.
 __path__.append(str(Path(__file__).parent / "deprecated"))

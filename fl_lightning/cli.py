@@ -1,4 +1,4 @@
-"""fl-lightning: the command line."""
+"""The fl-lightning command line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from fl_lightning.fit.messages import reported
 
-# Commands about many runs, or about runs that are over: each module's ``command`` takes the arguments. All others, and
-# none, are the business of ``fit``.
+# Commands about many runs or about finished runs, each with the module whose ``command`` function takes the arguments.
+# ``fit.command`` handles all other commands, and a command line without a command.
 COMMANDS = {
     "reproduce": "reproduce.command",
     "sweep": "reproduce.command",
@@ -22,13 +22,16 @@ EPILOG = f"On many runs, or on runs that are over: fl-lightning {' --help, '.joi
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status. 2 stands for a mistake that one line on standard error explains."""
-    sys.path.insert(0, str(Path.cwd()))  # a console script's path starts at the script: classes of the user live here
+    """Run the command line and return the exit status.
+
+    Status 2 stands for a user's mistake, which one line on standard error explains.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
     return reported(_dispatch, sys.argv[1:] if args is None else args)
 
 
 def _dispatch(args: Sequence[str]) -> int:
-    # Each module is imported only when it is asked for: pandas takes a while.
+    # Only the module of the given command is imported: importing pandas takes a while.
     if args and args[0] in COMMANDS:
         module: Any = importlib.import_module(f"fl_lightning.{COMMANDS[args[0]]}")
         return int(module.command(args))

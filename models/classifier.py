@@ -1,4 +1,4 @@
-"""ImageClassifier: any network, trained to name the class of an image."""
+"""ImageClassifier: trains any network to classify images."""
 
 from typing import Any
 
@@ -15,13 +15,14 @@ from fl_lightning import ConfigurationError
 
 
 class ImageClassifier(LightningModule):
-    """A network under cross-entropy, with loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
+    """Trains a network with cross-entropy; logs loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
 
     Args:
-        network: images (B, C, H, W) to logits (B, num_classes).
-        num_classes: of the data.
-        optimizer: makes a client's optimizer from the parameters.
-        scheduler: makes a schedule of its learning rate, stepped after each local epoch; starts anew every round.
+        network: module that maps images (B, C, H, W) to logits (B, num_classes).
+        num_classes: number of classes of the data.
+        optimizer: function that makes a client's optimizer from the parameters.
+        scheduler: function that makes a learning rate schedule from the optimizer; the schedule is stepped after each
+            local epoch and starts anew every round.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class ImageClassifier(LightningModule):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, C, H, W)."""
+        """Return logits (B, num_classes) of images (B, C, H, W)."""
         logits: Tensor = self.network(images)
         if logits.shape[1:] != (self.num_classes,):
             raise ConfigurationError(
@@ -63,21 +64,21 @@ class ImageClassifier(LightningModule):
         return logits
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Cross-entropy of one batch, with what rules that change the loss need."""
+        """Return the cross-entropy of a batch as ``loss``, with ``logits`` and ``targets`` for rules that use them."""
         images, targets = batch
         logits = self(images)
         return {"loss": F.cross_entropy(logits, targets), "logits": logits, "targets": targets}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to ``val/…``."""
+        """Add a batch to the ``val/…`` metrics."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to ``test/…``."""
+        """Add a batch to the ``test/…`` metrics."""
         self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Class probabilities (B, num_classes)."""
+        """Return class probabilities (B, num_classes)."""
         images = batch[0] if isinstance(batch, list | tuple) else batch
         return self(images).softmax(1)  # type: ignore[no-any-return]
 

@@ -12,19 +12,20 @@ from fl_lightning.models.mlp import linear_layers
 class PooledCNN(nn.Sequential):
     """5×5 convolutions, each with ReLU and 2×2 max pooling, then linear layers with ReLU.
 
-    As it stands, the CNN of McMahan et al. (2017), which has 1,663,370 parameters at 1×28×28: 32 and 64 channels, 512
-    hidden units. FedGAM and FedMGC (on MNIST) describe this form and leave the widths open.
+    With the default arguments, the CNN of McMahan et al. (2017): 32 and 64 channels, 512 hidden units, 1,663,370
+    parameters at 1×28×28. FedGAM and FedMGC (on MNIST) describe this form and leave the widths open.
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
-        image_size: height and width.
-        channels: of each convolution's output.
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        image_size: height and width of the images.
+        channels: number of output channels of each convolution.
         hidden: widths of the hidden linear layers.
-        padding: of each convolution, on every side; 2 keeps the size.
+        padding: padding of each convolution on every side, 0, 1 or 2; 2 keeps the size.
 
     Raises:
-        ConfigurationError: a width is less than 1, or the poolings leave nothing of an image.
+        ConfigurationError: a width is less than 1, ``padding`` is outside its range, or ``image_size`` is too small for
+            the poolings.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class PooledCNN(nn.Sequential):
 class LeNet(PooledCNN):
     """LeNet-5 with ReLU and max pooling (LeCun et al., 1998): 62,006 parameters at 3×32×32, 44,426 at 1×28×28.
 
-    FedMGC names a network of this form for CIFAR and leaves its widths open; FedGAM's released code has it for MNIST,
-    where the paper speaks of two linear layers, not three (see PooledCNN).
+    FedMGC names a network of this form for CIFAR and leaves the widths open. FedGAM's released code trains this network
+    on MNIST, where the FedGAM paper speaks of two linear layers, not three (see :class:`PooledCNN`).
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
-        image_size: height and width, at least 16.
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        image_size: height and width of the images, at least 16.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> None:
@@ -72,12 +73,12 @@ class LeNet(PooledCNN):
 
 
 class FedLAWLeNet(PooledCNN):
-    """What FedLAW calls LeNet, by its released code: 16 and 32 channels, one linear layer (28,938 parameters).
+    """The network that FedLAW's released code calls LeNet: 16 and 32 channels, one linear layer (28,938 parameters).
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
-        image_size: height and width, at least 4.
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        image_size: height and width of the images, at least 4.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1, image_size: int = 28) -> None:
@@ -87,14 +88,17 @@ class FedLAWLeNet(PooledCNN):
 class TwoLayerCNN(nn.Module):
     """Two 5×5 convolutions, pooling, dropout, one hidden layer of 128 (FedGH; 1,234,762 parameters at 3×32×32).
 
-    The network of Reddi et al. (2020) as the FedGH slides' summary adds up; their last ReLU, on the class scores, is
-    left out. Its dropout rates are unstated: these are Reddi et al.'s.
+    The network of Reddi et al. (2020), with the size that the FedGH slides print. The ReLU that the slides show on the
+    class scores is left out. The slides do not state the dropout rates: the defaults are those of Reddi et al.
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
-        image_size: height and width, an even number of at least 10.
-        dropout: rates after pooling and after the hidden layer, each in [0, 1).
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        image_size: height and width of the images, an even number of at least 10.
+        dropout: dropout rates after the pooling and after the hidden layer, each in [0, 1).
+
+    Raises:
+        ConfigurationError: ``image_size`` is odd or less than 10.
     """
 
     def __init__(
@@ -121,7 +125,7 @@ class TwoLayerCNN(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, in_channels, image_size, image_size)."""
+        """Return logits (B, num_classes) of images (B, in_channels, image_size, image_size)."""
         logits: Tensor = self.classifier(self.features(images))
         return logits
 
@@ -129,11 +133,12 @@ class TwoLayerCNN(nn.Module):
 class SimpleCNN(nn.Sequential):
     """Three 3×3 convolutions and two linear layers, for 32×32 images (FedLAW, Appendix D.3; 122,570 parameters).
 
-    The 64·4·4 features that the paper states need a second pooling, after the second convolution, as in its code.
+    A second pooling follows the second convolution, as in FedLAW's released code: the 64·4·4 features that the paper
+    states need this pooling.
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
@@ -154,12 +159,12 @@ class SimpleCNN(nn.Sequential):
 class CifarAlexNet(nn.Sequential):
     """AlexNet for 32×32 images: five convolutions and one linear layer (2,472,266 parameters).
 
-    Neither FedLAW nor its released code says which AlexNet it trains. This is the usual one for CIFAR (W. Yang's
+    Neither FedLAW nor its released code says which AlexNet is trained. This is the usual AlexNet for CIFAR (W. Yang's
     pytorch-classification): the widths of Krizhevsky (2014), wider padding, 2×2 pooling, no hidden linear layers.
 
     Args:
-        num_classes: outputs.
-        in_channels: of the images.
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""Detector: a network that finds boxes, trained with task-aligned assignment."""
+"""Detector: trains a network to detect objects, with task-aligned assignment."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric
 from torchmetrics.detection import MeanAveragePrecision
-from torchvision.ops import (  # type: ignore[import-untyped]  # it ships no types
+from torchvision.ops import (  # type: ignore[import-untyped]  # torchvision ships no types
     batched_nms,
     clip_boxes_to_image,
     complete_box_iou,
@@ -20,20 +20,20 @@ from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
-BOX_GAIN, CLASS_GAIN, DISTRIBUTION_GAIN = 7.5, 0.5, 1.5  # as YOLOv8 was published
-MIN_SCORE, MAX_OVERLAP, MAX_DETECTIONS = 0.001, 0.7, 100  # of detections; COCO counts 100 an image
+BOX_GAIN, CLASS_GAIN, DISTRIBUTION_GAIN = 7.5, 0.5, 1.5  # weights of the losses in the published YOLOv8
+MIN_SCORE, MAX_OVERLAP, MAX_DETECTIONS = 0.001, 0.7, 100  # limits for detections; COCO counts 100 per image
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the network says of B images at A anchors (the centres of its maps' cells).
+    """Output of a detection network for B images at A anchors, the centres of the cells of its maps.
 
     Attributes:
         bins: (B, A, 4, R) logits of the distances to the left, top, right and bottom side, in strides.
-        logits: (B, A, C) of the classes.
-        boxes: (B, A, 4) x1, y1, x2, y2 in pixels: the expected distances.
+        logits: (B, A, C) class logits.
+        boxes: (B, A, 4) boxes x1, y1, x2, y2 in pixels, from the expected distances.
         centres: (A, 2) x, y of the anchors in pixels.
-        strides: (A, 1) pixels from one anchor to the next on its level.
+        strides: (A, 1) distance in pixels between neighbouring anchors of the same map.
     """
 
     bins: Tensor
@@ -44,32 +44,32 @@ class Prediction:
 
 
 class MAP50(MeanAveragePrecision):
-    """Mean average precision at an IoU of 0.5 (COCO's 101 recall points), one number; -1 if no image has a box."""
+    """Mean average precision at an IoU of 0.5 (COCO's 101 recall points) as one number; -1 if no image has a box."""
 
     def __init__(self) -> None:
         super().__init__(iou_thresholds=[0.5])
 
-    def compute(self) -> Tensor:  # type: ignore[override]  # one number of the dict, so that it can be logged
-        """Over all images so far, in [0, 1]."""
+    def compute(self) -> Tensor:  # type: ignore[override]  # one number of the dict, so that Lightning can log it
+        """Return mAP50 over all images so far, in [0, 1]; -1 if no image has a box."""
         value: Tensor = super().compute()["map_50"]
         return value
 
 
 class Detector(LightningModule):
-    """A network under the loss of YOLOv8, with loss and mAP50 as ``val/…`` and ``test/…``.
+    """Trains a network with the loss of YOLOv8; logs loss and mAP50 as ``val/…`` and ``test/…``.
 
-    Batches are ``[images, targets]``: floats (B, 3, H, W) in [0, 1], and (B, M, 5): class, x1, y1, x2, y2 in pixels of
-    the images; a class of -1 fills up rows.
+    Batches are ``[images, targets]``. Images are floats (B, 3, H, W) in [0, 1]. Targets (B, M, 5) hold class, x1, y1,
+    x2, y2 in pixels; images with fewer than M objects are filled up with rows of class -1.
 
     Args:
-        network: images to one map (B, 4·R + num_classes, H/s, W/s) per stride s, as :class:`YOLOv8` gives them, with
-            the distances (R,) of its bins as ``projection``.
-        num_classes: C, of the data.
-        optimizer: makes a client's optimizer from the parameters.
+        network: module that maps images to one map (B, 4·R + num_classes, H/s, W/s) per stride s, as :class:`YOLOv8`
+            does; its attribute ``projection`` (R,) holds the distances of the bins.
+        num_classes: C, the number of classes of the data.
+        optimizer: function that makes a client's optimizer from the parameters.
 
     Raises:
-        ConfigurationError: the network has no ``projection``, or its maps, the data's classes or the targets do not
-            fit.
+        ConfigurationError: the network has no ``projection``, or the network's maps, the data's number of classes or
+            the targets do not fit the model.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Detector(LightningModule):
             )
 
     def forward(self, images: Tensor) -> Prediction:
-        """What the network says of images (B, 3, H, W)."""
+        """Return the network's prediction for images (B, 3, H, W)."""
         maps: list[Tensor] = self.network(images)
         projection: Tensor = self.network.projection  # type: ignore[assignment]  # see __init__
         num_bins = 4 * len(projection)
@@ -110,28 +110,28 @@ class Detector(LightningModule):
                 f"{num_bins + self.num_classes}: set the network's num_classes to the data's"
             )
         flat = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
-        flat = flat.to(projection.dtype)  # not in half precision: it is too coarse for pixels
+        flat = flat.to(projection.dtype)  # half precision is too coarse for pixels
         bins, logits = flat[..., :num_bins].reshape(*flat.shape[:2], 4, -1), flat[..., num_bins:]
         centres, strides = (torch.cat(part) for part in zip(*(_anchors(m, images) for m in maps), strict=True))
-        distances = (bins.softmax(3) * projection).sum(3) * strides  # no matrix product, which would be autocast
+        distances = (bins.softmax(3) * projection).sum(3) * strides  # a matrix product would be autocast
         boxes = torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], 2)
         return Prediction(bins, logits, boxes, centres, strides)
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         images, targets = batch
         return {"loss": detection_loss(self(images), targets)}
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to ``val/…``."""
+        """Add a batch to the ``val/…`` metrics."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Add a batch to ``test/…``."""
+        """Add a batch to the ``test/…`` metrics."""
         self._evaluate(batch, "test")
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[dict[str, Tensor]]:
-        """For each image its detections: ``boxes`` (D, 4) in pixels, ``scores`` (D,), ``labels`` (D,)."""
+        """Return the detections of each image: ``boxes`` (D, 4) in pixels, ``scores`` (D,), ``labels`` (D,)."""
         images = batch[0] if isinstance(batch, list | tuple) else batch
         return self._detect(images, self(images))
 
@@ -155,17 +155,22 @@ class Detector(LightningModule):
 
 
 def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
-    """Classification (BCE), CIoU (Zheng et al., 2020, eq. 10) and distribution focal loss, with YOLOv8's gains.
+    """Compute classification (BCE), CIoU (Zheng et al., 2020, eq. 10) and distribution focal loss with YOLOv8's gains.
 
-    Each is a sum over all anchors, weighted by the assigned alignment and divided by its total. The released trainer of
-    YOLOv8 then multiplies by B, this does not: with SGD, a learning rate there is B times as large here.
+    BCE is summed over all anchors and classes; CIoU and distribution focal loss are summed over the anchors with an
+    object, weighted by the class aims of :func:`assign`. All three sums are divided by the total of the aims (at least
+    1). The released trainer of YOLOv8 then multiplies the loss by B; this function does not, so that with SGD the same
+    step needs a learning rate B times as large here.
 
     Args:
-        prediction: of B images.
+        prediction: prediction for B images.
         targets: (B, M, 5) class, x1, y1, x2, y2 in pixels; rows of class -1 are left out.
 
     Returns:
-        A scalar.
+        Scalar loss.
+
+    Raises:
+        ConfigurationError: ``targets`` has another shape.
     """
     batch = len(prediction.logits)
     if targets.ndim != 3 or len(targets) != batch or targets.shape[2] != 5:
@@ -191,23 +196,24 @@ def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
 def assign(
     scores: Tensor, boxes: Tensor, centres: Tensor, classes: Tensor, truth: Tensor, top: int = 10
 ) -> tuple[Tensor, Tensor]:
-    """Task-aligned assignment of the objects in one image to anchors (Feng et al., 2021, TOOD, section 3.2).
+    """Assign the objects of one image to anchors by task alignment (Feng et al., 2021, TOOD, section 3.2).
 
-    An object takes the ``top`` anchors inside it with the largest alignment t = √s · u⁶, s the score of its class and
-    u the overlap of the boxes; an anchor that several took stays with the largest overlap. Class aims are t, scaled so
-    that an object's largest is its largest u. As in YOLOv8 u is CIoU, at least 0, and t has √s where TOOD has s.
+    Every object takes the ``top`` anchors inside its box with the largest alignment t = √s · u⁶, where s is the
+    predicted score of the object's class and u the overlap of the predicted and the true box. An anchor taken by
+    several objects stays with the object of the largest overlap. Class aims are t, scaled for each object so that the
+    object's largest aim equals its largest u. As in YOLOv8, u is CIoU, at least 0, and t has √s where TOOD has s.
 
     Args:
-        scores: (A, C) in [0, 1].
-        boxes: (A, 4) predicted.
-        centres: (A, 2) of the anchors.
-        classes: (M,) of the objects.
-        truth: (M, 4) their boxes.
-        top: anchors for each object.
+        scores: (A, C) predicted class scores in [0, 1].
+        boxes: (A, 4) predicted boxes.
+        centres: (A, 2) centres of the anchors.
+        classes: (M,) classes of the objects.
+        truth: (M, 4) boxes of the objects.
+        top: number of anchors per object.
 
     Returns:
-        Class aims (A, C), zero but for anchors with an object and its class; and the objects' boxes (A, 4), which mean
-        nothing where the aims are zero.
+        Class aims (A, C), above zero only at anchors with an object, for the object's class; and the assigned objects'
+        boxes (A, 4), which mean nothing where the aims are zero.
     """
     aims = torch.zeros_like(scores)
     if not len(truth):
@@ -226,14 +232,14 @@ def assign(
 
 
 def distribution_loss(bins: Tensor, distances: Tensor) -> Tensor:
-    """Distribution focal loss (Li et al., 2020, eq. 6): cross-entropy to the two bins next to each distance.
+    """Compute distribution focal loss (Li et al., 2020, eq. 6): cross-entropy to the two bins next to each distance.
 
     Args:
-        bins: (n, 4, R) logits.
-        distances: (n, 4) in strides, cut to [0, R - 1.01] so that there are two bins.
+        bins: (n, 4, R) logits of the bins.
+        distances: (n, 4) true distances in strides, cut to [0, R - 1.01] so that each has a bin on both sides.
 
     Returns:
-        (n,) means over the four sides.
+        (n,) losses, each the mean over the four sides.
     """
     distances = distances.clamp(0, bins.shape[2] - 1.01)
     left = distances.floor()
@@ -243,15 +249,15 @@ def distribution_loss(bins: Tensor, distances: Tensor) -> Tensor:
 
 
 def suppress(boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
-    """Detections of one image, best first: each anchor's best class, without near duplicates.
+    """Select the detections of one image, best first: the best class of each anchor, without near duplicates.
 
     Args:
-        boxes: (A, 4).
-        scores: (A, C).
+        boxes: (A, 4) predicted boxes.
+        scores: (A, C) predicted class scores.
 
     Returns:
-        ``boxes`` (D, 4), ``scores`` (D,) above 0.001 and ``labels`` (D,), D at most 100; no two boxes of a class have
-        an IoU above 0.7.
+        ``boxes`` (D, 4), ``scores`` (D,) above 0.001 and ``labels`` (D,), D at most 100; no two boxes of the same class
+        have an IoU above 0.7.
     """
     best, labels = scores.max(1)
     rows = (best > MIN_SCORE).nonzero().flatten()
@@ -260,7 +266,7 @@ def suppress(boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
 
 
 def _anchors(level: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Centres (h·w, 2) and strides (h·w, 1) in pixels of a map (B, ·, h, w), row by row."""
+    """Return centres (h·w, 2) and strides (h·w, 1) in pixels of the anchors of a map (B, ·, h, w), row by row."""
     height, width = level.shape[2:]
     stride = images.shape[2] / height
     kind: Any = {"dtype": torch.float32, "device": level.device}
@@ -270,6 +276,6 @@ def _anchors(level: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _unpad(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Classes (m,) and boxes (m, 4) of one image's targets (M, 5)."""
+    """Return classes (m,) and boxes (m, 4) of one image's targets (M, 5), without the rows of class -1."""
     rows = rows[rows[:, 0] >= 0]
     return rows[:, 0].long(), rows[:, 1:]

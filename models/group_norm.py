@@ -1,4 +1,4 @@
-"""WithGroupNorm: GroupNorm in the place of BatchNorm."""
+"""WithGroupNorm: replaces BatchNorm with GroupNorm."""
 
 from timm.layers.norm_act import GroupNormAct
 from torch import Tensor, nn
@@ -8,18 +8,20 @@ from fl_lightning import ConfigurationError
 
 
 class WithGroupNorm(nn.Module):
-    """A network with GroupNorm (Wu & He, 2018) for every BatchNorm: no statistics of other images, no buffers.
+    """Replaces every BatchNorm of a network with GroupNorm (Wu & He, 2018): no statistics of other images, no buffers.
 
-    Under label skew BatchNorm suffers from clients that each normalise by their own batches (Hsieh et al., 2020). The
-    affine parameters stay, and with them the network's size; so does the activation that timm's BatchNorm carries.
+    Under label skew BatchNorm suffers, as each client normalises by its own batches (Hsieh et al., 2020). The affine
+    parameters are kept, so that the network has as many parameters as before; the activation inside timm's BatchNorm
+    layers is kept, too.
 
     Args:
-        network: with BatchNorm.
-        groups: at least 1; a layer gets the largest number of groups up to this that divides its channels. One with at
-            most this many channels thus normalises each on its own, and needs more than one pixel to do so.
+        network: network with BatchNorm layers, which are replaced in place.
+        groups: largest number of groups, at least 1; each layer gets the largest divisor of its number of channels up
+            to ``groups``. A layer with at most ``groups`` channels thus normalises each channel on its own, and needs
+            inputs of more than one pixel.
 
     Raises:
-        ConfigurationError: groups is less than 1, or the network has no BatchNorm.
+        ConfigurationError: ``groups`` is less than 1, or the network has no BatchNorm.
     """
 
     def __init__(self, network: nn.Module, groups: int = 32) -> None:
@@ -38,7 +40,7 @@ class WithGroupNorm(nn.Module):
             self.set_submodule(name, _group_norm(norm, groups))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, C, H, W)."""
+        """Return logits (B, num_classes) of images (B, C, H, W)."""
         logits: Tensor = self.network(images)
         return logits
 

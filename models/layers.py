@@ -1,4 +1,4 @@
-"""Layers of any network, found by what they do or by name."""
+"""Functions that find the classifier of a network, or a layer by its name."""
 
 import difflib
 from typing import Any
@@ -11,21 +11,34 @@ TIMM = ("forward_features", "forward_head", "get_classifier")
 
 
 def find_classifier(module: nn.Module) -> nn.Module | None:
-    """The layer that makes class scores of features: timm's where the module holds one network of timm that has one,
-    else the last nn.Linear in the order of ``modules()``, if there is any.
+    """Find the layer that turns features into class scores.
+
+    This is timm's classifier if the module holds exactly one network of timm and the classifier is a single layer (not
+    nn.Identity), else the last nn.Linear in the order of ``modules()``.
+
+    >>> from torch import nn
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+    >>> find_classifier(network)
+    Linear(in_features=16, out_features=10, bias=True)
+
+    Args:
+        module: network, or a module that contains one.
+
+    Returns:
+        The layer; None if there is neither a classifier of timm nor an nn.Linear.
     """
     networks: list[Any] = [part for part in module.modules() if all(hasattr(part, name) for name in TIMM)]
     found: nn.Module | None = networks[0].get_classifier() if len(networks) == 1 else None
-    if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):  # distilling networks have two, in a tuple
+    if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):  # a tuple in distilled networks
         return found
     return next((part for part in reversed([*module.modules()]) if isinstance(part, nn.Linear)), None)
 
 
 def find_layer(module: nn.Module, name: str) -> nn.Module:
-    """A submodule by its name in ``named_modules()``.
+    """Return the submodule that ``named_modules()`` lists under ``name``.
 
     Raises:
-        ConfigurationError: there is none of that name.
+        ConfigurationError: the module has no submodule of that name.
     """
     parts: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     if name not in parts:

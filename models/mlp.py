@@ -9,7 +9,7 @@ from fl_lightning import ConfigurationError
 
 
 def linear_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Linear layers from one width to the next, a ReLU between two.
+    """Make linear layers from each width to the next, with a ReLU between every two layers.
 
     Raises:
         ConfigurationError: a width is less than 1.
@@ -23,11 +23,11 @@ def linear_layers(widths: Sequence[int]) -> list[nn.Module]:
 
 
 class MultilayerPerceptron(nn.Sequential):
-    """Hidden layers with ReLU; as it stands, FedLAW's MLP (Appendix D.3: 784-200-200-10; 199,210 parameters).
+    """Hidden linear layers with ReLU; by default FedLAW's MLP (Appendix D.3: 784-200-200-10; 199,210 parameters).
 
     Args:
-        num_classes: outputs.
-        in_features: numbers of an image; 28·28 for MNIST.
+        num_classes: number of outputs.
+        in_features: number of values per image, 28·28 for MNIST.
         hidden: widths of the hidden layers.
     """
 
@@ -36,11 +36,11 @@ class MultilayerPerceptron(nn.Sequential):
 
 
 class TwoNN(MultilayerPerceptron):
-    """The 2NN for grey images: two hidden layers of 512 and 256 (FedGH slides: 535,818 parameters at 28×28).
+    """The 2NN for grey images: two hidden layers of widths 512 and 256 (FedGH slides: 535,818 parameters at 28×28).
 
     Args:
-        num_classes: outputs.
-        in_features: numbers of an image; 28·28 for MNIST.
+        num_classes: number of outputs.
+        in_features: number of values per image, 28·28 for MNIST.
     """
 
     def __init__(self, num_classes: int = 10, in_features: int = 784) -> None:
@@ -51,8 +51,8 @@ class LogisticRegression(MultilayerPerceptron):
     """One linear layer: a convex problem under cross-entropy (7,850 parameters at 28×28).
 
     Args:
-        num_classes: outputs.
-        in_features: numbers of an image; 28·28 for MNIST.
+        num_classes: number of outputs.
+        in_features: number of values per image, 28·28 for MNIST.
     """
 
     def __init__(self, num_classes: int = 10, in_features: int = 784) -> None:

@@ -7,15 +7,17 @@ from fl_lightning.models.layers import find_classifier
 
 
 class WithProjection(nn.Module):
-    """A network with a projection head before its classifier (MOON: Li et al., 2021, Section 3.3).
+    """Puts a projection head before the classifier of a network (MOON: Li et al., 2021, Section 3.3).
 
-    The network, without its classifier; ``projection``, two linear layers with a ReLU between them; a new
-    ``classifier``. As the ``network`` of an ImageClassifier, its features are the layer "network.projection".
+    Three parts run in turn: the network without its classifier; ``projection``, two linear layers with a ReLU between
+    them; a new ``classifier``. When this is the ``network`` of an ImageClassifier, the layer "network.projection" gives
+    the projected features.
 
     Args:
-        network: whose last nn.Linear (for timm, its classifier) makes the class scores; it is taken out.
-        hidden: width of the projection's hidden layer. MOON's released code takes that of the network's features.
-        out: width of its output.
+        network: network whose class scores come from its last nn.Linear (for timm, from timm's classifier); that layer
+            is taken out.
+        hidden: width of the projection's hidden layer. MOON's released code takes the width of the network's features.
+        out: width of the projection's output.
 
     Raises:
         ConfigurationError: the network does not end in an nn.Linear, or a width is less than 1.
@@ -39,6 +41,6 @@ class WithProjection(nn.Module):
         self.classifier = nn.Linear(out, classifier.out_features)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, C, H, W)."""
+        """Return logits (B, num_classes) of images (B, C, H, W)."""
         logits: Tensor = self.classifier(self.projection(self.network(images)))
         return logits

@@ -1,4 +1,4 @@
-"""CifarResNet: the residual networks made for 32×32 images."""
+"""CifarResNet: residual networks for 32×32 images."""
 
 from timm.models.resnet import BasicBlock
 from torch import nn
@@ -10,18 +10,18 @@ class CifarResNet(nn.Sequential):
     """ResNet of depth 6n + 2: three stages of n blocks, on 32×32, 16×16 and 8×8 (He et al., 2016, Section 4.2).
 
     As in Li et al. (2018), whom FedLAW follows: where the shape changes, the shortcut is a 1×1 convolution with
-    BatchNorm (He et al. subsample and pad with zeros); ``width`` times as many channels everywhere, the first
-    convolution included; weights as PyTorch draws them. FedLAW's networks, with 10 classes: ResNet8 has 78,042
-    parameters, ResNet20 272,474, ResNet56 855,770, ResNet110 1,730,714, WRN56_4 (``width=4``) 13,628,234.
+    BatchNorm (He et al. subsample and pad with zeros); every layer, the first convolution included, has ``width`` times
+    as many channels; weights are initialised by PyTorch's defaults. FedLAW's networks, with 10 classes: ResNet8 has
+    78,042 parameters, ResNet20 272,474, ResNet56 855,770, ResNet110 1,730,714, WRN56_4 (``width=4``) 13,628,234.
 
     Args:
-        depth: 8, 14, 20, …: 6n + 2 layers with weights, shortcuts not counted.
-        num_classes: outputs.
-        in_channels: of the images.
-        width: at least 1; the stages have 16, 32 and 64 times as many channels.
+        depth: number of layers with weights, without shortcuts: 6n + 2, such as 8, 14, 20, …
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        width: factor on the channels, at least 1; the stages have 16, 32 and 64 times ``width`` channels.
 
     Raises:
-        ConfigurationError: there is no network of that depth or width.
+        ConfigurationError: ``depth`` is not 6n + 2 with n >= 1, or ``width`` is less than 1.
     """
 
     def __init__(self, depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 1) -> None:
@@ -44,7 +44,7 @@ class CifarResNet(nn.Sequential):
 
 
 def _stage(entering: int, leaving: int, num_blocks: int, stride: int) -> nn.Sequential:
-    """Blocks of two 3×3 convolutions; the very first of these has the stride."""
+    """Make a stage of blocks of two 3×3 convolutions; the first convolution of the stage has the stride."""
     shortcut = None
     if stride != 1:
         shortcut = nn.Sequential(nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving))

@@ -1,4 +1,4 @@
-"""TimmNetwork: any network of timm, also on small images."""
+"""TimmNetwork: any network of timm, also for small images."""
 
 import copy
 import difflib
@@ -14,20 +14,22 @@ from fl_lightning import ConfigurationError
 class TimmNetwork(nn.Module):
     """Any network of timm by name, with a stem for small images.
 
-    Made for images of 224×224, these networks halve the resolution five times. A ``stride`` of 16 takes out the first
-    halving in the order of the forward pass, 8 the first two: a convolution gets stride 1, and if it is the first, a
-    3×3 kernel in place of a wider one; a pooling is left out. At 8 this is the usual form for CIFAR: ResNet-18 and
-    DenseNet begin with a 3×3 convolution and no pooling, MobileNetV2 has stride 1 where it first had 2, twice.
+    timm's networks are made for images of 224×224 and halve the resolution five times. A ``stride`` of 16 takes out the
+    first halving in the order of the forward pass, a ``stride`` of 8 the first two. A convolution that halves gets
+    stride 1, and the network's first convolution also gets a 3×3 kernel in place of a wider one; a pooling that halves
+    is left out. A ``stride`` of 8 gives the usual networks for CIFAR: ResNet-18 and DenseNet begin with a 3×3
+    convolution and no pooling, MobileNetV2 has stride 1 in the first two convolutions that had stride 2.
 
     Args:
-        name: timm's, for example "mobilenetv2_100".
-        num_classes: outputs.
-        in_channels: of the images.
-        stride: how many times smaller than the image the last feature maps are. 8 suits 32×32 images and 16 suits
-            64×64: both end in 4×4. 32 leaves the network as it is.
+        name: timm's name of the network, for example "mobilenetv2_100".
+        num_classes: number of outputs.
+        in_channels: number of channels of the images.
+        stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and
+            16 suits 64×64 images: both end in 4×4. 32 leaves the network as it is.
 
     Raises:
-        ConfigurationError: timm has no such model, or its stem cannot be changed so (patches, vision transformers).
+        ConfigurationError: timm has no such network, ``stride`` is none of the three, or the network's stem cannot be
+            changed (patches, vision transformers).
     """
 
     def __init__(self, name: str, num_classes: int = 10, in_channels: int = 3, stride: Literal[8, 16, 32] = 8) -> None:
@@ -43,13 +45,13 @@ class TimmNetwork(nn.Module):
             _take_out_halvings(self.network, name, in_channels, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits (B, num_classes) of images (B, in_channels, H, W)."""
+        """Return logits (B, num_classes) of images (B, in_channels, H, W)."""
         logits: Tensor = self.network(images)
         return logits
 
 
 def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -> None:
-    """Let a network whose stride is 32 have a smaller one, by changing its first layers in place."""
+    """Change the first layers of a network in place, so that its stride falls from 32 to ``stride``."""
     side: int = network.pretrained_cfg["input_size"][-1]
     image = torch.zeros(1, in_channels, side, side, device="meta")
     for layer, entering in _trace(network, image)[0]:
@@ -58,7 +60,7 @@ def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -
     expected = -(-side // stride)
     try:
         fits = _trace(network, image)[1].shape[2:] == (expected, expected)
-    except Exception:  # a network made for one size of feature maps refuses another in its own way
+    except Exception:  # networks made for one size of feature maps refuse others with various errors
         fits = False
     if not fits:
         raise ConfigurationError(
@@ -68,7 +70,12 @@ def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -
 
 
 def _trace(network: nn.Module, image: Tensor) -> tuple[list[tuple[str, int]], Any]:
-    """The layers that halve the resolution, as they come, with the side of what enters them; the last feature maps."""
+    """Run an image through a copy of the network, on shapes alone.
+
+    Returns:
+        The layers that halve the resolution, in the order of the forward pass, each with the side of its input; and the
+        last feature maps.
+    """
     halvings: list[tuple[str, int]] = []
     shapes_only: Any = copy.deepcopy(network).to("meta").eval()
     for name, layer in shapes_only.named_modules():
@@ -83,7 +90,7 @@ def _trace(network: nn.Module, image: Tensor) -> tuple[list[tuple[str, int]], An
 
 
 def _take_out(network: nn.Module, name: str, first: bool) -> None:
-    """Let a convolution or pooling keep the resolution."""
+    """Change the convolution or pooling ``name`` in place, so that it keeps the resolution."""
     layer = network.get_submodule(name)
     if not isinstance(layer, nn.Conv2d):
         network.set_submodule(name, nn.Identity())
@@ -91,7 +98,7 @@ def _take_out(network: nn.Module, name: str, first: bool) -> None:
     layer.stride = (1, 1)
     kernel = layer.kernel_size[0]
     if first and kernel > 3:
-        # Initialisations draw with a deviation of 1/√fan: scaled, the middle is as if drawn at 3×3.
+        # Initial weights have a deviation ~ 1/√fan: scaled, the middle has the deviation of a 3×3 kernel.
         edge = (kernel - 3) // 2
         middle = layer.weight.detach()[..., edge : edge + 3, edge : edge + 3] * (kernel / 3)
         layer.weight, layer.kernel_size, layer.padding = nn.Parameter(middle.contiguous()), (3, 3), (1, 1)

@@ -5,11 +5,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import Conv2dNormActivation  # type: ignore[import-untyped]  # it ships no types
+from torchvision.ops import Conv2dNormActivation  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.errors import ConfigurationError
 
-BINS = 16  # of the distribution of each side's distance
+BINS = 16  # number of bins in the distribution of the distance to each side
 STRIDES = (8, 16, 32)
 
 _conv = partial(
@@ -23,18 +23,19 @@ _conv = partial(
 class YOLOv8(nn.Module):
     """The two narrow sizes of YOLOv8: a CSP backbone, a path aggregation neck, a decoupled head on three levels.
 
-    Written from the published description. With one class and ``width=16`` it has 3,011,043 parameters, 16 of them
-    frozen. Weights start at random; the head's biases so that few places claim an object.
+    Written from the published description. With one class and ``width=16`` the network has 3,011,043 parameters, 16 of
+    them frozen. Weights are drawn at random; the biases of the class logits start low, so that the network predicts an
+    object at few places.
 
     Args:
-        num_classes: C, at least 1.
-        width: channels of the first layer: 16 is YOLOv8n, 32 YOLOv8s.
+        num_classes: C, the number of classes, at least 1.
+        width: number of channels of the first layer, at least 1: 16 is YOLOv8n, 32 YOLOv8s.
 
     Attributes:
-        projection: (16,) the distances, in strides, that the bins of a distribution stand for: 0 to 15, frozen.
+        projection: (16,) distances in strides that the bins of a distribution stand for, 0 to 15; frozen.
 
     Raises:
-        ConfigurationError: an argument is less than 1; an image's sides are not multiples of 32.
+        ConfigurationError: an argument is less than 1; in :meth:`forward`, an image's side is no multiple of 32.
     """
 
     def __init__(self, num_classes: int = 1, width: int = 16) -> None:
@@ -59,14 +60,14 @@ class YOLOv8(nn.Module):
         self.projection = nn.Parameter(torch.arange(float(BINS)), requires_grad=False)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Box distributions and class logits at every place of three levels.
+        """Return box distributions and class logits at every place of three levels.
 
         Args:
-            images: (B, 3, H, W), H and W multiples of 32.
+            images: (B, 3, H, W) images, H and W multiples of 32.
 
         Returns:
-            For the strides s = 8, 16, 32 a map (B, 4·16 + C, H/s, W/s): 16 logits each for the distances to the left,
-            top, right and bottom side, then the class logits.
+            One map (B, 4·16 + C, H/s, W/s) for each of the strides s = 8, 16, 32: 16 logits each for the distances to
+            the left, top, right and bottom side, then the class logits.
         """
         if any(side % STRIDES[-1] for side in images.shape[2:]):
             raise ConfigurationError(
@@ -85,7 +86,7 @@ class YOLOv8(nn.Module):
 
 
 class _C2f(nn.Module):
-    """Half of the channels pass through ``depth`` bottlenecks in turn; every intermediate result is kept."""
+    """Passes half of the channels through ``depth`` bottlenecks in turn and joins all intermediate results."""
 
     def __init__(self, inputs: int, outputs: int, depth: int = 1, shortcut: bool = False) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class _C2f(nn.Module):
 
 
 class _SPPF(nn.Module):
-    """Spatial pyramid pooling: windows of 5, 9 and 13 places, as one window of 5 used three times."""
+    """Spatial pyramid pooling with windows of 5, 9 and 13 places, computed by applying a window of 5 three times."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class _SPPF(nn.Module):
 
 
 def _branch(inputs: int, width: int, outputs: int, bias: float) -> nn.Sequential:
-    """One level's maps of boxes or classes, which begin around ``bias``."""
+    """Make the layers that predict boxes or classes on one level; the last bias is initialised to ``bias``."""
     last = nn.Conv2d(width, outputs, 1)
-    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # it has one
+    nn.init.constant_(last.bias, bias)  # type: ignore[arg-type]  # Conv2d has a bias by default
     return nn.Sequential(_conv(inputs, width, 3), _conv(width, width, 3), last)

@@ -1,12 +1,14 @@
-"""Prints how the rooms of the house stand on one another: floors, circles, and imports that run up.
+"""Prints how the rooms of the package import one another: their floors, circles, and imports that run upward.
 
-A room is a folder or a module directly below ``fl_lightning``; the public names are its ``__init__``. Imports for type
-checkers alone count like all others. Exits with status 1 if there is a circle, of rooms or of modules within a room.
+A room is a folder or a module directly below ``fl_lightning``; "(public names)" is the package's ``__init__``. A room
+stands above all rooms that it imports. Imports for type checkers count like all others. Exits with status 1 if rooms or
+modules import one another in a circle.
 
     python tools/layers.py            # this checkout
-    python tools/layers.py FOLDER     # another one
+    python tools/layers.py FOLDER     # another checkout
 
-The order that imports must keep is written down in pyproject.toml; ``lint-imports`` checks it (``make layers``: both).
+pyproject.toml declares the order of the rooms, and ``lint-imports`` checks that all imports keep the order.
+``make layers`` runs both programs.
 """
 
 import sys
@@ -20,7 +22,7 @@ PACKAGE = "fl_lightning"
 
 
 def rooms(graph: grimp.ImportGraph) -> "nx.DiGraph[str]":
-    """The rooms, with an edge from each to every room that it imports from."""
+    """Make the graph of the rooms, with an edge from each room to every room that it imports from."""
     found: nx.DiGraph[str] = nx.DiGraph()
     for module in sorted(graph.modules):
         found.add_node(_room(module))
@@ -36,25 +38,32 @@ def _room(module: str) -> str:
 
 
 def floors(graph: "nx.DiGraph[str]") -> list[list[str]]:
-    """Rooms by the length of the longest chain of imports below them, lowest first; a circle stands on one floor."""
+    """Sort the rooms into floors, the lowest floor first.
+
+    A room's floor is the length of the longest chain of imports below the room. Rooms that import one another in a
+    circle share a floor.
+    """
     condensed = nx.condensation(graph)
     generations = nx.topological_generations(condensed.reverse())
     return [sorted(room for node in nodes for room in condensed.nodes[node]["members"]) for nodes in generations]
 
 
 def circles(graph: "nx.DiGraph[str]") -> list[list[str]]:
-    """Groups of nodes that import one another, round and round."""
+    """Find the groups of nodes that import one another in a circle."""
     return sorted(sorted(group) for group in nx.strongly_connected_components(graph) if len(group) > 1)
 
 
 def modules(graph: grimp.ImportGraph) -> "nx.DiGraph[str]":
-    """All modules, with an edge from each to every module that it imports."""
+    """Make the graph of the modules, with an edge from each module to every module that it imports."""
     pairs = ((one, other) for one in graph.modules for other in graph.find_modules_directly_imported_by(one))
     return nx.DiGraph(pairs)
 
 
 def upward(graph: "nx.DiGraph[str]") -> list[tuple[str, str]]:
-    """The fewest edges without which there is no circle: in the best order of each circle, those that run up."""
+    """Find the imports that run upward: the fewest edges whose removal would leave no circle.
+
+    For each circle, all orders of its nodes are tried, and the order with the fewest upward edges is taken.
+    """
     found: list[tuple[str, str]] = []
     for circle in circles(graph):
         inner = sorted(graph.subgraph(circle).edges)
@@ -64,7 +73,7 @@ def upward(graph: "nx.DiGraph[str]") -> list[tuple[str, str]]:
 
 
 def main(folder: Path) -> int:
-    """Print the house in a folder; the exit status."""
+    """Print the floors, circles and upward imports of the package in a folder, and return the exit status."""
     sys.path.insert(0, str(folder))
     graph = grimp.build_graph(PACKAGE, cache_dir=None)
     house = rooms(graph)

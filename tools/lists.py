@@ -2,9 +2,9 @@
 
     make lists
 
-A rule or a monitor is three files of your own: the class in ``callbacks/server``, ``client`` or ``monitors``, a YAML in
-``configs/rules`` and a test. All lists of them are made here, from what the classes say of themselves: the first
-sentence of the docstring, the arguments and ``settles``. A test compares them with what stands written.
+A new rule or monitor needs three files only: the class in ``callbacks/server``, ``client`` or ``monitors``, a YAML in
+``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from the first sentence of each
+docstring, the arguments and ``settles``. A test checks that the lists in the files are up to date.
 """
 
 import inspect
@@ -22,7 +22,8 @@ from fl_lightning import FederatedCallback
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"server": "Rules that act on the server", "client": "Rules that act on clients", "monitors": "Monitors"}
-# What a server rule does, by the first of these that it settles or, for "refine", defines.
+# Groups of server rules, by the part of a round that a rule settles ("refine": by the hook that the rule overrides). A
+# rule belongs to the first group that fits.
 KINDS = {
     "updates": "correct the updates",
     "weights": "set the weights",
@@ -33,12 +34,12 @@ KINDS = {
     "base weights": "set the weights to start from",
 }
 OTHER = "settle nothing that another could undo"
-ARGUMENTS = 4  # of a class that a table has room for
-CONFIGS = 3  # that name a class
+ARGUMENTS = 4  # the most arguments of a class that a table shows
+CONFIGS = 3  # the most configs of a class that a table shows
 
 
 def callbacks(folder: str) -> Iterator[type[FederatedCallback]]:
-    """The callbacks of a folder by name: public classes defined there that are whole (abstract ones are bases)."""
+    """Yield the callbacks that a folder defines, sorted by name: its public classes, but no abstract base classes."""
     package = import_module(f"fl_lightning.callbacks.{folder}")
     modules = [import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__)]
     found = {cls for module in modules for cls in vars(module).values() if _is_whole(cls, package.__name__)}
@@ -56,7 +57,7 @@ def _is_whole(value: object, package: str) -> bool:
 
 
 def exports() -> str:
-    """callbacks/__init__.py."""
+    """Make the text of callbacks/__init__.py."""
     text = (ROOT / "callbacks" / "__init__.py").read_text()
     top = text[: text.index("\n# make lists")]
     names = {folder: [cls.__name__ for cls in callbacks(folder)] for folder in FOLDERS}
@@ -75,7 +76,7 @@ def _quoted(names: list[str]) -> list[str]:
 
 
 def _formatted(code: str) -> str:
-    """The code as ruff formats it."""
+    """Format code, and sort its imports, with ruff."""
     for command in (["check", "--fix", "--select", "I", "--quiet"], ["format", "--quiet"]):
         ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "callbacks/__init__.py", "-"]
         code = subprocess.run(ruff, input=code, capture_output=True, text=True, check=True, cwd=ROOT).stdout
@@ -83,20 +84,23 @@ def _formatted(code: str) -> str:
 
 
 def first_sentence(cls: type[object]) -> str:
-    """The first sentence of a docstring, with its references as plain code."""
+    """Return the first sentence of a class's docstring as Markdown, with references to other objects as plain code."""
     text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
     sentence = re.split(r"(?<=[\w)”\"])[.:] (?=[A-Z])", f"{text} ")[0].strip().rstrip(".")
     return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
 
 
 def arguments(cls: type[object]) -> str:
-    """The names of a class' arguments, the first of many."""
+    """Return the names of a class's arguments, separated by commas, at most ``ARGUMENTS`` of them."""
     names = list(inspect.signature(cls).parameters)
     return ", ".join([*names[:ARGUMENTS], "…"] if len(names) > ARGUMENTS else names)
 
 
 def configs_of(cls: type[object]) -> list[str]:
-    """The configs, but for those of papers, that list a class; those that are about it first."""
+    """Return the names of at most ``CONFIGS`` configs that list a class; configs of papers are left out.
+
+    Configs that list the class as their first callback come first.
+    """
     folder = ROOT / "configs"
     listed = {
         path.relative_to(folder).with_suffix("").as_posix(): _callbacks_in(yaml.safe_load(path.read_text()))
@@ -112,19 +116,19 @@ def _callbacks_in(config: dict[str, dict[str, list[dict[str, str]]]]) -> list[st
 
 
 def settled(cls: type[FederatedCallback]) -> list[str]:
-    """What a rule settles, in the order of KINDS."""
+    """Return the parts of a round that a rule settles, in the order of ``KINDS``."""
     parts: set[str] = {*cls.settles, *(["reduction"] if cls.reduce is not None else [])}
     return sorted(parts, key=lambda part: ([*KINDS, part].index(part), part))
 
 
 def kind(cls: type[FederatedCallback]) -> str:
-    """What a server rule does, in words."""
+    """Return the group of a server rule: one of the texts in ``KINDS``, or ``OTHER``."""
     parts = settled(cls) + ["refine"] * (cls.refine is not FederatedCallback.refine)
     return next((words for part, words in KINDS.items() if part in parts), OTHER)
 
 
 def table(folder: str) -> list[str]:
-    """A table with a row for every callback of a folder."""
+    """Make the lines of a table with one row for every callback of a folder."""
     columns = ["what it does", "settles", "configs"] if folder != "monitors" else ["what it does", "configs"]
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for cls in callbacks(folder):
@@ -135,7 +139,7 @@ def table(folder: str) -> list[str]:
 
 
 def by_kind() -> list[str]:
-    """The README's rows: server rules by what they do, client rules, monitors."""
+    """Make the lines of the README's table: the groups of server rules, the client rules, the monitors."""
     groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
     for cls in callbacks("server"):
         groups[kind(cls)].append(f"`{cls.__name__}`")
@@ -146,7 +150,7 @@ def by_kind() -> list[str]:
 
 
 def pages() -> dict[Path, dict[str, list[str]]]:
-    """The lists of each page, by what they are called there."""
+    """Make the lists of each page: the lines of every list under the list's name."""
     return {
         ROOT / "README.md": {"callbacks": by_kind()},
         ROOT / "docs" / "rules.md": {"server rules": table("server")},
@@ -156,7 +160,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
 
 
 def with_lists(text: str, lists: dict[str, list[str]]) -> str:
-    """A page with its lists written anew, each between two comments."""
+    """Replace the lists in a page's text; each list stands between two comments."""
     for name, lines in lists.items():
         begin, end = f"<!-- make lists: {name} -->", "<!-- end -->"
         if begin not in text:
@@ -167,7 +171,7 @@ def with_lists(text: str, lists: dict[str, list[str]]) -> str:
 
 
 def written() -> dict[Path, str]:
-    """Every file with a list, as it should stand."""
+    """Return the up-to-date text of every file that holds a list."""
     files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
     return {ROOT / "callbacks" / "__init__.py": exports(), **files}
 

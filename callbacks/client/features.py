@@ -1,4 +1,4 @@
-"""Features: what a layer makes of a batch, for rules whose loss looks at them."""
+"""FeatureRule: base of the rules whose loss looks at features, the output of a layer for a batch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fl_lightning.models.layers import find_classifier, find_layer
 
 
 def forward_inputs(module: LightningModule, batch: Any) -> Tensor:
-    """What the module's ``forward`` takes of a batch: its first item, or all of it, if it is a tensor.
+    """Return the part of a batch that the module's ``forward`` takes: the first item, or the batch if it is a tensor.
 
     Raises:
-        ConfigurationError: the module has no ``forward``, or that item is no tensor.
+        ConfigurationError: the module has no ``forward``, or the part is no tensor.
     """
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
     if not isinstance(inputs, Tensor) or not is_overridden("forward", module, LightningModule):
@@ -35,19 +35,19 @@ def forward_inputs(module: LightningModule, batch: Any) -> Tensor:
 
 
 def weights_at(orchestrator: Server, params: Tensor) -> dict[str, Tensor]:
-    """The client module's tensors by name: parameters (P,) as given, buffers as they are now."""
+    """Return the client module's tensors by name: trainable parameters cut from ``params`` (P,), present buffers."""
     trained = [name for name, parameter in orchestrator.client.named_parameters() if parameter.requires_grad]
     buffers = {name: buffer.clone() for name, buffer in orchestrator.client.named_buffers()}
     return buffers | dict(zip(trained, orchestrator.split(params), strict=True))
 
 
 class FeatureRule(FederatedCallback, ABC):
-    """Base of rules whose loss looks at features (N, d) of the batch.
+    """Base of the rules whose loss looks at features (N, d) of a batch.
 
-    These are the output of a named layer, or else what enters the classifier: in networks of timm the pooled features
-    (``forward_head(…, pre_logits=True)``), elsewhere the input of the last nn.Linear. While a client trains, a hook
-    keeps them as the last forward pass with gradients made them, in the dtype of the parameters. Those under
-    ``no_grad``, as a teacher's, are passed over.
+    Features are the output of a named layer, or by default the input of the classifier: in networks of timm the pooled
+    features (``forward_head(…, pre_logits=True)``), elsewhere the input of the last nn.Linear. While a client trains, a
+    hook keeps the features of the last forward pass with gradients. Passes under ``no_grad``, such as a teacher's, are
+    ignored. Rules get the features in the dtype of the parameters.
 
     Args:
         layer: name of a submodule of the client module, such as "network.projection"; None for the classifier's input.
@@ -65,10 +65,10 @@ class FeatureRule(FederatedCallback, ABC):
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor: ...
 
     def features(self, run: LocalRun) -> Tensor:
-        """(N, d) features of the ``training_step`` that has just run, with their graph; each can be had once.
+        """Return the (N, d) features of the ``training_step`` that has just run, with their graph, and forget them.
 
         Raises:
-            ConfigurationError: the layer had no part in it.
+            ConfigurationError: the layer had no part in that step.
         """
         kept, self._kept = self._kept, None
         if kept is None:
@@ -79,14 +79,14 @@ class FeatureRule(FederatedCallback, ABC):
         return kept.reshape(len(kept), -1).to(run.params.dtype)
 
     def features_at(self, run: LocalRun, weights: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """(N, d) features of the same inputs under other weights, in evaluation mode and without gradient.
+        """Compute the (N, d) features of inputs under other weights, in evaluation mode and without gradients.
 
-        The module's own tensors are not touched, since the graph of the ``training_step`` may still need them.
+        The module's own tensors stay untouched, since the graph of the ``training_step`` may still need them.
 
         Args:
-            run: the client under way.
-            weights: see :func:`weights_at`.
-            inputs: see :func:`forward_inputs`.
+            run: the run of the client that trains now.
+            weights: the other weights by name, as :func:`weights_at` returns them.
+            inputs: the inputs in the batch, as :func:`forward_inputs` returns them.
 
         Raises:
             ConfigurationError: the layer has no part in the module's ``forward``.
@@ -120,7 +120,7 @@ class FeatureRule(FederatedCallback, ABC):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        self.release()
+        self.release()  # the last client may have failed before on_client_end
         return cohort
 
     @override
@@ -132,7 +132,7 @@ class FeatureRule(FederatedCallback, ABC):
         self.release()  # the fit may have ended within a round
 
     def release(self) -> None:
-        """Leave no hook on the module, and no features of its last pass."""
+        """Remove the hook from the module, and forget the features that it kept."""
         if self._hook is not None:
             self._hook.remove()
         self._hook = self._kept = None

@@ -1,4 +1,4 @@
-"""FedDecorr: features that do not collapse."""
+"""FedDecorr: a penalty on correlated features, against dimensional collapse."""
 
 from typing import Any, Literal
 
@@ -13,14 +13,23 @@ EPSILON = 1e-8  # added to variances: a feature that is constant in a batch corr
 
 
 def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tensor:
-    """How correlated the features of a batch are.
+    """Measure how correlated the features of a batch are.
 
-    Z is the features less their means, over √(unbiased variance + 1e-8), so that Zᵀ Z = (N-1) K with the correlation
-    matrix K (d, d), whose diagonal is 1.
+    Z are the features minus their means, divided by √(unbiased variance + 1e-8). Then Zᵀ Z = (N-1) K, where K (d, d) is
+    the correlation matrix, whose diagonal is 1.
+
+    Two examples whose two features are equal: all entries of K are 1.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.feddecorr import decorrelation
+    >>> features = torch.tensor([[0.0, 0.0], [2.0, 2.0]]).double()
+    >>> round(float(decorrelation(features, "paper")), 4), round(float(decorrelation(features, "released")), 4)
+    (1.0, 0.5)
 
     Args:
         features: (N, d).
-        scale: "released" gives the mean of the squared entries of Zᵀ Z off its diagonal, over N; "paper" ‖K‖²_F / d².
+        scale: "released" returns the mean of the squared off-diagonal entries of Zᵀ Z, divided by N; "paper" returns
+            ‖K‖²_F / d².
 
     Returns:
         A scalar; 0 for a single example, and on the released scale for a single feature.
@@ -37,15 +46,16 @@ def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tens
 
 
 class FedDecorr(FeatureRule):
-    """Keeps the features of a client's batches from correlating, against dimensional collapse (Shi et al., 2022).
+    """Adds a penalty on correlated features to each client's loss, against dimensional collapse (Shi et al., 2022).
 
-    The loss gains β times :func:`decorrelation`. The paper's formula and its released code differ in scale, by about
-    (N-1)²/N and the diagonal: β does not carry over from one to the other.
+    The loss gains β times :func:`decorrelation`. The scales of the paper's formula and of its released code differ by a
+    factor of about (N-1)²/N, and the paper's includes the diagonal: β does not carry over from one scale to the other.
 
     Args:
-        beta: β >= 0, weight of the term; 0 is FedAvg. The paper uses 0.1.
-        scale: "released" or "paper".
-        layer: whose output the features are; by default they are the classifier's input, see :class:`FeatureRule`.
+        beta: β >= 0, weight of the penalty; 0 is FedAvg. The paper uses 0.1.
+        scale: "released" or "paper", see :func:`decorrelation`.
+        layer: name of the layer whose output the features are; by default the features are the classifier's input, see
+            :class:`FeatureRule`.
 
     Raises:
         ConfigurationError: an argument is out of range; in round 1, the module has no such layer.

@@ -1,4 +1,4 @@
-"""FedDyn: local objectives that agree with the global one at its minimum."""
+"""FedDyn: local objectives that agree with the global objective at its minimum."""
 
 import torch
 from torch import Tensor
@@ -9,18 +9,19 @@ from fl_lightning.callbacks.client.fedprox import pull
 
 
 class FedDyn(FederatedCallback):
-    """Dynamic regularization (Acar et al., 2021, Algorithm 1): clients minimise f_i - ⟨λ_i, θ⟩ + (α/2)‖θ - w‖².
+    """Adds a dual and a proximal term to each client's gradient, and a dual step on the server (Acar et al., 2021).
 
-    Afterwards λ_i ← λ_i - αΔ_i, h ← h - (α/N) Σ_S Δ_i, and w ← mean_S(w_i) - h/α, N being the clients that have data.
-    The dual variables λ_i and h start at zero. They hold the gradients at the clients' own minima, whichever optimizer
-    comes near these; where clients do not move any more, Σ ∇f_i = 0. The dual step -h/α is taken after the weighted
-    sum: server momentum that is listed later takes it in, what is listed before does not.
+    Clients minimise f_i - ⟨λ_i, θ⟩ + (α/2)‖θ - w‖² (Algorithm 1). Then λ_i ← λ_i - αΔ_i, h ← h - (α/N) Σ_S Δ_i, and
+    w ← mean_S(w_i) - h/α, where N is the number of clients that have data. The dual variables λ_i and h start at zero.
+    They hold the gradients at the minima of the clients' own objectives, whichever optimizer comes near these minima;
+    once the clients do not move any more, Σ ∇f_i = 0. The dual step -h/α is added to the weighted sum: server momentum
+    that is listed after FedDyn includes the dual step, rules that are listed before do not see it.
 
-    Together with :class:`FedSAM` this is FedSpeed (Sun et al., 2023) in its released form.
+    FedDyn together with :class:`FedSAM` is FedSpeed (Sun et al., 2023) in its released form.
 
     Args:
-        alpha: α >= 0; the paper uses 0.001 to 0.1. 0 leaves all terms out and is FedAvg with uniform weights, which a
-            small α does not come near: h/α, the sum of updates over N, does not shrink with α.
+        alpha: α >= 0; the paper uses 0.001 to 0.1. 0 leaves all terms out and is FedAvg with uniform weights. A small α
+            does not come near FedAvg: h/α, the sum of the updates divided by N, does not shrink with α.
 
     Raises:
         ConfigurationError: alpha is out of range.
@@ -35,7 +36,7 @@ class FedDyn(FederatedCallback):
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        run.proximal += self.alpha
+        run.proximal += self.alpha  # FedNova's normalizer counts the term
         self._linear: Tensor = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
 
     @override
@@ -54,7 +55,7 @@ class FedDyn(FederatedCallback):
         for client, delta in zip(cohort.clients, cohort.deltas, strict=True):
             name = f"lambda/{client}"
             moved = self.recall(name, torch.zeros_like(delta)) - self.alpha * delta
-            self.state[name] = moved.cpu()  # there may be many: a GPU's memory is for training
+            self.state[name] = moved.cpu()  # off the GPU: there may be many clients
         share = self.alpha / orchestrator.data.num_with_data
         self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.deltas.sum(0)
         return update - self.state["h"] / self.alpha

@@ -11,19 +11,49 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun
 from fl_lightning.callbacks.client.fedsam import ascent
 from fl_lightning.errors import check_choice
 
-GAMMA = 0.03  # of the released code: how much of the plain gradients is climbed where the flatness does not mind
+GAMMA = 0.03  # in the released code: factor on the plain gradients' part that is orthogonal to the flat gradient
 
 
 def paper_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], alpha: float, rho: float) -> Tensor:
-    """Eq. 19: g + αρ ∇f(w + ρ g/‖g‖), (P,), from g = ∇f(w) (P,) and ``at``, ∇f at any other parameters."""
+    """Compute the gradient of eq. 19: g + αρ ∇f(w + ρ g/‖g‖).
+
+    For f(w) = w²/2 the gradient at any w is w itself. At w = 2 with ρ = 1 the second gradient is taken at 3:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.fedgam import paper_gradient
+    >>> w = torch.tensor([2.0])
+    >>> paper_gradient(w, g=w, at=lambda point: point, alpha=0.5, rho=1.0)  # 2 + 0.5 · 3
+    tensor([3.5000])
+
+    Args:
+        w: (P,) parameters.
+        g: (P,) ∇f(w).
+        at: function from other parameters (P,) to ∇f (P,) there.
+        alpha: α, weight of the flatness.
+        rho: ρ, length of the step along g.
+
+    Returns:
+        (P,) gradient to follow.
+    """
     return g + alpha * rho * at(w + ascent(g, rho))
 
 
 def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho: float, rho_prime: float) -> Tensor:
-    """The released code's ("accelerated GAM"), from g₀ = ∇f(w) (P,) and ``at``, ∇f at any other parameters.
+    """Compute the gradient of the released code ("accelerated GAM").
 
-    g₁ = ∇f(w + ρ g₀/‖g₀‖), e = ρ' (g₁ - g₀)/‖g₁ - g₀‖, g₂ = ∇f(w + e), g₃ = ∇f(w + e + ρ g₂/‖g₂‖), G = g₁ + g₃: the
-    result, (P,), is G - 0.03·(the part of g₀ + g₂ orthogonal to G). A zero vector has no direction and moves nothing.
+    With g₀ = ∇f(w), g₁ = ∇f(w + ρ g₀/‖g₀‖), e = ρ' (g₁ - g₀)/‖g₁ - g₀‖, g₂ = ∇f(w + e), g₃ = ∇f(w + e + ρ g₂/‖g₂‖) and
+    G = g₁ + g₃, the result is G - 0.03·(the part of g₀ + g₂ orthogonal to G). A zero vector has no direction: a step
+    along a zero vector is zero.
+
+    Args:
+        w: (P,) parameters.
+        g: (P,) g₀.
+        at: function from other parameters (P,) to ∇f (P,) there.
+        rho: ρ, length of the steps along g₀ and g₂.
+        rho_prime: ρ', length of e.
+
+    Returns:
+        (P,) gradient to follow.
     """
     g_1 = at(w + ascent(g, rho))
     moved = w + ascent(g_1 - g, rho_prime)
@@ -35,17 +65,18 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
 
 
 class FedGAM(FederatedCallback):
-    """Gradient-norm-aware local training (Xu et al., 2024, Algorithm 1), averaged uniformly.
+    """Steers each client's gradient towards minima around which gradients stay small (Xu et al., 2024, Algorithm 1).
 
-    Norms are over all parameters. Passes after the first leave BatchNorm statistics and what the module logs alone.
+    The server averages uniformly. Norms are over all parameters. Only the first pass of a step updates BatchNorm
+    statistics and counts in what the module logs.
 
     Args:
-        variant: "released" follows what the authors' code follows, about twice the loss's gradient, in four passes; the
-            default, as the paper's results come from it. "paper" is eq. 19 as printed, about 1 + αρ times the loss's
-            gradient, in two passes.
-        alpha: α >= 0, weight of the flatness; 0 is uniform FedAvg. Acts in "paper" alone.
-        rho: ρ >= 0, length of the steps along the gradient. Acts in both.
-        rho_prime: ρ' >= 0, length of the step e to where gradients are larger. Acts in "released" alone.
+        variant: "released" follows the gradient of the authors' code, about twice the loss's gradient, in four passes.
+            It is the default because the paper's results come from this code. "paper" follows eq. 19 as printed, about
+            1 + αρ times the loss's gradient, in two passes.
+        alpha: α >= 0, weight of the flatness; 0 is uniform FedAvg. Used by "paper" alone.
+        rho: ρ >= 0, length of the steps along the gradient. Used by both variants.
+        rho_prime: ρ' >= 0, length of the step e towards larger gradients. Used by "released" alone.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -12,19 +12,21 @@ from fl_lightning.callbacks.client.scaffold import Scaffold
 
 
 class FedGAMCV(Scaffold):
-    """FedGAM with control variates (Xu et al., 2024, Algorithm 2): clients follow its gradient + c - c_i.
+    """Adds control variates to FedGAM's gradient of each client, against client drift (Xu et al., 2024, Algorithm 2).
 
-    As :class:`Scaffold` (option II), but c gains (1/K) Σ_S Δc_i, the mean over the cohort (eq. 22). Its E is the
-    number of minibatch steps; as in :class:`Scaffold`, η_i ‖a_i‖₁ stands for ηE: the same for plain SGD.
+    Clients follow the gradient of :class:`FedGAM` + c - c_i. The control variates are those of :class:`Scaffold`
+    (option II), but c gains (1/K) Σ_S Δc_i, the mean over the cohort (eq. 22). The paper's E is the number of minibatch
+    steps; as in :class:`Scaffold`, η_i ‖a_i‖₁ replaces ηE, which is the same for plain SGD.
 
     Args:
-        variant: "released" or "paper", as in :class:`FedGAM`; "released" by default for the same reason.
-        alpha: α >= 0; acts in "paper" alone.
-        rho: ρ >= 0.
-        rho_prime: ρ' >= 0; acts in "released" alone.
+        variant: "released" or "paper", as in :class:`FedGAM`; "released" is the default for the same reason.
+        alpha: α >= 0, weight of the flatness. Used by "paper" alone.
+        rho: ρ >= 0, length of the steps along the gradient.
+        rho_prime: ρ' >= 0, length of the step towards larger gradients. Used by "released" alone.
 
     Raises:
-        ConfigurationError: an argument is out of range, or clients do not train as the control variates assume.
+        ConfigurationError: an argument is out of range; the clients' optimizer is not SGD, or its learning rate or
+            momentum differs between parameters.
     """
 
     settles = Scaffold.settles | {"local gradient"}

@@ -7,12 +7,12 @@ from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
 
 
 def pull(run: LocalRun, weight: float, linear: Tensor | None = None) -> None:
-    """Add to a client's gradient that of ⟨linear, w_local⟩ + (weight/2)‖w_local - w‖².
+    """Add the gradient of ⟨linear, w_local⟩ + (weight/2)‖w_local - w‖² to a client's gradient.
 
     Args:
-        run: the client; ``run.grads`` (P,) change in place.
-        weight: of the proximal term.
-        linear: (P,), or None for no linear term.
+        run: the client's run; its ``grads`` (P,) change in place.
+        weight: weight of the proximal term.
+        linear: (P,) linear term, or None for no linear term.
     """
     run.grads.add_(run.params - run.anchor, alpha=weight)
     if linear is not None:
@@ -20,7 +20,9 @@ def pull(run: LocalRun, weight: float, linear: Tensor | None = None) -> None:
 
 
 class FedProx(FederatedCallback):
-    """Proximal local training (Li et al., 2020, Algorithm 2): the gradient gains μ (w_local - w), inside momentum.
+    """Adds a pull towards the global model to each client's gradient (Li et al., 2020, Algorithm 2).
+
+    The gradient gains μ (w_local - w) before the local optimizer applies its momentum.
 
     Args:
         mu: μ >= 0, weight of the term (μ/2)‖w_local - w‖². FedGH's slides use 0.1, FedLAW 0.001.
@@ -33,7 +35,7 @@ class FedProx(FederatedCallback):
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        run.proximal += self.mu
+        run.proximal += self.mu  # FedNova's normalizer counts the term
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:

@@ -1,4 +1,4 @@
-"""FedSAM: clients follow the gradient of a point uphill, for flat minima."""
+"""FedSAM: clients follow the gradient at a point uphill, for flat minima."""
 
 from collections.abc import Callable
 
@@ -12,46 +12,60 @@ ETA = 0.01  # η of ASAM: the smallest scale, so that a parameter at zero is per
 
 
 def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:
-    """A step of a given length along a vector; zero for a zero one.
+    """Scale a vector to a given length; a zero vector stays zero.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.fedsam import along
+    >>> along(torch.tensor([3.0, 4.0]), length=10.0)
+    tensor([6., 8.])
 
     Args:
-        gradient: (P,).
-        length: of the step.
-        epsilon: added to the vector's norm, as some released codes do: a much shorter one makes a shorter step.
+        gradient: (P,) vector.
+        length: length of the result.
+        epsilon: added to the vector's norm, as some released codes do; a vector much shorter than ``epsilon`` gives a
+            shorter result.
 
     Returns:
-        (P,).
+        (P,) scaled vector.
     """
     norm = gradient.norm() + epsilon
     return length * torch.where(norm > 0, gradient / norm, 0.0)
 
 
 def ascent(gradient: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
-    """The perturbation of length ρ that raises the loss most, to first order: ρ g / ‖g‖.
+    """Compute the perturbation ε of length ρ that raises the loss most, to first order: ρ g / ‖g‖.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.fedsam import ascent
+    >>> ascent(torch.tensor([3.0, 4.0]), rho=1.0)
+    tensor([0.6000, 0.8000])
+    >>> ascent(torch.tensor([3.0, 8.0]), rho=5.0, scale=torch.tensor([1.0, 0.5]))  # T g = (3, 4), T² g = (3, 2)
+    tensor([3., 2.])
 
     Args:
         gradient: (P,) g.
         rho: ρ, the radius.
-        scale: (P,) T, for the radius to be that of ‖ε / T‖ (ASAM): ρ T² g / ‖T g‖.
+        scale: (P,) T, so that ρ is the length of ε / T (ASAM): ε = ρ T² g / ‖T g‖.
 
     Returns:
-        ε, (P,); zero where the gradient is.
+        (P,) ε; zero for a zero gradient.
     """
     return along(gradient, rho) if scale is None else scale * along(scale * gradient, rho)
 
 
 class FedSAM(FederatedCallback):
-    """Sharpness-aware local training: each step follows the gradient at w + ε, where ε = ρ g(w) / ‖g(w)‖.
+    """Takes each client's gradient at a point slightly uphill, for flat minima (Foret et al., 2021; Qu et al., 2022).
 
-    Foret et al., 2021, eq. 2 and 3; on clients Qu et al., 2022 (FedSAM, Algorithm 1) and Caldarola et al., 2022. The
-    norm is over all parameters; a zero gradient is not perturbed. Each step costs two passes. The second one leaves
-    BatchNorm statistics and what the module logs alone, and draws dropout anew.
+    Each step follows the gradient at w + ε, where ε = ρ g(w) / ‖g(w)‖ (Foret et al., 2021, eq. 2 and 3; on clients Qu
+    et al., 2022, FedSAM, Algorithm 1, and Caldarola et al., 2022). The norm is over all parameters; for a zero gradient
+    ε is zero. Each step costs two passes. The second pass changes neither BatchNorm statistics nor what the module
+    logs, and draws dropout anew.
 
     Args:
         rho: ρ >= 0, length of ε; 0 is FedAvg. FedGAM's comparison uses 0.1.
-        adaptive: ASAM (Kwon et al., 2021): ε = ρ T² g / ‖T g‖ with T = |w| + η, by which the scale of a layer matters
-            less. η is 0.01 as in its released code, where biases have T = 1; here they count as weights do. It wants
-            a larger ρ: 0.5 there.
+        adaptive: True for ASAM (Kwon et al., 2021): ε = ρ T² g / ‖T g‖ with T = |w| + η, so that the scale of a layer
+            matters less. η is 0.01, as in ASAM's released code; there T is 1 for biases, here biases are treated as
+            weights are. ASAM needs a larger ρ; its released code uses 0.5.
 
     Raises:
         ConfigurationError: rho is out of range.

@@ -10,20 +10,21 @@ from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedsam import along
 
-EPSILON = 1e-7  # on the norms, in the released code
+EPSILON = 1e-7  # added to the norms, as in the released code
 
 
 class FedSMOO(FedDyn):
-    """Dynamically regularized sharpness-aware training (Sun et al., 2023, Algorithm 1), in its released form.
+    """Takes each client's gradient at a perturbed model and adds FedDyn's terms to it (Sun et al., 2023, Algorithm 1).
 
-    Each step perturbs by ŝ = r·d/‖d‖ with d = g - μ_i - s, then μ_i ← μ_i + ŝ - s, and follows the gradient at w + ŝ
-    plus λ(h_i + w - w_t). Clients send μ_i; the server sets s = r·μ̄/‖μ̄‖, where μ̄ is the cohort's mean of μ_i (the
-    paper's s also takes in each client's last ŝ). The rest is :class:`FedDyn` with α = λ and λ_i = -λ h_i: h_i gains
-    Δ_i, and w = mean_S(w_i) + the mean h_i of all N clients. Everything starts at zero.
+    This is the method's released form. Each step perturbs the model by ŝ = r·d/‖d‖ with d = g - μ_i - s, then sets
+    μ_i ← μ_i + ŝ - s, and follows the gradient at w + ŝ plus λ(h_i + w - w_t). Clients send μ_i; the server sets
+    s = r·μ̄/‖μ̄‖, where μ̄ is the cohort's mean of μ_i (the paper's s also includes each client's last ŝ). The rest is
+    :class:`FedDyn` with α = λ and λ_i = -λ h_i: h_i gains Δ_i, and w = mean_S(w_i) + the mean h_i of all N clients. The
+    variables h_i, μ_i and s start at zero.
 
     Args:
-        penalty: λ >= 0, weight of the dual and proximal terms (1/β in the paper); 0 leaves them out.
-        rho: r >= 0, length of the perturbation; 0 leaves it out, which is FedDyn.
+        penalty: λ >= 0, weight of the dual and proximal terms (1/β in the paper); 0 leaves these terms out.
+        rho: r >= 0, length of the perturbation; 0 leaves the perturbation out, which is FedDyn.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -1,4 +1,4 @@
-"""Focal loss: classes that are still hard count more."""
+"""FocalLoss: examples that are still hard count more."""
 
 from typing import Any
 
@@ -11,7 +11,17 @@ from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
 
 
 def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Tensor:
-    """Mean of -β (1 - p_t)^γ log p_t, where p_t is the probability of the true class.
+    """Mean of -β (1 - p_t)^γ log p_t over a batch, where p_t is the probability of the true class.
+
+    Equal logits of two classes give p_t = 1/2, and ln 2 = 0.6931:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.focal import focal_loss
+    >>> logits, targets = torch.zeros(1, 2), torch.tensor([0])
+    >>> focal_loss(logits, targets, gamma=0.0, beta=1.0)  # the cross-entropy
+    tensor(0.6931)
+    >>> focal_loss(logits, targets, gamma=1.0, beta=1.0)  # half as much
+    tensor(0.3466)
 
     Args:
         logits: (B, C).
@@ -24,17 +34,19 @@ def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Te
     """
     cross_entropy = F.cross_entropy(logits, targets, reduction="none")
     miss = 1 - (-cross_entropy).exp()
-    miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # at 0 a power below 1 has no derivative
+    miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # at 0, a power below 1 has no finite derivative
     return (beta * miss**gamma * cross_entropy).mean()
 
 
 class FocalLoss(FederatedCallback):
-    """Focal loss in place of the module's own (Lin et al., 2017; on clients in FedMGC, slide "Handling of Class
-    Imbalance"). The module's ``training_step`` must return a dict with "logits" (B, C) and "targets" (B,).
+    """Replaces each client's loss by the focal loss, in which easy examples count less (Lin et al., 2017).
+
+    FedMGC uses the focal loss on clients (slide "Handling of Class Imbalance"). The module's ``training_step`` must
+    return a dict with "logits" (B, C) and "targets" (B,).
 
     Args:
-        gamma: γ >= 0, how much less easy examples count. FedMGC states no value; 2 is Lin et al.'s.
-        beta: β > 0, a factor on the loss.
+        gamma: γ >= 0; the larger γ, the less easy examples count. FedMGC states no value; Lin et al. use 2.
+        beta: β > 0, factor on the loss.
     """
 
     def __init__(self, gamma: float = 2.0, beta: float = 1.0) -> None:

@@ -12,12 +12,24 @@ from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, 
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))), s the cosines of z with z_global and z_previous (eq. 3).
+    """Mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))) over the examples of a batch (eq. 3).
+
+    s_g is the cosine of z with z_global, s_p the cosine of z with z_previous.
+
+    Features that are as near to one model's as to the other's give ln 2:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.moon import contrastive_loss
+    >>> z, apart = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    >>> contrastive_loss(z, z_global=z, z_previous=z, temperature=1.0)
+    tensor(0.6931)
+    >>> contrastive_loss(z, z_global=z, z_previous=apart, temperature=1.0)  # s_g = 1, s_p = 0: ln(1 + 1/e)
+    tensor(0.3133)
 
     Args:
-        z: (N, d) features; a zero row has cosine 0 with all.
-        z_global: (N, d) the same examples' under the global model.
-        z_previous: (N, d) under the client's previous one.
+        z: (N, d) features; a zero row has cosine 0 with every vector.
+        z_global: (N, d) features of the same examples under the global model.
+        z_previous: (N, d) features of the same examples under the client's previous model.
         temperature: T > 0.
 
     Returns:
@@ -28,19 +40,20 @@ def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperatur
 
 
 class MOON(FeatureRule):
-    """Pulls a client's features to the global model's and away from those of its own last model (Li et al., 2021).
+    """Adds a term to each client's loss that pulls the client's features to the global model's (Li et al., 2021).
 
-    The loss gains μ times :func:`contrastive_loss`. The previous model is what the client's last participation ended
-    with; before its first there is no term (the released code compares clients that come late with a random net). Both
-    other models look at the batch in evaluation mode, as released, through the module's ``forward`` of ``batch[0]`` or
-    of a tensor batch. Buffers enter no rule: the previous model gets the global ones, where the released code keeps its
-    own BatchNorm statistics.
+    The loss gains μ times :func:`contrastive_loss`, which also pushes the features away from those of the client's
+    previous model, the model that its last participation ended with. In a client's first participation there is no term
+    (the released code compares clients that come late with a random network). The global and the previous model see the
+    batch in evaluation mode, as in the released code, through the module's ``forward`` of ``batch[0]``, or of the batch
+    if it is a tensor. Buffers enter no rule: the previous model gets the global model's buffers, where the released
+    code keeps the previous model's own BatchNorm statistics.
 
     Args:
-        mu: μ >= 0, weight of the term; 0 is FedAvg. The paper tunes it among 0.1, 1, 5 and 10.
+        mu: μ >= 0, weight of the term; 0 is FedAvg. The paper tunes μ among 0.1, 1, 5 and 10.
         temperature: T > 0.
-        layer: whose output the features are, in the paper a projection head's (:class:`WithProjection`); by default
-            they are the classifier's input, see :class:`FeatureRule`.
+        layer: name of the layer whose output the features are, in the paper a projection head
+            (:class:`WithProjection`); by default the features are the classifier's input, see :class:`FeatureRule`.
 
     Raises:
         ConfigurationError: an argument is out of range; in round 1, the module has no such layer or no ``forward``.

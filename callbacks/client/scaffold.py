@@ -14,15 +14,29 @@ from fl_lightning.errors import check_choice
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
-    """What a client's gradients were on average before their correction: c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁).
+    """Recover the mean of a client's gradients before their correction: c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁).
 
-    c, c_i and Δ_i are (P,). ``reach`` is η_i ‖a_i‖₁; where it is 0, no step was taken and c_i stays.
+    A client whose gradients are 3 follows 3 + c - c_i = 3 + 1 - 2 = 2; ten steps with η = 0.1 take it to Δ_i = -2:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.scaffold import mean_gradient
+    >>> mean_gradient(common=torch.tensor([1.0]), own=torch.tensor([2.0]), delta=torch.tensor([-2.0]), reach=10 * 0.1)
+    tensor([3.])
+
+    Args:
+        common: (P,) c.
+        own: (P,) c_i.
+        delta: (P,) Δ_i.
+        reach: η_i ‖a_i‖₁; 0 if the client took no step.
+
+    Returns:
+        (P,) c_i⁺; c_i if the client took no step.
     """
     return own - common - delta / reach if reach > 0 else own
 
 
 def full_gradient(orchestrator: Server, run: LocalRun) -> Tensor:
-    """(P,) the gradient at the global model, the mean over a client's examples; leaves no trace in its training."""
+    """Compute the gradient (P,) at the global model, averaged over a client's examples; no effect on its training."""
     order = orchestrator.generator("scaffold", run.round, run.client)
     total, count = torch.zeros_like(run.anchor), 0
     with isolated(orchestrator.device), run.at(run.anchor):
@@ -33,18 +47,22 @@ def full_gradient(orchestrator: Server, run: LocalRun) -> Tensor:
 
 
 class Scaffold(FederatedCallback):
-    """Control variates (Karimireddy et al., 2020, Algorithm 1): clients follow g + c - c_i, inside momentum.
+    """Adds control variates to each client's gradient, against client drift (Karimireddy et al., 2020, Algorithm 1).
 
-    All start at zero. The server averages uniformly; c gains (1/N) Σ_S (c_i⁺ - c_i), N being the clients with data.
-    Option II divides by η_i ‖a_i‖₁, the paper by η τ: the same for plain SGD, but under momentum that diverges.
+    Clients follow g + c - c_i; the correction is added before the local optimizer applies its momentum. All control
+    variates start at zero. The server averages uniformly; c gains (1/N) Σ_S (c_i⁺ - c_i), where N is the number of
+    clients with data. Option II divides by η_i ‖a_i‖₁, the paper by η τ: the same for plain SGD, but with momentum the
+    paper's form diverges.
 
     Args:
         option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the client's full gradient at the global model,
-            of the loss that its ``training_step`` returns, which takes another pass over its data.
-        server_lr: η_g > 0, a factor on the mean update.
+            of the loss that its ``training_step`` returns, which takes another pass over the client's data.
+        server_lr: η_g > 0, factor on the mean update.
 
     Raises:
-        ConfigurationError: an argument is out of range, or clients do not train as the control variates assume.
+        ConfigurationError: an argument is out of range; the clients' optimizer is not SGD; for option II, its learning
+            rate or momentum differs between parameters; for option I, the module optimizes manually, or another rule
+            changes the loss or its gradient.
     """
 
     settles = frozenset({"base weights"})
@@ -76,7 +94,7 @@ class Scaffold(FederatedCallback):
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
             change += renewed - own
-            self.state[f"c/{result.client}"] = renewed.cpu()  # there may be many: a GPU's memory is for training
+            self.state[f"c/{result.client}"] = renewed.cpu()  # off the GPU: there may be many clients
         self.state["c"] = common + change / self._divisor(orchestrator, cohort)
         return cohort.uniform().scaled(torch.full_like(cohort.weights, self.server_lr))
 

@@ -1,4 +1,4 @@
-"""SignFlip: clients that send the opposite of what they learned, to try server rules on."""
+"""SignFlip: an attack to try server rules on, by clients that send the opposite of what they learned."""
 
 import math
 
@@ -10,10 +10,24 @@ from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
 
 
 def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> frozenset[int]:
-    """Draw ``count`` of the clients that have data, given the sizes (N,) of all.
+    """Draw the attackers among the clients that have data.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.sign_flip import draw_attackers
+    >>> sizes = torch.tensor([5, 0, 7])  # client 1 has no data
+    >>> sorted(draw_attackers(sizes, count=2, generator=torch.Generator().manual_seed(0)))
+    [0, 2]
+
+    Args:
+        sizes: (N,) number of examples of every client.
+        count: number of attackers.
+        generator: generator to draw with.
+
+    Returns:
+        Ids of the attackers.
 
     Raises:
-        ConfigurationError: there are fewer.
+        ConfigurationError: fewer than ``count`` clients have data.
     """
     candidates = torch.nonzero(sizes > 0).flatten()
     if count > len(candidates):
@@ -24,18 +38,19 @@ def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> fro
 
 
 class SignFlip(FederatedCallback):
-    """An attack for experiments: some clients train as all do, but send -scale times their update.
+    """Flips the sign of some clients' updates and scales them, as an attack to try server rules on.
 
-    It acts on the client, so that every server rule meets it. The attackers depend on the seed alone and attack in
-    every round whose cohort they are in; n_k and buffers they send honestly. List it after the other client rules: it
-    flips what they made of the update.
+    Attackers train as all clients do, but send -scale times their update. The attack acts on the client, so that every
+    server rule meets it. The draw of the attackers depends on the seed alone; they attack in every round whose cohort
+    they are in, and send their true n_k and buffers. List SignFlip after the other client rules, so that it flips the
+    update that these rules have made.
 
     Args:
-        num_byzantine: >= 0, the clients that attack, of those that have data.
-        scale: >= 0.
+        num_byzantine: >= 0, number of attackers among the clients that have data.
+        scale: >= 0, factor on the flipped update.
 
     Raises:
-        ConfigurationError: an argument is out of range; in a round, fewer clients have data.
+        ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.
     """
 
     def __init__(self, num_byzantine: int, scale: float = 10.0) -> None:

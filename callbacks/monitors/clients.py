@@ -1,4 +1,4 @@
-"""ClientMonitor: what each client did in a round."""
+"""ClientMonitor: each client's loss, accuracy and update in a round."""
 
 import math
 from typing import Any
@@ -13,13 +13,19 @@ TOP1 = "clients/top1"
 
 
 def top1(outputs: Any) -> Tensor | None:
-    """Share of a batch that is classified right, a scalar in [0, 1].
+    """Share of a batch that is classified correctly, a scalar in [0, 1].
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.clients import top1
+    >>> logits = torch.tensor([[2.0, 1.0], [0.0, 3.0]])  # the largest are those of classes 0 and 1
+    >>> top1({"logits": logits, "targets": torch.tensor([0, 0])})
+    tensor(0.5000)
 
     Args:
-        outputs: of a training step: a dict with "logits" (B, C, …), C > 1, and "targets" (B, …), class indices.
+        outputs: outputs of a training step: a dict with "logits" (B, C, …), C > 1, and "targets" (B, …), class indices.
 
     Returns:
-        None for any other outputs.
+        The share; None for any other outputs.
     """
     logits, targets = (outputs.get("logits"), outputs.get("targets")) if isinstance(outputs, dict) else (None, None)
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
@@ -30,23 +36,26 @@ def top1(outputs: Any) -> Tensor | None:
 
 
 class ClientMonitor(Monitor):
-    """Logs what each client did in a round, under any rule and without changing it.
+    """Logs each client's loss, accuracy and update norm, and how much of its update the rules changed.
 
-    By client, for the loggers alone: one column each in ``metrics.csv``, so not for thousands of clients.
+    Metrics of single clients go to the loggers alone. Each takes a column of ``metrics.csv``: with thousands of
+    clients, leave this monitor out.
 
-    - ``clients/loss/<k>``: mean training loss over the local steps, as the client rules have made it.
-    - ``clients/top1/<k>``: mean training accuracy of the local steps' batches, each before its step. It needs a
-      ``training_step`` that returns a dict with "logits" (B, C) and "targets" (B,).
-    - ``clients/update_norm/<k>``: ‖Δ_k‖ of the update as it came.
-    - ``clients/removed/<k>``: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, how much of it the rules changed; not of a zero update.
+    - ``clients/loss/<k>``: mean training loss over the local steps, as the client rules have changed it.
+    - ``clients/top1/<k>``: mean training accuracy over the batches of the local steps, each batch before its step.
+      Needs a ``training_step`` that returns a dict with "logits" (B, C) and "targets" (B,).
+    - ``clients/update_norm/<k>``: ‖Δ_k‖, norm of the update that the client sent.
+    - ``clients/removed/<k>``: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, share of the update that the rules changed; not logged for a zero
+      update.
 
-    Of the cohort:
+    Metrics of the cohort:
 
-    - ``train/top1``: the mean of the clients' by n_k; a module that logs it itself is left to it.
-    - ``updates/norm_mean``, ``updates/norm_max``: of ‖Δ_k‖.
-    - ``updates/drift``: mean of ‖Δ_k - ū‖, with the weighted sum ū = Σ λ_k Δ'_k of the corrected updates.
+    - ``train/top1``: mean of the clients' accuracies, weighted by n_k. If the module logs ``train/top1`` itself, the
+      module's value stays.
+    - ``updates/norm_mean``, ``updates/norm_max``: mean and maximum of ‖Δ_k‖.
+    - ``updates/drift``: mean of ‖Δ_k - ū‖, where ū = Σ λ_k Δ'_k is the weighted sum of the corrected updates.
 
-    A module that steps its optimizers itself leaves no room for this callback.
+    A module that optimizes manually (``automatic_optimization = False``) is refused. The monitor changes nothing.
     """
 
     @override
@@ -60,7 +69,7 @@ class ClientMonitor(Monitor):
         if TOP1 not in cohort.metrics:
             return cohort
         others = {name: value for name, value in cohort.metrics.items() if name != TOP1}
-        return cohort.replace(metrics={"train/top1": cohort.metrics[TOP1]} | others)
+        return cohort.replace(metrics={"train/top1": cohort.metrics[TOP1]} | others)  # a module's own train/top1 wins
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:

@@ -1,4 +1,4 @@
-"""CoherenceMonitor: whether the clients of a cohort strengthen each other, and whether they stand for all."""
+"""CoherenceMonitor: whether the clients of a cohort strengthen each other, and whether they represent all clients."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -14,38 +14,59 @@ from fl_lightning import Cohort, ConfigurationError, FederatedDataModule, Monito
 def local_coherence(gram: Tensor, weights: Tensor) -> float:
     """Local gradient coherence of a cohort, 1/m Σ_{i≠j} λ_i λ_j cos(g_i, g_j) (Li et al., 2023, Definition 5.1).
 
-    Every pair counts twice, once in each order. With equal weights it is (m - 1) / m² times the mean cosine: its size
-    falls with m, so that its sign can be compared between cohorts of different sizes, and its value cannot.
+    Every pair counts twice, once in each order. With equal weights the coherence is (m - 1) / m² times the mean cosine.
+    Its magnitude falls with m: between cohorts of different sizes, compare the sign and not the value.
+
+    Two clients of equal weight with opposite updates: 1/2 · 2 · 1/4 · (-1).
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.coherence import local_coherence
+    >>> updates = torch.tensor([1.0, -3.0]).double()  # two updates of one coordinate
+    >>> local_coherence(updates.outer(updates), weights=torch.tensor([0.5, 0.5]).double())
+    -0.25
 
     Args:
-        gram: (m, m) inner products of the updates; those of gradients would have the same cosines.
+        gram: (m, m) inner products of the updates; gradients would have the same cosines.
         weights: (m,) λ.
 
     Returns:
-        In [-1/m, 1/m] for weights that sum to 1.
+        The coherence, in [-1/m, 1/m] for weights that sum to 1.
     """
     return 2 * float(pairs(cosines(gram) * weights.outer(weights)).sum()) / len(gram)
 
 
 def class_shares(counts: Tensor) -> Tensor:
-    """(N, C) numbers of examples to (N, C) shares of each client's own; all zero for a client without any."""
+    """Turn each client's class counts (N, C) into shares (N, C) of its examples; zeros for a client without examples.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.coherence import class_shares
+    >>> class_shares(torch.tensor([[3, 1], [0, 0]])).tolist()
+    [[0.75, 0.25], [0.0, 0.0]]
+    """
     return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
-    """The round after which the clients no longer strengthen each other: the "critical point" of FedLAW, Section 5.2.
+    """Find the round after which the clients no longer strengthen each other, FedLAW's "critical point" (Section 5.2).
 
-    The paper reads it off a curve, as the round in which the coherence has fallen from positive values to about zero.
-    Here it is the first round with a negative centred mean after one with a positive one. The mean over a round and
-    (window - 1) / 2 on either side of it, those before the first left out, keeps a single round from deciding; a mean
-    over past rounds alone would come late.
+    The paper reads this round off a curve, where the coherence has fallen from positive values to about zero. Here it
+    is the first round with a negative centred mean after a round with a positive centred mean. The centred mean covers
+    the round and (window - 1) / 2 rounds on either side (fewer on the left of the first rounds), so that a single round
+    does not decide; a mean over past rounds alone would react late.
+
+    >>> from fl_lightning.callbacks.monitors.coherence import critical_round
+    >>> coherence = [2, 3, -1, 2, -3, -6]
+    >>> critical_round(coherence, window=1)  # the first negative value
+    3
+    >>> critical_round(coherence, window=3)  # the mean of -1, 2 and -3
+    4
 
     Args:
-        coherence: ``coherence/local`` of round 1, 2, …
-        window: rounds in a mean, odd.
+        coherence: values of ``coherence/local`` in rounds 1, 2, …
+        window: number of rounds in a mean, odd.
 
     Returns:
-        The round, 1, 2, …; None as long as there is none.
+        The round, 1, 2, …; None if there is none so far.
 
     Raises:
         ConfigurationError: the window is not odd and positive.
@@ -62,22 +83,23 @@ def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
 
 
 class CoherenceMonitor(Monitor):
-    """Logs FedLAW's client coherence (Li et al., 2023, Section 5) under any rule and without changing it.
+    """Logs whether a cohort's updates agree and its classes represent all clients (Li et al., 2023, Section 5).
 
-    λ are the cohort's final weights, updates those that came.
+    λ are the cohort's final weights; the updates are those that the clients sent. The monitor changes nothing.
 
-    - ``coherence/local``: see :func:`local_coherence`. A cohort of one client has none.
+    - ``coherence/local``: see :func:`local_coherence`; not logged for a cohort of one client.
     - ``coherence/heterogeneity``: sim(D_cohort, D), where D_cohort = Σ λ_k D_k mixes the class shares D_k of the
-      cohort's clients, and D is the mix of all clients by n_k (Definition 5.2). The paper leaves "sim" open; here it is
-      the cosine: in [0, 1], and 1 if the cohort has the classes in the federation's proportions.
-    - ``cohort/share/<class>``: D_cohort, which sums to 1 (Fig. 7); to the loggers alone, as it can be long.
+      cohort's clients, and D mixes those of all clients by n_k (Definition 5.2). The paper leaves "sim" open; here it
+      is the cosine: in [0, 1], and 1 if the cohort has the classes in the federation's proportions.
+    - ``cohort/share/<class>``: D_cohort, which sums to 1 (Fig. 7); logged to the loggers alone, since there may be many
+      classes.
 
     The last two need a data module that knows its ``class_counts``.
     """
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Who holds which classes does not change while a fit lasts.
+        # Once is enough: the clients' classes do not change during a fit.
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         self._counts = data.class_counts()
 

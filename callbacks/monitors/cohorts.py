@@ -1,4 +1,4 @@
-"""SaveCohorts: which clients take part, in a file."""
+"""SaveCohorts: a file with the cohorts of all rounds."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from fl_lightning.runs.folder import whole
 
 
 class SaveCohorts(Monitor):
-    """Writes the cohorts of all rounds when training begins, as the sampler ``FixedSchedule`` reads them.
+    """Writes the cohorts of all rounds to a file that the sampler ``FixedSchedule`` can read.
 
-    Line r holds the client ids of round r. A run with the same seed whose sampler is FixedSchedule on that file is the
-    same run.
+    Line r holds the client ids of round r. The file is written when training begins. A run with the same seed whose
+    sampler is FixedSchedule on this file is the same run.
 
     Args:
-        path: of the file, relative to the run folder, or to the working directory where there is no run folder.
+        path: path of the file, relative to the run folder, or to the working directory if there is no run folder.
     """
 
     def __init__(self, path: str = "cohorts.txt") -> None:
@@ -32,11 +32,11 @@ class SaveCohorts(Monitor):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not earlier: a run that fails must not touch the file of an earlier one.
+        # Not before: a run that fails at its start must not overwrite the file of an earlier run.
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         rounds = range(1, (trainer.max_epochs or 0) + 1)
         lines = [" ".join(map(str, data.cohort(round))) + "\n" for round in rounds]
-        path = Path(trainer.log_dir or "") / self.path  # the folder is known to all devices only when all ask
+        path = Path(trainer.log_dir or "") / self.path  # all devices must ask: Lightning broadcasts the folder
         if trainer.is_global_zero:
             with whole(path) as part:
                 part.write_text("".join(lines))

@@ -26,9 +26,10 @@ from fl_lightning.runs.pictures import draw_cosines
 
 
 def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """The layers of a module in the order of its parameters, with the number of those of each that are trainable.
+    """Yield a module's layers in the order of its parameters: each layer's name and number of trainable parameters.
 
-    A layer's name is that of the submodule which holds the parameters; one that the module itself holds is its own.
+    A layer has the name of the submodule that holds its parameters. A parameter that the module itself holds is a layer
+    of its own, under the parameter's name.
     """
     trained = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
     for layer, parameters in groupby(trained, lambda named: named[0].rpartition(".")[0] or named[0]):
@@ -36,11 +37,14 @@ def layers(module: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
-    """The conflict in a cohort of at least two clients, see :class:`ConflictMonitor`.
+    """Compute the metrics of :class:`ConflictMonitor`, those of layers excepted, for a cohort of at least two clients.
 
     Args:
-        cohort: as the rules left it.
-        corrected: (K, K) inner products of its corrected updates.
+        cohort: the cohort as the rules left it.
+        corrected: (K, K) inner products of the cohort's corrected updates.
+
+    Returns:
+        The metrics by name, without "conflict/".
     """
     gram, found = cohort.gram, {"weighted_ratio": conflict_ratio(cohort.gram, cohort.weights)}
     for suffix, products in ("", gram), ("_after", corrected):
@@ -57,34 +61,33 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
 
 
 def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
-    """The conflict ratio of each layer's part of the updates as they came, by the layer's name."""
+    """Compute the conflict ratio of each layer's part of the updates as they came, by the layer's name."""
     names, sizes = zip(*layers(module), strict=True)
     parts = torch.split(cohort.deltas, list(sizes), dim=1)
     return {name: conflict_ratio(cohort.replace(deltas=part).gram) for name, part in zip(names, parts, strict=True)}
 
 
 class ConflictMonitor(Monitor):
-    """Logs the conflict between the round's updates, under any rule and without changing it.
+    """Logs how much the updates of a round conflict, before and after the rules have corrected them.
 
-    - ``conflict/ratio``: share of the pairs with a negative inner product; ``conflict/min_cosine`` and
-      ``conflict/mean_cosine`` are over all pairs. The same with ``_after`` at the end are of the corrected updates.
-    - ``conflict/weighted_ratio``: the ratio where the pair i, j counts λ_i λ_j, with the cohort's final weights λ: the
-      share of conflict in what is summed up. 0 where one client has all the weight.
-    - ``conflict/removed``: mean over the clients of ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, with the corrected updates Δ': how much of
-      the updates the rules changed. Clients that did not move do not count.
-    - ``conflict/angle``: degrees between Σ λ_k Δ'_k and FedAvg's Σ n_k Δ_k, how far the rules turn the step; without
-      shrinking factors and what server optimizers make of it. Not logged if a sum is zero, nor where a rule replaces
-      the sum (median, …).
-    - ``conflict/layer/<name>``: the ratio of a layer's part of the updates as they came, with ``layers``.
+    - ``conflict/ratio``: share of the pairs with a negative inner product. ``conflict/min_cosine`` and
+      ``conflict/mean_cosine`` are over all pairs. Names that end in ``_after`` are the same for the corrected updates.
+    - ``conflict/weighted_ratio``: the ratio in which the pair i, j counts λ_i λ_j, with the cohort's final weights λ:
+      the share of conflict in the weighted sum. 0 if one client has all the weight.
+    - ``conflict/removed``: mean over the clients of ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, the share of the updates Δ that the rules
+      changed; Δ' are the corrected updates. Clients that did not move do not count.
+    - ``conflict/angle``: degrees between Σ λ_k Δ'_k and FedAvg's Σ n_k Δ_k: how far the rules turn the step. Shrinking
+      factors and server optimizers do not enter. Not logged if a sum is zero or a rule replaces the sum (median, …).
+    - ``conflict/layer/<name>``: the ratio of a layer's part of the updates as they came; only with ``layers``.
 
-    A cohort of one client logs nothing.
+    A cohort of one client logs nothing. The monitor changes nothing.
 
     Args:
-        every: so many rounds, and after the last that ``trainer.max_epochs`` allows, the cosines of all pairs go to
-            ``arrays/cosines_<round>.npz`` in the run folder: ``clients`` (K,), and (K, K) ``before`` and ``after``, of
-            the updates as they came and as corrected; the former as a picture, ``conflict/cosines``, to loggers that
-            take pictures. 0 for never.
-        layers: also log the ratio by layer. It costs a second Gram matrix, and a number for each layer.
+        every: number of rounds after which the cosines of all pairs are saved, as after the last round that
+            ``trainer.max_epochs`` allows; 0 for never. ``arrays/cosines_<round>.npz`` in the run folder holds
+            ``clients`` (K,), and (K, K) ``before`` and ``after``, the cosines of the updates as they came and as
+            corrected. Loggers that take pictures get ``before`` as a picture, ``conflict/cosines``.
+        layers: whether to log the ratio by layer, too. It costs a second Gram matrix, and a number for each layer.
 
     Raises:
         ConfigurationError: ``every`` is negative.
@@ -102,7 +105,7 @@ class ConflictMonitor(Monitor):
         corrected = cohort.corrected_gram
         found = measures(cohort, corrected)
         if any(rule.reduce for rule in rules_of(orchestrator.trainer)):
-            found.pop("angle", None)  # of a sum that the server never took
+            found.pop("angle", None)  # the server did not take that sum
         if self.layers:
             ratios = layer_ratios(cohort, orchestrator.client)
             found |= {f"layer/{name}": ratio for name, ratio in ratios.items()}

@@ -1,4 +1,4 @@
-"""How the training loss bends around a model: the Hessian's largest eigenvalues, and loss surfaces."""
+"""Curvature of the training loss around a model: the Hessian's largest eigenvalues, and loss surfaces."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ from fl_lightning.engine.logged import in_use, spare_metrics
 from fl_lightning.engine.seeding import derive, generator, seed_globals
 from fl_lightning.engine.server import evaluating
 
-SMALL = 50  # parameters up to which the whole matrix takes no more products than its largest eigenvalues
-RESTARTS = 100  # of Lanczos' method, some 15 products each
+SMALL = 50  # up to this many parameters, the whole matrix takes no more products than its largest eigenvalues
+RESTARTS = 100  # at most, of Lanczos' method; some 15 products each
 
 
 def top_eigenvalues(
     product: Callable[[Tensor], Tensor], start: Tensor, count: int = 5, tolerance: float = 1e-4
 ) -> Tensor:
-    """The eigenvalues of largest magnitude of a symmetric matrix that is known by its products with vectors.
+    """Compute the eigenvalues of largest magnitude of a symmetric matrix, given its products with vectors alone.
 
-    By Lanczos' method with implicit restarts (ARPACK, Lehoucq et al., 1998). Like power iteration it needs products
-    alone, and signs come out right; but it also converges where eigenvalues lie close, as those of a Hessian do. Of an
-    eigenvalue that occurs several times, it may find some only. Up to 50 rows, the matrix is built and solved whole.
+    Uses Lanczos' method with implicit restarts (ARPACK, Lehoucq et al., 1998). Like power iteration, the method needs
+    products alone and returns eigenvalues with their signs; unlike power iteration, it also converges where eigenvalues
+    lie close, as a Hessian's do. Of an eigenvalue that occurs several times, it may miss some copies. A matrix of up to
+    50 rows, or up to twice ``count``, is built and solved whole.
 
     Args:
-        product: the matrix (P, P) times a vector (P,).
-        start: (P,) where the search begins, drawn at random; its dtype and device are those of the products.
-        count: of eigenvalues, at least 1; of a smaller matrix, there are P.
-        tolerance: of the residual ‖A x - λ x‖, relative to |λ|. An eigenvalue that stands apart errs by much less.
+        product: function from a vector (P,) to the matrix (P, P) times this vector.
+        start: (P,) random vector where the search begins; products have its dtype and device.
+        count: number of eigenvalues, at least 1; all P if the matrix has fewer rows.
+        tolerance: largest residual ‖A x - λ x‖, relative to |λ|. The error of an isolated eigenvalue is much smaller.
 
     Returns:
-        (count,) float64 on the CPU, the largest magnitude first, and zero what rounding could have made. nan, with a
-        warning, if a product is not finite or 100 restarts do not suffice.
+        (count,) float64 eigenvalues on the CPU, the largest magnitude first. Values that rounding alone could have made
+        are zero. All are nan, with a warning, if a product is not finite or 100 restarts do not suffice.
     """
     count = min(count, len(start))
 
@@ -62,13 +63,13 @@ def top_eigenvalues(
 
 
 def _spectrum(product: Callable[[Tensor], Tensor], start: Tensor, count: int, tolerance: float) -> NDArray[Any]:
-    """All eigenvalues of a small matrix, the ``count`` largest of another, in any order."""
+    """Return all eigenvalues of a small matrix, or the ``count`` largest of a large one, in any order."""
     size = len(start)
     if size <= max(SMALL, 2 * count):
         rows = torch.stack([product(row) for row in torch.eye(size, dtype=start.dtype, device=start.device)])
         dense: NDArray[Any] = torch.linalg.eigvalsh(rows.double().cpu()).numpy()
         return dense
-    if not product(start).any():  # which ARPACK takes for an error
+    if not product(start).any():  # ARPACK takes a zero product for an error
         return np.zeros(count)
 
     def multiply(vector: NDArray[Any]) -> NDArray[Any]:
@@ -82,18 +83,26 @@ def _spectrum(product: Callable[[Tensor], Tensor], start: Tensor, count: int, to
 
 
 def hessian_product(loss: Tensor, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
-    """The Hessian of a loss times a vector, by differentiating twice (Pearlmutter, 1994).
+    """Compute the Hessian of a loss times a vector, by differentiating twice (Pearlmutter, 1994).
+
+    The loss x₀² + 3 x₀ x₁ has the Hessian ((2, 3), (3, 0)), whose first column is:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.curvature import hessian_product
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> hessian_product(x[0] ** 2 + 3 * x[0] * x[1], [x], torch.tensor([1.0, 0.0]))
+    tensor([2., 3.])
 
     Args:
         loss: a scalar with its graph.
-        parameters: of P entries together; one that the loss does not depend on counts as zero.
+        parameters: tensors of P entries together; the derivatives by a tensor without influence on the loss are zero.
         vector: (P,).
 
     Returns:
-        (P,).
+        (P,) product.
     """
     gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True))
-    if not gradient.requires_grad:  # of a loss that is linear
+    if not gradient.requires_grad:  # the loss is linear
         return torch.zeros_like(vector)
     return _flat(torch.autograd.grad(gradient @ vector, parameters, materialize_grads=True))
 
@@ -103,16 +112,25 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def normalized_by_filter(direction: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """A direction whose every filter is as long as the model's (Li et al., 2018, Section 4).
+    """Scale every filter of a direction to the norm of the model's filter (Li et al., 2018, Section 4).
 
-    Networks that compute the same at other scales then show the same surface.
+    Networks that compute the same function with differently scaled filters then show the same surface.
+
+    The two rows of a Linear's weight have the norms 5 and 2:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.curvature import normalized_by_filter
+    >>> weight = torch.tensor([[3.0, 4.0], [0.0, 2.0]])
+    >>> direction = torch.tensor([[1.0, 0.0], [0.0, -4.0]])
+    >>> normalized_by_filter([direction], [weight])[0].tolist()
+    [[5.0, 0.0], [0.0, -2.0]]
 
     Args:
-        direction: tensors of the shapes of the weights.
-        weights: of the model. A filter is an entry of the first dimension: of a Linear, a row.
+        direction: tensors of the weights' shapes.
+        weights: the model's tensors. A filter is an entry along the first dimension, such as a row of a Linear.
 
     Returns:
-        Likewise; zero where the weights have one dimension (biases, normalisation), or a filter is zero.
+        The scaled tensors; zero for a weight of one dimension (biases, normalisation), and where a filter is zero.
     """
     normalized = []
     for part, weight in zip(direction, weights, strict=True):
@@ -126,7 +144,7 @@ def normalized_by_filter(direction: Sequence[Tensor], weights: Sequence[Tensor])
 
 
 def random_directions(weights: Sequence[Tensor], seed: int) -> tuple[Tensor, Tensor]:
-    """Two directions (P,), drawn by the seed alone and normalised by filter: models of one network share the draw."""
+    """Draw two directions (P,), normalised by filter; the draw depends on the seed alone, so that models share it."""
     draw = generator(seed, "surface")
 
     def one() -> Tensor:
@@ -139,13 +157,21 @@ def random_directions(weights: Sequence[Tensor], seed: int) -> tuple[Tensor, Ten
 def surface(
     loss: Callable[[Tensor], float], params: Tensor, directions: tuple[Tensor, Tensor], steps: Sequence[float]
 ) -> NDArray[np.float64]:
-    """The loss on a grid around a model.
+    """Evaluate the loss on a grid around a model.
+
+    The loss x² + y² around zero, one step to either side:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.curvature import surface
+    >>> directions = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
+    >>> surface(lambda point: float(point @ point), torch.zeros(2), directions, steps=[-1, 0, 1]).tolist()
+    [[2.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 2.0]]
 
     Args:
-        loss: of parameters (P,).
-        params: (P,) of the model.
-        directions: two of (P,).
-        steps: n along each.
+        loss: function from parameters (P,) to the loss.
+        params: (P,) parameters of the model.
+        directions: two directions (P,).
+        steps: n steps along each direction.
 
     Returns:
         (n, n): [i, j] is the loss at params + steps[i] · directions[0] + steps[j] · directions[1].
@@ -158,7 +184,7 @@ class TrainingLoss:
     """The client module's training loss over some of the clients' training examples: see :func:`training_loss`.
 
     Args:
-        orchestrator: while a fit lasts.
+        orchestrator: the orchestrator, while a fit lasts.
         batches: pairs of a batch on the device and its number of examples.
     """
 
@@ -167,12 +193,12 @@ class TrainingLoss:
         self._examples = sum(size for _, size in batches)
 
     def at(self, params: Tensor) -> float:
-        """The mean over the examples at some parameters (P,)."""
+        """Return the mean loss over the examples at the parameters given (P,)."""
         with self._orchestrator.at(params), torch.no_grad():
             return float(sum(share * loss.double() for share, loss in self._losses()))
 
     def hessian_product(self, vector: Tensor) -> Tensor:
-        """Its Hessian at the present parameters times a vector (P,)."""
+        """Compute the Hessian of the loss at the present parameters times a vector (P,)."""
         parameters = [p for p in self._orchestrator.client.parameters() if p.requires_grad]
         total = torch.zeros_like(vector)
         with torch.enable_grad():
@@ -181,10 +207,10 @@ class TrainingLoss:
         return total
 
     def _losses(self) -> Iterator[tuple[float, Tensor]]:
-        """Each batch's share of the examples, and its loss in full precision."""
+        """Yield each batch's share of the examples, and its loss in full precision."""
         orchestrator = self._orchestrator
         for batch, size in self._batches:
-            # The Trainer's context is there for 64-true, whose new tensors are float64; autocast is switched off again.
+            # The Trainer's context makes new tensors float64 under 64-true; autocast is switched off again.
             full = torch.autocast(orchestrator.device.type, enabled=False)
             with orchestrator.trainer.precision_plugin.train_step_context(), full:
                 loss = orchestrator.training_loss(batch)
@@ -193,16 +219,17 @@ class TrainingLoss:
 
 @contextmanager
 def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]:
-    """The global model's training loss, to be measured by a monitor: it leaves no trace.
+    """Provide the global model's training loss for a monitor, and leave no trace in the run.
 
-    The module is in evaluation mode: dropout is off, and BatchNorm goes by its running statistics, as when the global
-    model predicts. The examples are drawn by the seed, each of all clients' alike, and are the same in every round.
-    They are not augmented by the data module's transfer hooks; what rules add to the loss does not count. All is in the
-    model's own precision, without autocast (on a GPU, in TF32 where PyTorch is set so).
+    The module is in evaluation mode: dropout is off, and BatchNorm uses its running statistics, as when the global
+    model predicts. The examples are drawn by the seed from all clients' examples, each with the same chance, and are
+    the same in every round. The data module's transfer hooks do not augment the examples, and terms that rules add to
+    the loss do not count. The model computes in its own precision, without autocast (on a GPU, in TF32 if PyTorch is
+    set so).
 
     Args:
-        orchestrator: in one of the server's hooks.
-        examples: how many; all, if there are fewer.
+        orchestrator: the orchestrator, in one of the server's hooks.
+        examples: number of examples; all if there are fewer.
     """
     client = orchestrator.client
     with (
@@ -221,7 +248,7 @@ def _sample(orchestrator: Server, examples: int) -> Iterator[tuple[Any, int]]:
     drawn = torch.randperm(len(every), generator=orchestrator.generator("curvature"))[:examples].tolist()
     for begin in range(0, len(drawn), data.batch_size):
         rows = drawn[begin : begin + data.batch_size]
-        # A plain list, which transfer hooks do not augment; on the device once, so that every evaluation sees the same.
+        # Transfer hooks do not augment a plain list; moved to the device once, so that every evaluation sees the same.
         yield orchestrator.prepare_batch(default_collate([every[row] for row in rows])), len(rows)
 
 
@@ -229,7 +256,7 @@ def check_module(name: str, orchestrator: Any) -> None:
     """Refuse a module whose loss a monitor cannot measure.
 
     Raises:
-        ConfigurationError: it steps its optimizers itself.
+        ConfigurationError: the module optimizes manually.
     """
     module = orchestrator.client
     if not module.automatic_optimization:

@@ -1,4 +1,4 @@
-"""HessianMonitor: how sharply the global model's training loss bends."""
+"""HessianMonitor: curvature of the global model's training loss."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -9,22 +9,24 @@ from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenval
 
 
 class HessianMonitor(Monitor):
-    """Logs the largest eigenvalues of the Hessian of the new global model's training loss, under any rule.
+    """Logs the largest eigenvalues of the Hessian of the global model's training loss (Li et al., 2023, Fig. 10).
 
-    ``hessian/eigenvalue_1`` … are those of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the first by
-    the fifth. Both are measures of sharpness: small is flat (FedLAW, Li et al., 2023, Fig. 10, which does not say on
-    what data). Here the loss is the module's own, without autocast, of the global model as it predicts (dropout off,
-    BatchNorm by its running statistics), over a sample of all clients' training examples that is the same in every
-    round: see :func:`fl_lightning.curvature.training_loss`. Changes nothing. One measurement takes some 20 to 60
-    products of Hessian and vector, each about two local epochs over the sample, and memory for 20 models.
+    ``hessian/eigenvalue_1``, … are the eigenvalues of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the
+    first divided by the fifth. Both measure sharpness: small is flat. The paper (FedLAW) does not say on what data.
+    Here the loss is the module's own, without autocast, of the new global model as it predicts (dropout off, BatchNorm
+    by its running statistics), over a sample of all clients' training examples that is the same in every round: see
+    :func:`fl_lightning.callbacks.monitors.curvature.training_loss`. One measurement takes some 20 to 60 products of the
+    Hessian with a vector, each about as long as two local epochs over the sample, and memory for 20 models. The monitor
+    changes nothing.
 
     Args:
-        every: so many rounds, and after the last that ``trainer.max_epochs`` allows.
-        count: of eigenvalues, at least 1; the ratio needs 5.
-        examples: in the sample; all of the training set, if it has fewer.
+        every: number of rounds from one measurement to the next; the last round that ``trainer.max_epochs`` allows is
+            measured, too.
+        count: number of eigenvalues, at least 1; the ratio needs 5.
+        examples: number of examples in the sample; the whole training set if it has fewer.
 
     Raises:
-        ConfigurationError: an argument is less than 1; the module optimizes by hand.
+        ConfigurationError: an argument is less than 1; the module optimizes manually.
     """
 
     def __init__(self, every: int = 10, count: int = 5, examples: int = 512) -> None:

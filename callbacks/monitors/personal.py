@@ -14,11 +14,16 @@ from fl_lightning.runs.catalogue import lower_is_better
 
 
 def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
-    """How a metric is distributed over K clients, each counted once.
+    """Summarise a metric over K clients, each counted once.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.monitors.personal import over_clients
+    >>> over_clients(torch.tensor([1.0, 3.0]), largest_is_worst=True)
+    {'mean': 2.0, 'worst': 3.0, 'spread': 1.0}
 
     Args:
-        values: (K,), K at least 1.
-        largest_is_worst: as for losses.
+        values: (K,) the metric of each client, K at least 1.
+        largest_is_worst: whether the largest value is the worst, as for losses.
 
     Returns:
         ``mean``; ``worst``, the mean of the ⌈K/10⌉ worst values; ``spread``, the standard deviation of the K values
@@ -29,16 +34,18 @@ def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
 
 
 class PersonalEvaluation(Monitor):
-    """Evaluates on what each client holds out: the global model, and each participant's own after local training.
+    """Evaluates the global model, and each participant's own model, on the data that the clients hold out.
 
+    A participant's own model is the one that its local training ended with; it is evaluated on the participant's data.
     The module's ``validation_step`` gives the metrics. ``val/top1`` of the new global model becomes
-    ``clients/top1_mean``, ``_worst`` and ``_spread`` over all clients that hold something out; of the participants'
-    own models ``own/top1_mean`` … over the cohort, beside ``own/top1``, their mean weighted by n_k. The measures of
-    fairness are those of Li et al., 2020 ("Fair Resource Allocation in Federated Learning") and Wang et al., 2021
-    (FedFV): deviation and worst tenth. Changes nothing. Every device evaluates all clients under the global model.
+    ``clients/top1_mean``, ``_worst`` and ``_spread`` over all clients that hold data out. ``val/top1`` of the
+    participants' own models becomes ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by
+    n_k. The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
+    Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the global model on all
+    clients. The monitor changes nothing.
 
     Args:
-        every: evaluate in the rounds that this divides.
+        every: number of rounds from one evaluation to the next.
     """
 
     def __init__(self, every: int = 1) -> None:

@@ -12,24 +12,26 @@ from fl_lightning.runs.pictures import draw_surfaces
 
 
 class LossSurface(Monitor):
-    """Saves the training loss on a grid around the global model (Li et al., 2018; FedGAM, Fig. 4), under any rule.
+    """Saves the training loss on a grid around the global model (Li et al., 2018; FedGAM, Fig. 4).
 
-    Two random directions, each of their filters as long as the model's, span the grid. They are drawn by ``seed``
-    alone: runs of several methods on one network share the axes. ``arrays/surface_<round>.npz`` in the run folder holds
-    ``steps`` (n,) and ``loss`` (n, n), [i, j] at w + steps[i]·d₁ + steps[j]·d₂; far out it may be infinite or nan. The
-    picture ``surface/loss`` goes to the loggers that take pictures; for several runs in one picture see
-    :func:`fl_lightning.runs.pictures.draw_surfaces`. What loss, over what examples: as for :class:`HessianMonitor`.
-    Changes nothing.
+    Two random directions d₁ and d₂, each of whose filters has the norm of the model's filter, span the grid. Their draw
+    depends on ``seed`` alone: runs of several methods on one network share the axes. ``arrays/surface_<round>.npz`` in
+    the run folder holds ``steps`` (n,) and ``loss`` (n, n), [i, j] at w + steps[i]·d₁ + steps[j]·d₂; far out, the loss
+    may be infinite or nan. Loggers that take pictures get the picture ``surface/loss``;
+    :func:`fl_lightning.runs.pictures.draw_surfaces` draws several runs in one picture. The loss and its examples are
+    those of :class:`HessianMonitor`. The monitor changes nothing.
 
     Args:
-        every: so many rounds, besides the last that ``trainer.max_epochs`` allows; 0 for that one alone.
-        points: n, odd and at least 3, so that the model itself is in the middle; n² evaluations of the sample.
-        span: of the steps, from -span to span; at 1, a filter is moved by its own length.
-        examples: in the sample; all of the training set, if it has fewer.
-        seed: of the directions.
+        every: number of rounds from one grid to the next; the last round that ``trainer.max_epochs`` allows gets a
+            grid, too. 0 for the last round alone.
+        points: n, odd and at least 3, so that the model itself is in the middle. A grid takes n² evaluations of the
+            sample.
+        span: largest step: the steps go from -span to span. A step of 1 moves a filter by its own norm.
+        examples: number of examples in the sample; the whole training set if it has fewer.
+        seed: seed of the directions.
 
     Raises:
-        ConfigurationError: an argument is outside its range; the module optimizes by hand; ``every`` is 0 and
+        ConfigurationError: an argument is outside its range; the module optimizes manually; ``every`` is 0 and
             ``trainer.max_epochs`` sets no last round.
     """
 

@@ -10,20 +10,30 @@ from fl_lightning.engine.gram import EPSILON
 
 
 def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
-    """Coefficients of the updates in g0 + √φ / ‖g_w‖ g_w, with φ = c²‖g0‖².
+    """Compute the coefficients of the updates in CAGrad's step g0 + √φ / ‖g_w‖ g_w, with φ = c²‖g0‖².
 
-    w minimises g_w·g0 + √φ ‖g_w‖ over the simplex. Where g0 or the best g_w vanishes, the step is g0.
+    g0 and g_w are the sums of the updates with the given weights and with the weights w. w minimises
+    g_w·g0 + √φ ‖g_w‖ over the simplex. Where g0 or the best g_w vanishes, the step is g0.
+
+    Two orthogonal unit updates, of which the average g0 holds only the first. Along g0 the second client gains nothing,
+    so that the step also goes c‖g0‖ = 0.5 along the second update:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.cagrad import conflict_averse_weights
+    >>> weights = conflict_averse_weights(torch.eye(2).double(), torch.tensor([1.0, 0.0]).double(), c=0.5)
+    >>> weights.round(decimals=4).tolist()
+    [1.0, 0.5]
 
     Args:
         gram: (K, K) inner products of the updates.
-        weights: (K,) of g0.
-        c: in [0, 1).
+        weights: (K,) weights of the updates in g0.
+        c: radius around g0 in units of ‖g0‖, in [0, 1).
 
     Returns:
         (K,) coefficients.
     """
     norms = gram.diagonal().sqrt()
-    unit = gram / norms.max() ** 2  # of the largest update: w does not depend on the scale
+    unit = gram / norms.max() ** 2  # in units of the largest update: w does not depend on the scale
     along = unit @ weights
     squared = weights @ along
     if c == 0 or not squared > 0:  # nan if all updates are zero
@@ -42,14 +52,15 @@ def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
 
 
 class CAGrad(FederatedCallback):
-    """Of all steps within c‖g0‖ of the average g0, the one along which the worst client gains most.
+    """Weighs the updates so that the step, near their average, helps the worst-off client most (Liu et al., 2021).
 
-    Liu et al., 2021, "Conflict-Averse Gradient Descent for Multi-task Learning", Algorithm 1. Clients stand for tasks,
-    updates for gradients, and g0 has the run's weights in place of 1/K. Even without conflict it is longer than the
-    average: one client alone gives 1 + c times its update.
+    Liu et al., 2021, "Conflict-Averse Gradient Descent for Multi-task Learning", Algorithm 1. Of all steps within c‖g0‖
+    of the average g0, the rule takes the step along which the client that gains least gains most. Clients stand for
+    tasks, updates for gradients, and g0 has the run's weights in place of 1/K. Even without conflict the step is longer
+    than the average: one client alone gives 1 + c times its update.
 
     Args:
-        c: in [0, 1), the radius; 0 is FedAvg.
+        c: radius in [0, 1), in units of ‖g0‖; 0 is FedAvg.
     """
 
     settles = frozenset({"weights"})

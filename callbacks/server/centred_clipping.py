@@ -1,4 +1,4 @@
-"""Centred clipping: no client moves the aggregate further from the last round's than a threshold."""
+"""Centred clipping: no client pulls the aggregate further away from the last round's than a threshold."""
 
 import torch
 from torch import Tensor
@@ -11,15 +11,24 @@ from fl_lightning.engine.cohort import COLUMNS
 
 
 def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:
-    """Coefficients of v ← v + mean_k (u_k - v) min(1, τ / ‖u_k - v‖).
+    """Compute the aggregate v ← v + mean_k (u_k - v) min(1, τ / ‖u_k - v‖) as coefficients of the vectors.
+
+    Updates 4 and 1 of one coordinate, and v = 0, with τ = 2: the 4 is clipped to 2, and (2 + 1) / 2 = 1.5 is the new v.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.centred_clipping import centred_clipping
+    >>> vectors = torch.tensor([4.0, 1.0, 0.0]).double()
+    >>> coefficients = centred_clipping(vectors.outer(vectors), threshold=2.0, iterations=1)
+    >>> coefficients.tolist(), float(coefficients @ vectors)
+    ([0.25, 0.5, 0.25], 1.5)
 
     Args:
         gram: (K+1, K+1) inner products of u_1, …, u_K and, last, the v to start from.
         threshold: τ.
-        iterations: of the formula.
+        iterations: number of times that the formula is applied.
 
     Returns:
-        (K+1,) coefficients of the same vectors in the last v, of sum 1.
+        (K+1,) coefficients of these vectors in the final v; they sum to 1.
     """
     combination = torch.zeros(len(gram), dtype=gram.dtype)
     combination[-1] = 1
@@ -30,21 +39,31 @@ def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:
 
 
 def products_with(updates: Tensor, vector: Tensor) -> Tensor:
-    """(K,) inner products of updates (K, P) with a vector (P,), float64 on the CPU, in blocks of columns."""
+    """Compute the (K,) inner products of updates (K, P) with a vector (P,) in float64, in blocks of columns.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.centred_clipping import products_with
+    >>> products_with(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([10.0, 1.0])).tolist()
+    [12.0, 3.0]
+
+    Returns:
+        (K,) inner products, float64 on the CPU.
+    """
     blocks = zip(torch.split(updates, COLUMNS, dim=1), torch.split(vector, COLUMNS), strict=True)
     return torch.stack([rows.double() @ part.double() for rows, part in blocks]).sum(0).cpu()
 
 
 class CentredClipping(FederatedCallback):
-    """Clips the updates' differences to the last round's aggregate, and moves from there by their mean.
+    """Clips each update's distance from the last round's aggregate, then averages uniformly (Karimireddy et al., 2021).
 
-    Karimireddy et al., "Learning from History for Byzantine Robust Optimization" (2021), Algorithm 2. v starts from
-    zero in round 1. n_k and other weights do not count. Their workers send momentum; here a client sends its update, so
-    set the momentum in its local optimizer. The iterations run on K + 1 coefficients, the updates are read twice.
+    Karimireddy et al., "Learning from History for Byzantine Robust Optimization" (2021), Algorithm 2. The aggregate v
+    moves by the mean of the clipped differences u_k - v. In round 1, v starts from zero. n_k and other weights do not
+    count. The paper's workers send momentum; here a client sends its update, so set momentum in the clients' local
+    optimizer. The iterations run on K + 1 coefficients; the updates are read twice.
 
     Args:
-        threshold: τ > 0, in the units of an update's norm.
-        iterations: L >= 1.
+        threshold: τ > 0, the largest distance, in the units of an update's norm.
+        iterations: L >= 1, number of times that the differences to v are clipped and v moves.
     """
 
     def __init__(self, threshold: float, iterations: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""FedMGC's server rule: dominant gradient correction."""
+"""Dominant gradient correction, the server rule of FedMGC."""
 
 import math
 
@@ -13,15 +13,22 @@ SMALLEST_LOSS = 1e-12  # a client that fits its data perfectly still has a finit
 
 
 def dominant_updates(gram: Tensor, losses: Tensor, ratio: float) -> Tensor:
-    """The updates that agree most with all, relative to their loss (Algorithm 1).
+    """Select the updates that agree most with all updates, relative to their loss (Algorithm 1).
 
-    p_ij = (g_i·g_j)(1/‖g_i‖ + 1/‖g_j‖)/2 summed over all j, j = i included; z_i = p_i / l_i. A zero update projects to
-    nothing. Ties go to the lower client id.
+    The projection p_i is the sum of p_ij = (g_i·g_j)(1/‖g_i‖ + 1/‖g_j‖)/2 over all j, j = i included; the rank is
+    z_i = p_i / l_i. With a zero update, p_ij is zero. Ties go to the lower client id.
+
+    Three orthogonal unit updates have the projection 1 each, so that the losses alone decide:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.dgc import dominant_updates
+    >>> dominant_updates(torch.eye(3).double(), losses=torch.tensor([2.0, 1.0, 4.0]).double(), ratio=0.5).tolist()
+    [1, 0]
 
     Args:
-        gram: (K, K) inner products.
-        losses: (K,) training losses l.
-        ratio: λ in (0, 1].
+        gram: (K, K) inner products of the updates.
+        losses: (K,) training losses l; nan, of a client that took no step, counts as infinite.
+        ratio: λ in (0, 1], share of the updates to select.
 
     Returns:
         (⌈λK⌉,) indices, largest z first.
@@ -31,19 +38,21 @@ def dominant_updates(gram: Tensor, losses: Tensor, ratio: float) -> Tensor:
     projections = gram * (inverse[:, None] + inverse) / 2
     losses = losses.nan_to_num(nan=math.inf).clamp(min=SMALLEST_LOSS)  # nan: a client that took no step
     ranks = projections.sum(1) / losses
-    ranks = (ranks / ranks.abs().max().clamp(min=SMALLEST_LOSS)).round(decimals=DIGITS)  # a tie must not be rounding's
+    ranks = (ranks / ranks.abs().max().clamp(min=SMALLEST_LOSS)).round(decimals=DIGITS)  # rounding must not break a tie
     count = math.ceil(round(ratio * len(gram), 9))  # 0.07 · 100 is 7.000000000000001 in floating point
     return ranks.argsort(descending=True, stable=True)[:count]
 
 
 class DominantGradientCorrection(FederatedCallback):
-    """Projects every update off the dominant ones that it conflicts with, then averages uniformly.
+    """Removes from each update what conflicts with the dominant updates, then averages uniformly (Wang et al., FedMGC).
 
     Wang et al., "Joint Focal Loss and Dominant Gradient Correction for Gradient Conflict in Federated Learning"
-    (FedMGC), Algorithms 1 and 2. FedMGC is this with :class:`FocalLoss` on the clients.
+    (FedMGC), Algorithms 1 and 2. Each update is projected off the dominant updates that it conflicts with. Dominant
+    updates agree most with all updates, relative to their loss: see :func:`dominant_updates`. FedMGC is this rule
+    together with :class:`FocalLoss` on the clients.
 
     Args:
-        ratio: λ in (0, 1], the share of updates that are dominant. The published slides state no value; 0.7 did best on
+        ratio: λ in (0, 1], share of the updates that are dominant. The published slides state no value; 0.7 did best on
             the digits under strong skew (docs/results.md).
     """
 

@@ -9,7 +9,9 @@ from fl_lightning.errors import check_choice
 
 
 class FedAvg(FederatedCallback):
-    """Weighted averaging of updates (McMahan et al., 2017, Algorithm 1), which a run does without any rule, too.
+    """Averages the updates by the clients' numbers of examples, or uniformly (McMahan et al., 2017, Algorithm 1).
+
+    A run without any rule averages by the numbers of examples, too.
 
     Args:
         weighting: "samples" gives client k the weight n_k / Σ n, "uniform" gives it 1/K.

@@ -13,10 +13,18 @@ Convention = Literal["heavy ball", "ema", "nesterov"]
 
 
 def momentum_step(velocity: Tensor, update: Tensor, momentum: float, convention: Convention) -> tuple[Tensor, Tensor]:
-    """One step of server momentum.
+    """Take one step of server momentum.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedavgm import momentum_step
+    >>> v, u = torch.tensor([4.0]), torch.tensor([1.0])
+    >>> momentum_step(v, u, momentum=0.5, convention="heavy ball")  # v = 0.5 · 4 + 1, and the step is v
+    (tensor([3.]), tensor([3.]))
+    >>> momentum_step(v, u, momentum=0.5, convention="nesterov")  # the same v, and the step is 0.5 · 3 + 1
+    (tensor([3.]), tensor([2.5000]))
 
     Args:
-        velocity: (P,) v of the last round; zeros at first.
+        velocity: (P,) velocity v of the last round; zeros at first.
         update: (P,) u, the round's reduced update.
         momentum: β in [0, 1).
         convention: see :class:`FedAvgM`.
@@ -29,15 +37,16 @@ def momentum_step(velocity: Tensor, update: Tensor, momentum: float, convention:
 
 
 class FedAvgM(FederatedCallback):
-    """Server momentum over whatever update the other rules arrive at (Hsu et al., 2019).
+    """Adds momentum to the server's steps (Hsu et al., 2019).
 
-    The heavy ball v ← βv + u, w ← w + v is the paper's, and what ``model.server_optimizer`` does as SGD with lr 1 and
-    momentum β. It lengthens the steps by up to 1 / (1 - β): with a large β, clients want a smaller learning rate.
+    The velocity v accumulates the update u that the other rules arrive at. The paper's form is the heavy ball,
+    v ← βv + u, w ← w + v, which is also what SGD with lr 1 and momentum β does as ``model.server_optimizer``. It makes
+    the steps up to 1 / (1 - β) times as long: with a large β, clients need a smaller learning rate.
 
     Args:
         momentum: β in [0, 1); 0 is FedAvg.
         convention: "heavy ball" as above; "ema" averages, v ← βv + (1 - β)u, so that steps keep the updates' length;
-            "nesterov" looks ahead, v ← βv + u, w ← w + βv + u. The latter two are not the paper's.
+            "nesterov" looks ahead, v ← βv + u, w ← w + βv + u. The paper has neither "ema" nor "nesterov".
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -8,15 +8,23 @@ from torch import Tensor
 from fl_lightning import Cohort, ConfigurationError, Server
 from fl_lightning.callbacks.server.feddf import FedDF, Model
 
-SPREAD = 0.1  # of the samples, in standard deviations
+SPREAD = 0.1  # spread of the draws, in standard deviations
 SMALLEST_VARIANCE = 1e-5
 
 
 def direction_gaussian(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Gaussian of a parameter tensor's normalised updates, every client alike.
+    """Fit a Gaussian to the normalised updates of a parameter tensor; every client counts the same.
+
+    Updates (3, 0) and (0, 1) have the directions (1, 0) and (0, 1), and the mean norm 2:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedbe import direction_gaussian
+    >>> mean, variance, norm = direction_gaussian(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    >>> mean.tolist(), variance.tolist(), float(norm)
+    ([0.5, 0.5], [0.25, 0.25], 2.0)
 
     Args:
-        updates: (K, D) what K clients changed in the tensor. A zero update has no direction: it counts as zero.
+        updates: (K, D) updates of K clients to the tensor. A zero update has no direction and counts as zero.
 
     Returns:
         Mean (D,) and variance (D,) >= 1e-5 of Δ/‖Δ‖, and the mean ‖Δ‖, a scalar.
@@ -31,18 +39,18 @@ def direction_gaussian(updates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class FedBE(FedDF):
-    """Distils an ensemble of the average, of models drawn around it, and of the clients' models (Chen & Chao, 2021).
+    """Distils the clients' models, their average and draws around it into the new global model (Chen & Chao, 2021).
 
-    A draw is w + mean‖Δ‖·(m + 0.1·√var·ε) per parameter tensor, with the mean m and the variance of the clients'
-    normalised updates and ε standard normal (Algorithm 1's Gaussian, as in FedLAW's released code; the paper fits it to
-    the models themselves, weighted by n_k). The target is the mean of the teachers' probabilities, as in the paper; the
-    released code averages logits. The average and the draws have the average's buffers. The student learns as in
-    :class:`FedDF`, by Adam; the paper averages it along the way (SWA).
+    A draw is w + mean‖Δ‖·(m + 0.1·√var·ε) per parameter tensor, where m and var are the mean and the variance of the
+    clients' normalised updates, and ε is standard normal. This is Algorithm 1's Gaussian as in FedLAW's released code;
+    the paper fits the Gaussian to the models themselves, weighted by n_k. The target is the mean of the teachers'
+    probabilities, as in the paper; the released code averages logits. The average and the draws have the averaged
+    buffers. The student learns as in :class:`FedDF`, by Adam; the paper averages the student along the way (SWA).
 
     Args:
-        num_samples: models drawn per round; 1 in the released code, 10 in the paper.
-        epochs: over the proxy set per round; 100 in FedLAW (Appendix D.6).
-        lr: of Adam. No rate is stated there: this one is ours.
+        num_samples: number of models drawn per round; 1 in the released code, 10 in the paper.
+        epochs: passes over the proxy set per round; 100 in FedLAW (Appendix D.6).
+        lr: learning rate of Adam. FedLAW states none: the default is ours.
 
     Raises:
         ConfigurationError: as :class:`FedDF`, or ``num_samples`` is below 1.
@@ -55,7 +63,7 @@ class FedBE(FedDF):
         self.num_samples = num_samples
 
     def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:
-        """The average, the draws and the clients: see :class:`FedDF`."""
+        """Yield the average, the draws and the clients' models: see :class:`FedDF`."""
         yield orchestrator.params, cohort.buffers
         sizes = [part.numel() for part in orchestrator.split(cohort.anchor)]
         fits = [direction_gaussian(updates) for updates in torch.split(cohort.deltas, sizes, dim=1)]
@@ -68,5 +76,5 @@ class FedBE(FedDF):
         yield from super().teachers(orchestrator, cohort)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, C) the mean of the teachers' probabilities, from their logits (T, n, C)."""
+        """Return the mean (n, C) of the teachers' probabilities, given their logits (T, n, C)."""
         return logits.softmax(2).mean(0)

@@ -17,7 +17,19 @@ Model = tuple[Tensor, Sequence[Tensor]]  # parameters (P,) and buffers
 
 
 def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> Tensor:
-    """KL(teachers ‖ softmax(student)) of (B, C) logits and probabilities, mean over the batch: a scalar >= 0."""
+    """Mean of KL(teachers ‖ softmax(student)) over a batch, a scalar >= 0.
+
+    The teacher is sure of class 0, to which the student gives the probability 1/2; the loss is ln 2:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.feddf import distillation_loss
+    >>> distillation_loss(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))
+    tensor(0.6931)
+
+    Args:
+        student_logits: (B, C).
+        teacher_probabilities: (B, C).
+    """
     student = student_logits.log_softmax(1, dtype=teacher_probabilities.dtype)
     return F.kl_div(student, teacher_probabilities, reduction="batchmean")
 
@@ -25,18 +37,19 @@ def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> 
 class FedDF(FederatedCallback):
     """Distils the clients' models into the new global model on the proxy set (Lin et al., 2020, Algorithm 1).
 
-    The student is the new global model in training mode; the teachers are the clients' models as they came, each with
-    its own buffers, in evaluation mode; the target is the softmax of their mean logits. As FedLAW (Li et al., 2023)
-    compares with it: no temperature, Adam with betas (0.5, 0.999) for some epochs, where Lin et al. anneal the rate and
-    stop early on a validation set. The teachers see the proxy set once a round, before the first epoch. The student's
-    buffers stay the average by n_k; published code lets its BatchNorm statistics move.
+    The student is the new global model in training mode. The teachers are the clients' models as they came, each with
+    its own buffers, in evaluation mode. The target is the softmax of the teachers' mean logits. Training follows the
+    comparison in FedLAW (Li et al., 2023): no temperature, and Adam with betas (0.5, 0.999) for a number of epochs,
+    where Lin et al. anneal the rate and stop early on a validation set. The teachers see the proxy set once a round,
+    before the first epoch. The student's buffers stay the average by n_k; published code lets the student's BatchNorm
+    statistics move.
 
-    A proxy batch is the inputs, or begins with them; the module's ``forward`` makes (B, C) logits of them alone. Labels
-    are not used.
+    A proxy batch is the inputs, or begins with the inputs; the module's ``forward`` turns the inputs alone into logits
+    (B, C). Labels are not used.
 
     Args:
-        epochs: over the proxy set per round; 100 in FedLAW (Appendix D.6).
-        lr: of Adam. No rate is stated there: this one is ours.
+        epochs: passes over the proxy set per round; 100 in FedLAW (Appendix D.6).
+        lr: learning rate of Adam. FedLAW states none: the default is ours.
 
     Raises:
         ConfigurationError: an argument is out of range; in the first round, the module's output is not (B, C).
@@ -50,12 +63,12 @@ class FedDF(FederatedCallback):
         self.epochs, self.lr = epochs, lr
 
     def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:
-        """The models whose outputs the student learns."""
+        """Yield the models whose outputs the student learns: parameters (P,) and buffers."""
         for delta, result in zip(cohort.deltas, cohort.results, strict=True):
             yield cohort.anchor + delta, result.buffers
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """(n, C) the targets that come of the logits (T, n, C) of T teachers."""
+        """Return the student's targets (n, C), given the logits (T, n, C) of T teachers."""
         return logits.mean(0).softmax(1)
 
     @override
@@ -81,7 +94,11 @@ class FedDF(FederatedCallback):
 
 
 def class_scores(client: LightningModule, inputs: Tensor) -> Tensor:
-    """Logits (B, C) of B inputs; ConfigurationError where ``forward`` gives anything else."""
+    """Compute the logits (B, C) of B inputs.
+
+    Raises:
+        ConfigurationError: the module has no ``forward``, or ``forward`` returns anything else.
+    """
     logits = client(inputs) if is_overridden("forward", client, LightningModule) else None
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
         came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__

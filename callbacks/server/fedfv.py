@@ -14,18 +14,27 @@ from fl_lightning.engine.gram import EPSILON
 def fair_projection(gram: Tensor, losses: Tensor, alpha: float) -> Tensor:
     """Remove the conflicts within a cohort; the mean of the updates keeps its length (Algorithms 1 and 2).
 
+    Updates (1, -2) and (0, 1) conflict. The first has the smaller loss and gains 2 times the second, which makes it
+    (1, 0). The mean (1, -1) / 2 becomes (1, 1) / 2, which has the same length:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedfv import fair_projection
+    >>> gram = torch.tensor([[5.0, -2.0], [-2.0, 1.0]]).double()
+    >>> fair_projection(gram, losses=torch.tensor([1.0, 3.0]).double(), alpha=0.5).tolist()
+    [[1.0, 2.0], [0.0, 1.0]]
+
     Args:
         gram: (K, K) inner products of the updates.
-        losses: (K,) training losses: nan counts as the largest, ties go by client order.
-        alpha: α in [0, 1].
+        losses: (K,) training losses; nan counts as the largest loss, ties go by client order.
+        alpha: α in [0, 1], see :class:`FedFV`.
 
     Returns:
-        (K, K): row k combines the updates into client k's new one, to be averaged uniformly.
+        (K, K) matrix: row k combines the updates into client k's new update. The new updates are averaged uniformly.
     """
     ascending = losses.nan_to_num(nan=math.inf).argsort(stable=True)
-    order = ascending.repeat(len(gram), 1)  # row k: whom k meets
-    first = math.ceil(round((len(gram) - 1) * (1 - alpha), 9)) if alpha > 0 else len(gram)  # not by rounding one more
-    order[ascending[first:]] = ascending[first:, None]  # an update is not projected off itself
+    order = ascending.repeat(len(gram), 1)  # row k: the updates that k meets
+    first = math.ceil(round((len(gram) - 1) * (1 - alpha), 9)) if alpha > 0 else len(gram)  # rounding must not add one
+    order[ascending[first:]] = ascending[first:, None]  # kept, since no update is projected off itself
     projection = project_conflicts(gram, order)
     mean, even = projection.mean(0), torch.full_like(gram[0], 1 / len(gram))
     left, floor = mean @ gram @ mean, EPSILON * (mean.abs() @ gram.diagonal().sqrt()) ** 2
@@ -33,11 +42,21 @@ def fair_projection(gram: Tensor, losses: Tensor, alpha: float) -> Tensor:
 
 
 def yielding(step: Tensor, rounds: Iterable[Sequence[Tensor]]) -> Tensor:
-    """Remove a step's conflicts with what clients sent; its length stays (Algorithm 3).
+    """Remove a step's conflicts with updates that clients sent; the step keeps its length (Algorithm 3).
+
+    The step (3, 4) loses the 3 that goes against the update (-1, 0), and is scaled back to the length 5:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedfv import yielding
+    >>> yielding(torch.tensor([3.0, 4.0]), rounds=[[torch.tensor([-1.0, 0.0])]])
+    tensor([0., 5.])
 
     Args:
         step: (P,).
-        rounds: the updates (P,) of each round, the oldest first.
+        rounds: updates (P,) of each round, the oldest round first.
+
+    Returns:
+        (P,) step; zero if nothing is left.
     """
     start = running = step.double()
     for sent in rounds:
@@ -50,14 +69,18 @@ def yielding(step: Tensor, rounds: Iterable[Sequence[Tensor]]) -> Tensor:
 
 
 class FedFV(FederatedCallback):
-    """Projects updates off those that they conflict with, then their mean off what other clients sent of late.
+    """Removes the conflicts between updates, then the conflicts of their mean with recent updates (Wang et al., 2021).
 
-    Wang et al., 2021, "Federated Learning with Fair Averaging", Algorithms 1 to 3. Updates are met in ascending order
-    of loss, the mean over a client's local steps; the paper takes that of the global model before them.
+    Wang et al., 2021, "Federated Learning with Fair Averaging", Algorithms 1 to 3. Conflicts are removed by projection.
+    Each update meets the others in ascending order of their losses. A client's loss is the mean over its local steps;
+    the paper takes the global model's loss before these steps. Recent updates are the latest updates of the clients
+    that took part in the last τ rounds, the present round included.
 
     Args:
-        alpha: α in [0, 1]; all but the ⌈(K-1)(1-α)⌉ clients of smallest loss keep their update, none if α = 0.
-        tau: τ >= 0, rounds whose updates a step must not conflict with, its own the last; none before round τ.
+        alpha: α in [0, 1]: the ⌈(K-1)(1-α)⌉ clients of smallest loss have their updates projected, the others keep
+            theirs. With α = 0 all updates are projected.
+        tau: τ >= 0, number of rounds whose updates the step must not conflict with, the present round included. Before
+            round τ, the mean is left as it is.
     """
 
     settles = frozenset({"updates", "base weights"})

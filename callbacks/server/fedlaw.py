@@ -18,22 +18,40 @@ Order = Literal["gamma first", "lambda first"]
 Form = Literal["softmax", "quadratic"]
 Buffers = Literal["average", "proxy"]
 
-SWA_LR, SWA_START, COSINE = 0.05, 6, 100  # the published code's: rate, epochs before averaging, half a period before it
+SWA_LR, SWA_START, COSINE = 0.05, 6, 100  # in the published code: rate, epochs before averaging, half a cosine period
 
 
 def shares(scores: Tensor, form: Form) -> Tensor:
-    """λ of the variables x, both (K,): exp(x_k) / Σ exp(x) or x_k² / Σ x² (eq. 10)."""
+    """Compute the weights λ from the variables x, both (K,): exp(x_k) / Σ exp(x) or x_k² / Σ x² (eq. 10).
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedlaw import shares
+    >>> shares(torch.tensor([0.0, 0.0]), "softmax").tolist()
+    [0.5, 0.5]
+    >>> shares(torch.tensor([1.0, 3.0]).double(), "quadratic").tolist()
+    [0.1, 0.9]
+    """
     return scores.softmax(0) if form == "softmax" else scores.square() / scores.square().sum()
 
 
 def gradients(gamma: float, scores: Tensor, along: Tensor, form: Form) -> tuple[Tensor, Tensor]:
-    """∂L/∂γ̂ () and ∂L/∂x (K,) of a loss L(γ Σ λ_k w_k) with γ = exp(γ̂).
+    """Compute ∂L/∂γ̂ and ∂L/∂x of a loss L(γ Σ λ_k w_k) with γ = exp(γ̂).
+
+    With λ = (1/2, 1/2), ∂L/∂γ̂ is the mean of 3 and 1, and ∂L/∂x_k is λ_k times the difference to this mean:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedlaw import gradients
+    >>> gradients(1.0, scores=torch.tensor([0.0, 0.0]), along=torch.tensor([3.0, 1.0]), form="softmax")
+    (tensor(2.), tensor([ 0.5000, -0.5000]))
 
     Args:
         gamma: γ > 0.
         scores: (K,) x.
         along: (K,) ⟨g, w_k⟩, where g is L's gradient at the sum.
-        form: of λ by x.
+        form: formula that gives λ from x, "softmax" or "quadratic".
+
+    Returns:
+        ∂L/∂γ̂, a scalar, and ∂L/∂x (K,).
     """
     weights, slope = shares(scores, form), gamma * along  # slope: ∂L/∂λ
     mean = weights @ slope
@@ -42,7 +60,10 @@ def gradients(gamma: float, scores: Tensor, along: Tensor, form: Form) -> tuple[
 
 
 def measures(cohort: Cohort) -> dict[str, float]:
-    """γ, λ by client, ‖γ Σ λ_k Δ_k‖, ‖(1 - γ) w‖ (eq. 4) and their ratio r, if that is a number."""
+    """Compute the logged metrics: γ, λ by client, ‖γ Σ λ_k Δ_k‖, ‖(1 - γ) w‖ (eq. 4), and these norms' ratio r.
+
+    The ratio is left out if ‖(1 - γ) w‖ is zero.
+    """
     combination, gamma = cohort.weights @ cohort.mixing, cohort.shrinking
     step = gamma * math.sqrt(max(float(combination @ cohort.gram @ combination), 0.0))
     decay = abs(1 - gamma) * float(torch.linalg.vector_norm(cohort.anchor, dtype=torch.float64))
@@ -52,40 +73,41 @@ def measures(cohort: Cohort) -> dict[str, float]:
 
 
 class FedLAW(FederatedCallback):
-    """Learns the weights of the sum γ Σ λ_k w_k on the server's proxy set (Li et al., 2023, eq. 8, Algorithm 1).
+    """Learns the clients' weights and a shrinking factor on the server's proxy set (Li et al., 2023, Algorithm 1).
 
-    γ = exp(γ̂) shrinks the global model, λ weighs the clients. Adam with betas (0.5, 0.999) starts anew every round from
-    γ = 1 and λ = the weights so far: n_k / Σn, or those of a rule before. No gradient passes through the sum: with
-    g = ∂L/∂w, ∂L/∂λ_k = γ⟨g, w_k⟩, one matrix–vector product.
+    The new model is γ Σ λ_k w_k (eq. 8): γ = exp(γ̂) shrinks the global model, λ weighs the clients. Adam with betas
+    (0.5, 0.999) starts anew every round from γ = 1 and λ = the weights so far: n_k / Σn, or those that an earlier rule
+    has set. No gradient passes through the sum: with g = ∂L/∂w, ∂L/∂λ_k = γ⟨g, w_k⟩, one matrix–vector product.
 
     Each round logs ``fedlaw/gamma``, ``fedlaw/weight/<client>``, ``fedlaw/largest_weight``, the norms of the two parts
     of the step, ``fedlaw/global_gradient`` ‖γ η_g Σ λ_k Δ_k‖ and ``fedlaw/shrinking_gradient`` ‖(1 - γ) w‖ (eq. 4), and
-    while γ ≠ 1 their ratio, ``fedlaw/ratio``.
+    the ratio of these norms, ``fedlaw/ratio``, while γ ≠ 1.
 
     Args:
-        mode: "joint" learns γ and λ; "shrinking" γ alone (adaptive global weight shrinking, eq. 5); "attentive" λ
-            alone (attentive learnable aggregation weights, eq. 7); "swa" one after the other, half the epochs each,
-            λ with stochastic weight averaging: after 6 epochs of a cosine schedule the rate goes to 0.05 within 10,
-            and the mean of x after each epoch from then on gives λ. The paper says no more than that; the numbers are
-            those of its published code.
-        lr: of Adam; 0.01 for CIFAR-10 and 0.005 elsewhere in the published code.
-        epochs: over the proxy set per round.
-        decay_every: epochs after which the learning rate is halved, but while λ is averaged.
-        swa_order: the paper's text learns γ first, its published code λ.
-        parametrization: of λ by x, softmax(x) or x² / Σ x². The published code starts the latter from equal weights
-            and squares its γ, too; here both start as Algorithm 1 says.
+        mode: "joint" learns γ and λ; "shrinking" learns γ alone (adaptive global weight shrinking, eq. 5); "attentive"
+            learns λ alone (attentive learnable aggregation weights, eq. 7); "swa" learns γ and λ one after the other,
+            each in half the epochs, and λ with stochastic weight averaging: after 6 epochs of a cosine schedule the
+            rate goes to 0.05 within 10 epochs, and the mean of x after each epoch from then on gives λ. The paper gives
+            no details of the averaging; the numbers are those of its published code.
+        lr: learning rate of Adam; 0.01 for CIFAR-10 and 0.005 elsewhere in the published code.
+        epochs: passes over the proxy set per round.
+        decay_every: number of epochs after which the learning rate is halved; not used in the stage that averages λ.
+        swa_order: order of the stages in "swa"; the paper's text learns γ first, its published code λ first.
+        parametrization: formula that gives λ from the learned x, "softmax" or "quadratic", x² / Σ x². The published
+            code starts the quadratic form from equal weights and also makes γ a square; here both forms start as
+            Algorithm 1 says.
         global_lr: η_g (Table 10): the models in the sum are w + η_g Δ_k.
-        last_round: from the round after it on, the weights stay as they come and γ is 1 (the early-stopped attentive
-            of Fig. 5); None for never.
-        buffers: of the new model: the "average" by n_k, or what the forward passes on the "proxy" set make of it, as
-            in the published code.
+        last_round: last round that learns; afterwards the weights stay as they come and γ is 1 (early-stopped
+            "attentive", Fig. 5). None for no end.
+        buffers: the new model's buffers: "average" by n_k, or "proxy", what the forward passes on the proxy set leave,
+            as in the published code.
 
     Attributes:
-        trajectory: (epochs, 1 + K) γ and λ as they stood after each epoch of the last fit, for plots (Fig. 14); while
-            λ is averaged, of the average. Empty before the first fit.
+        trajectory: (epochs, 1 + K) γ and λ after each epoch of the last fit, for plots (Fig. 14); while x is averaged,
+            λ is that of the average. Empty before the first fit.
 
     Raises:
-        ConfigurationError: an argument is outside its range; "swa" with an odd number of epochs, or less than 14.
+        ConfigurationError: an argument is outside its range; "swa" with an odd number of epochs, or fewer than 14.
     """
 
     needs_proxy = True
@@ -151,7 +173,7 @@ class FedLAW(FederatedCallback):
 
 
 class _Fit:
-    """γ̂ and x of one round, and their training."""
+    """Trains γ̂ and x for one round."""
 
     def __init__(self, orchestrator: Server, cohort: Cohort, form: Form) -> None:
         self.orchestrator, self.cohort, self.form = orchestrator, cohort, form
@@ -161,11 +183,11 @@ class _Fit:
 
     @property
     def candidate(self) -> Cohort:
-        """The cohort with γ and λ as they stand."""
+        """The cohort with the present γ and λ."""
         return self.cohort.replace(weights=shares(self.scores, self.form), shrinking=float(self.log_gamma.exp()))
 
     def stage(self, learned: list[Tensor], average: bool, lr: float, epochs: int, decay_every: int) -> None:
-        """Some epochs over the proxy set; ``average`` leaves x at its mean over those from SWA_START on."""
+        """Train for some epochs on the proxy set; ``average`` leaves x at its mean over the epochs since SWA_START."""
         optimizer = torch.optim.Adam(learned, lr=lr, betas=(0.5, 0.999))
         schedule = CosineAnnealingLR(optimizer, COSINE) if average else StepLR(optimizer, decay_every, gamma=0.5)
         annealing = SWALR(optimizer, SWA_LR, anneal_epochs=10) if average else schedule
@@ -180,7 +202,7 @@ class _Fit:
                 annealing.step()
             else:
                 schedule.step()
-            scores = torch.stack(visited).mean(0) if visited else self.scores  # a running mean makes nan of -inf
+            scores = torch.stack(visited).mean(0) if visited else self.scores  # a running mean would turn -inf into nan
             self.rows.append(torch.cat([self.log_gamma.exp()[None], shares(scores, self.form)]))
         self.scores.copy_(scores)
 

@@ -9,12 +9,20 @@ from fl_lightning.callbacks.server.simplex import minimize_on_simplex
 
 
 def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
-    """The λ for which ‖Σ λ_k u_k‖² is smallest, over the simplex and |λ_k - λ0_k| <= ε.
+    """Find the weights λ on the simplex, with |λ_k - λ0_k| <= ε, for which ‖Σ λ_k u_k‖² is smallest.
 
-    A zero update is left out: λ0 are the shares of the others.
+    A zero update is left out: λ0 are then the shares of the other updates.
+
+    Of two orthogonal unit updates the shortest combination has equal weights; ε stops λ on the way there.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.fedmgda import shortest_combination
+    >>> weights = shortest_combination(torch.eye(2).double(), start=torch.tensor([0.9, 0.1]).double(), epsilon=0.1)
+    >>> weights.round(decimals=4).tolist()
+    [0.8, 0.2]
 
     Args:
-        gram: (K, K) inner products of the u_k, whose length is one or zero.
+        gram: (K, K) inner products of the u_k, whose lengths are one or zero.
         start: (K,) λ0 up to a common factor.
         epsilon: ε in [0, 1].
 
@@ -35,14 +43,15 @@ def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
 
 
 class FedMGDAPlus(FederatedCallback):
-    """Steps along the shortest combination of the normalised updates, with weights near the usual ones.
+    """Scales the updates to unit norm and weighs them so that their sum is shortest (FedMGDA+; Hu et al., 2022).
 
-    Hu et al., 2022, "Federated Learning Meets Multi-Objective Optimization" (FedMGDA+). The step is at most one long
-    whatever the updates' lengths: the server optimizer's learning rate is the method's η. λ0 are the weights so far.
-    A zero update has no direction and takes no weight.
+    Hu et al., 2022, "Federated Learning Meets Multi-Objective Optimization" (FedMGDA+). The weights λ stay near the
+    weights so far, λ0. The length of the step is at most 1, whatever the updates' lengths: the server optimizer's
+    learning rate is the method's η. A zero update has no direction and gets no weight.
 
     Args:
-        epsilon: ε in [0, 1], how far a weight may move from λ0: 0 averages the unit updates, 1 is plain MGDA on them.
+        epsilon: ε in [0, 1], the most that a weight may move from λ0: 0 averages the unit updates, 1 is plain MGDA on
+            the unit updates.
     """
 
     settles = frozenset({"weights"})

@@ -7,11 +7,11 @@ from fl_lightning import Cohort, FederatedCallback, Server
 
 
 class FedNova(FederatedCallback):
-    """Normalised averaging (Wang et al., 2020, eq. 8): w - τ_eff Σ p_k d_k with d_k = -Δ_k / ‖a_k‖₁.
+    """Scales each update so that a client that takes more steps counts no more per step (Wang et al., 2020, eq. 8).
 
-    ‖a_k‖₁ is the number of local steps for plain SGD; momentum and proximal terms enter it (Section 4 there). The
-    effective number of steps is τ_eff = Σ p_k ‖a_k‖₁. With equal ‖a_k‖₁ this is FedAvg. A client without a step moves
-    nothing.
+    The new model is w - τ_eff Σ p_k d_k with d_k = -Δ_k / ‖a_k‖₁. ‖a_k‖₁ is the number of local steps for plain SGD;
+    momentum and proximal terms change ‖a_k‖₁ (the paper's Section 4). The effective number of steps is
+    τ_eff = Σ p_k ‖a_k‖₁. With equal ‖a_k‖₁ this is FedAvg. A client without a step moves nothing.
     """
 
     settles = frozenset({"updates"})

@@ -11,16 +11,16 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
 
 class FedOpt(FederatedCallback, ABC):
-    """Adaptive server steps over whatever update the other rules arrive at (Reddi et al., 2021, Algorithm 2).
+    """Base of the adaptive server optimizers (Reddi et al., 2021, Algorithm 2).
 
-    m ← β₁m + (1 - β₁)u from m = 0, and w ← w + lr · m / (√v + τ), coordinate by coordinate. The second moment v of the
-    updates starts at τ²; there is no bias correction. The box in the FedMGC slides divides by √(v + τ), a misprint, and
-    lets v follow m², not u² as published.
+    With the update u that the other rules arrive at, m ← β₁m + (1 - β₁)u from m = 0, and w ← w + lr · m / (√v + τ),
+    coordinate by coordinate. The second moment v of the updates starts at τ²; there is no bias correction. The box in
+    the FedMGC slides divides by √(v + τ), a misprint, and lets v follow m², not u² as published.
 
     Args:
-        lr: the server's learning rate, positive: about the length of a coordinate's step.
+        lr: learning rate of the server, positive: about the length of a coordinate's step.
         beta1: β₁ in [0, 1).
-        tau: τ, positive: how small a second moment still adapts the step.
+        tau: τ, positive, added to √v: where √v is much smaller, v no longer adapts the step.
 
     Raises:
         ConfigurationError: an argument is out of range.
@@ -38,7 +38,7 @@ class FedOpt(FederatedCallback, ABC):
 
     @abstractmethod
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The new v (P,) from the last one and u² (P,)."""
+        """Return the new v (P,), given the last v (P,) and u² (P,)."""
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
@@ -49,15 +49,21 @@ class FedOpt(FederatedCallback, ABC):
 
 
 class FedAdagrad(FedOpt):
-    """v only grows, so that steps shrink as training goes on. See :class:`FedOpt` for the arguments."""
+    """Adapts the server's step in each coordinate to the sum of all squared updates (Reddi et al., 2021, Algorithm 2).
+
+    v ← v + u² only grows, so that steps shrink as training goes on. See :class:`FedOpt` for the arguments.
+    """
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """The sum of all squares."""
+        """Add u² to v."""
         return v + squared
 
 
 class FedAdam(FedOpt):
-    """v is the moving average of u² with β₂ = ``beta2`` in [0, 1). See :class:`FedOpt` for the other arguments."""
+    """Adapts the server's step in each coordinate to a moving average of squared updates (Reddi et al., 2021).
+
+    v ← β₂v + (1 - β₂)u² (Algorithm 2), with β₂ = ``beta2`` in [0, 1). See :class:`FedOpt` for the other arguments.
+    """
 
     def __init__(self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
         super().__init__(lr, beta1, tau)
@@ -66,13 +72,17 @@ class FedAdam(FedOpt):
         self.beta2 = beta2
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """A share of each."""
+        """Move v towards u² by the share 1 - β₂ of their difference."""
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
 class FedYogi(FedAdam):
-    """As FedAdam, but v moves by (1 - β₂)u², however far away from it u² is."""
+    """Adapts the server's step as FedAdam does, but forgets large updates more slowly (Reddi et al., 2021).
+
+    v moves towards u² by (1 - β₂)u² (Algorithm 2), however far v is from u². The arguments are those of
+    :class:`FedAdam`.
+    """
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
-        """A step towards u²."""
+        """Move v towards u² by (1 - β₂)u²."""
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)

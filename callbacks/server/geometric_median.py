@@ -5,26 +5,46 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
-SETTLED = 1e-12  # change of the weights, which sum up to 1
+SETTLED = 1e-12  # change of the weights, which sum up to 1, at which the iteration ends
 
 
 def distances(gram: Tensor, combination: Tensor) -> Tensor:
-    """(K,) distances of vectors with a Gram matrix (K, K) to a linear combination (K,) of them."""
+    """Compute the (K,) distances of vectors, given by their Gram matrix (K, K), to a linear combination (K,) of them.
+
+    The numbers 1 and 5 and their mean 3:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.geometric_median import distances
+    >>> numbers = torch.tensor([1.0, 5.0]).double()
+    >>> distances(numbers.outer(numbers), combination=torch.tensor([0.5, 0.5]).double()).tolist()
+    [2.0, 2.0]
+    """
     products = gram @ combination
     return (gram.diagonal() - 2 * products + combination @ products).clamp(min=0).sqrt()
 
 
 def geometric_median(gram: Tensor, weights: Tensor, iterations: int, smoothing: float) -> Tensor:
-    """Weights of the smoothed geometric median, by Weiszfeld's iteration β_k ∝ p_k / max(ν, ‖u_k - Σ_j β_j u_j‖).
+    """Compute the weights β whose sum Σ_k β_k u_k is the smoothed geometric median of the updates.
+
+    Weiszfeld's iteration: β_k ∝ p_k / max(ν, ‖u_k - Σ_j β_j u_j‖).
+
+    In one coordinate, with equal p_k, the geometric median is the median:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.geometric_median import geometric_median
+    >>> updates = torch.tensor([0.0, 1.0, 10.0]).double()
+    >>> weights = geometric_median(updates.outer(updates), torch.ones(3).double(), iterations=100, smoothing=1e-6)
+    >>> round(float(weights @ updates), 4)
+    1.0
 
     Args:
         gram: (K, K) inner products of the u_k.
-        weights: (K,) p_k >= 0, not all zero; β starts from them.
-        iterations: at most; it ends when β has settled.
-        smoothing: ν in units of the median norm of the updates that are not zero.
+        weights: (K,) p_k >= 0, not all zero; β starts from p.
+        iterations: largest number of iterations; fewer if β settles.
+        smoothing: ν, in units of the median norm of the updates that are not zero.
 
     Returns:
-        (K,) β, of sum 1. The p_k where all updates are zero.
+        (K,) β, which sums to 1; p scaled to sum 1 if all updates are zero.
     """
     combination = weights / weights.sum()
     norms = gram.diagonal().clamp(min=0).sqrt()
@@ -40,16 +60,17 @@ def geometric_median(gram: Tensor, weights: Tensor, iterations: int, smoothing: 
 
 
 class GeometricMedian(FederatedCallback):
-    """RFA: moves the model by the geometric median of the updates, weighted by the cohort's weights (n_k by default).
+    """Weighs the updates so that their sum is their geometric median (RFA; Pillutla et al., 2022).
 
-    Pillutla et al., "Robust Aggregation for Federated Learning" (2022), with the smoothed Weiszfeld algorithm there.
-    They stop after 3 iterations, since each costs a round of secure aggregation; here one costs K² operations, so that
-    it runs until it has settled. Their ν is absolute; here it follows the scale of the updates. A client that
-    overstates n_k gains weight: put ``FedAvg("uniform")`` before it where that may happen.
+    Pillutla et al., "Robust Aggregation for Federated Learning" (2022), by the paper's smoothed Weiszfeld algorithm.
+    The cohort's weights, n_k by default, weigh the distances to the median. The paper stops after 3 iterations, since
+    each costs a round of secure aggregation; here an iteration costs K² operations, and the algorithm runs until it
+    settles. The paper's ν is absolute; here ν follows the scale of the updates. A client that overstates n_k gains
+    weight: put ``FedAvg("uniform")`` before this rule if that may happen.
 
     Args:
-        iterations: >= 1, at most.
-        smoothing: ν > 0, in units of the median norm: nearer updates pull no stronger.
+        iterations: >= 1, largest number of iterations.
+        smoothing: ν > 0, in units of the median norm: updates nearer than ν to the median pull no stronger than at ν.
     """
 
     settles = frozenset({"weights"})

@@ -9,18 +9,27 @@ from typing_extensions import override
 from fl_lightning import Cohort, FederatedCallback, Server, partners, project_conflicts
 from fl_lightning.errors import check_choice
 
-CANCELLED = 1e-7  # of its squared norm: less is left of an update than the Gram matrix can tell the direction of
+CANCELLED = 1e-7  # share of an update's squared norm: the Gram matrix cannot tell the direction of a smaller rest
 
 
 def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
-    """Project each update off those that it conflicts with, each as it stands by then.
+    """Remove from one update after another the components that conflict with the others, as they stand by then.
 
-    Unlike :func:`fl_lightning.conflict.project_conflicts`, update j has already been projected when its turn has
-    passed. An update that is cancelled completely has no direction and is left out.
+    In :func:`fl_lightning.project_conflicts` the partners of an update are the updates as they came; here a partner has
+    already been projected if its turn has passed. A partner that is cancelled completely has no direction and is
+    skipped.
+
+    Updates (1, -2) and (0, 1) conflict. The first becomes (1, 0), with which the second no longer conflicts:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.gh import harmonize_in_turn
+    >>> gram = torch.tensor([[5.0, -2.0], [-2.0, 1.0]]).double()
+    >>> harmonize_in_turn(gram, order=torch.tensor([[1], [0]])).tolist()
+    [[1.0, 2.0], [0.0, 1.0]]
 
     Args:
         gram: (K, K) inner products of the updates as they came.
-        order: (K, K-1) row k lists the partners of update k.
+        order: (K, K-1) row k lists the partners of update k in the order of the projections.
 
     Returns:
         (K, K) matrix: row k combines the updates as they came into the harmonised update k.
@@ -37,17 +46,19 @@ def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
 
 
 class GradientHarmonization(FederatedCallback):
-    """FedGH: projects each client's update off the updates that it conflicts with, then averages as usual.
+    """Removes from each update what conflicts with other updates, then averages as usual (FedGH; Zhang et al.).
 
     Zhang et al., "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization",
-    Algorithm 1. Only the direction matters there, so updates serve as gradients: the learning rate cancels. The first
-    denominator of eq. (1) is read as ‖g̃_j‖², as in Algorithm 1.
+    Algorithm 1. Each update is projected off the updates that it conflicts with. Only the updates' directions matter
+    for this, so updates serve as gradients: the learning rate cancels. The first denominator of eq. (1) is read as
+    ‖g̃_j‖², as in Algorithm 1.
 
     Args:
         variant: "paper" projects off the updates as they came and leaves the weights alone. "slides" (the authors'
-            talk) projects off the updates as they stand by then and averages uniformly; its printed denominator
-            ‖g_i‖² does not make them orthogonal and is read as ‖g_j‖².
-        order: in which a client meets the others: drawn anew each round (as published), or by client id.
+            talk) projects off the updates as they stand by then and averages uniformly; the talk's denominator ‖g_i‖²
+            does not make updates orthogonal and is read as ‖g_j‖².
+        order: order in which an update meets the others: "random", drawn anew each round (as published), or
+            "ascending" or "descending" by client id.
     """
 
     settles = frozenset({"updates"})

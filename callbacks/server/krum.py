@@ -7,47 +7,63 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.engine.gram import EPSILON
 
-DIGITS = 12  # significant ones of a score: less is rounding's
+DIGITS = 12  # significant digits of a score; the rest is rounding
 
 
 def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
     """Sum of the squared distances from each update to its K - f - 2 nearest others.
 
+    Four updates of one coordinate, f = 1: each score is the squared distance to the nearest other update.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.krum import krum_scores
+    >>> updates = torch.tensor([0.0, 1.0, 3.0, 10.0]).double()
+    >>> krum_scores(updates.outer(updates), num_byzantine=1).tolist()
+    [1.0, 1.0, 4.0, 49.0]
+
     Args:
-        gram: (K, K) inner products, K >= f + 2.
+        gram: (K, K) inner products of the updates, K >= f + 2.
         num_byzantine: f.
 
     Returns:
-        (K,) scores, the smaller the more trusted.
+        (K,) scores; updates with small scores are trusted.
     """
     sizes = gram.diagonal()[:, None] + gram.diagonal()
     squared = sizes - 2 * gram
-    squared = squared.masked_fill(squared <= EPSILON * sizes, 0.0)  # equal updates are at no distance
-    return squared.sort(dim=1).values[:, 1 : len(gram) - num_byzantine - 1].sum(1)  # the first is its own
+    squared = squared.masked_fill(squared <= EPSILON * sizes, 0.0)  # equal updates have no distance
+    return squared.sort(dim=1).values[:, 1 : len(gram) - num_byzantine - 1].sum(1)  # the first is the update itself
 
 
 def krum(gram: Tensor, num_byzantine: int, num_selected: int) -> list[int]:
-    """Indices of the updates with the smallest scores, best first; ties go to the lower one.
+    """Select the updates with the smallest scores and return their indices, best first; ties go to the lower index.
 
-    Each score is rounded by itself, lest a huge update make the others' differences look like rounding.
+    Each score is rounded by itself, so that a huge update does not make differences between the others look like
+    rounding.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.krum import krum
+    >>> updates = torch.tensor([3.0, 1.0, 0.0, 10.0]).double()  # of the scores 4, 1, 1 and 49
+    >>> krum(updates.outer(updates), num_byzantine=1, num_selected=2)
+    [1, 2]
     """
     scores = [float(f"{score:.{DIGITS}g}") for score in krum_scores(gram, num_byzantine).tolist()]
     return sorted(range(len(scores)), key=scores.__getitem__)[:num_selected]
 
 
 class Krum(FederatedCallback):
-    """Keeps the updates that have the closest K - f - 2 others, and averages them uniformly.
+    """Keeps the updates that lie nearest to their neighbours, and averages them (Blanchard et al., 2017, Section 4).
 
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent" (2017), Section 4;
-    Multi-Krum with ``num_selected`` > 1. Client updates stand for their gradients; n_k does not count. A cohort of one
-    client is that client.
+    Multi-Krum with ``num_selected`` > 1. The kept updates have the smallest sums of squared distances to their
+    K - f - 2 nearest others; the average is uniform. Updates stand for the paper's gradients; n_k does not count. A
+    cohort of one client gives this client's update.
 
     Args:
-        num_byzantine: f >= 0, the clients of a cohort that may send anything. K >= 2f + 3 is required.
-        num_selected: m >= 1, the updates that are averaged, at most K.
+        num_byzantine: f >= 0, number of clients of a cohort that may send anything. K >= 2f + 3 is required.
+        num_selected: m >= 1, number of updates that are averaged, at most K.
 
     Raises:
-        ConfigurationError: an argument is out of range; in a round, the cohort is too small for it.
+        ConfigurationError: an argument is out of range; in a round, the cohort is too small.
     """
 
     settles = frozenset({"weights"})

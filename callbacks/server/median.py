@@ -1,4 +1,4 @@
-"""Coordinate-wise median."""
+"""Coordinate-wise median of the updates."""
 
 from torch import Tensor
 from typing_extensions import override
@@ -8,10 +8,11 @@ from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean
 
 
 class CoordinateMedian(FederatedCallback):
-    """Takes the median of the updates in each coordinate; of an even number, the mean of the two middle values.
+    """Takes the median of the updates in each coordinate (Yin et al., 2018, Definition 1).
 
-    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (2018), Definition 1, of
-    client updates in place of gradients. n_k and other weights do not count.
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (2018), Definition 1. Updates
+    stand for the paper's gradients. The median of an even number of values is the mean of the two middle ones. n_k and
+    other weights do not count.
     """
 
     @override

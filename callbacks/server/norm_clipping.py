@@ -8,19 +8,25 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
 
 def clipping_factors(norms: Tensor, threshold: float) -> Tensor:
-    """(K,) factors min(1, threshold / norm) of vectors with norms (K,); 1 for a zero vector."""
+    """Compute the factors (K,) min(1, threshold / norm) for vectors with the norms (K,); 1 for a zero vector.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.norm_clipping import clipping_factors
+    >>> clipping_factors(torch.tensor([0.0, 1.0, 4.0]), threshold=2.0).tolist()
+    [1.0, 1.0, 0.5]
+    """
     return torch.where(norms > threshold, threshold / norms, 1.0)
 
 
 class NormClipping(FederatedCallback):
-    """Scales each update down to a norm of at most the threshold; directions and weights stay.
+    """Scales each update down to a norm of at most the threshold (Sun et al., 2019).
 
     Sun et al., "Can You Really Backdoor Federated Learning?" (2019), "Norm thresholding of updates", without the noise
-    that they add to it as a second defence.
+    that the paper adds as a second defence. Directions and weights stay.
 
     Args:
-        threshold: > 0. None is the median norm of the round's updates (of an even number, the mean of the two middle
-            ones), which follows the training; this is ours, they fix it.
+        threshold: > 0, the largest norm. None takes the median norm of the round's updates (of an even number, the mean
+            of the two middle norms), which follows the training; this is ours, the paper fixes the threshold.
     """
 
     settles = frozenset({"updates"})

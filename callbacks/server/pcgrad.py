@@ -10,14 +10,16 @@ from fl_lightning.errors import check_choice
 
 
 class PCGrad(GradientHarmonization):
-    """Projects each client's update off the updates that it conflicts with; all clients then count the same.
+    """Removes from each update what conflicts with other updates, then averages them uniformly (Yu et al., 2020).
 
     Yu et al., 2020, "Gradient Surgery for Multi-Task Learning", Algorithm 1: clients stand for tasks, updates for
-    gradients. The projection is that of :class:`GradientHarmonization`'s paper variant; only the weights differ.
+    gradients. The projection is the one of :class:`GradientHarmonization`'s variant "paper"; only the weights differ.
 
     Args:
-        reduction: "sum" of the projected updates, as published, or their "mean", which is K times as short.
-        order: in which a client meets the others: drawn anew each round (as published), or by client id.
+        reduction: "sum" adds the projected updates, as published; "mean" averages them, which makes the step K times
+            shorter.
+        order: order in which an update meets the others: "random", drawn anew each round (as published), or
+            "ascending" or "descending" by client id.
     """
 
     settles = frozenset({"updates", "base weights"})

@@ -12,7 +12,11 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
 
 def check_schedule(epochs: int, lr: float) -> None:
-    """Refuse what :func:`fine_tune` cannot run: ConfigurationError unless epochs >= 1 and 0 < lr < inf."""
+    """Refuse a schedule that :func:`fine_tune` cannot run.
+
+    Raises:
+        ConfigurationError: unless epochs >= 1 and 0 < lr < inf.
+    """
     if not epochs >= 1:
         raise ConfigurationError(f"epochs must be at least 1, got {epochs}")
     if not 0 < lr < math.inf:
@@ -29,11 +33,11 @@ def fine_tune(
     """Train the global model in place with a fresh Adam, betas (0.5, 0.999) (FedLAW, Appendix D.6).
 
     Args:
-        orchestrator: its ``params`` (P,) move.
-        epochs: passes over ``batches``.
-        lr: of Adam.
-        batches: makes one pass's batches, anew for every epoch.
-        gradient: (P,) of a batch's loss at the present parameters.
+        orchestrator: the orchestrator; its ``params`` (P,) change in place.
+        epochs: number of passes over the batches.
+        lr: learning rate of Adam.
+        batches: function that returns the batches of one pass; called anew for every epoch.
+        gradient: function from a batch to the gradient (P,) of its loss at the present parameters.
     """
     model = orchestrator.params
     optimizer = torch.optim.Adam([model], lr=lr, betas=(0.5, 0.999))
@@ -45,14 +49,14 @@ def fine_tune(
 
 
 class ServerFT(FederatedCallback):
-    """Fine-tunes the new global model on the labelled proxy set, the baseline of that name in FedLAW (Li et al., 2023).
+    """Fine-tunes the new global model on the labelled proxy set (Server-FT in FedLAW; Li et al., 2023).
 
-    The loss is that of the module's own ``training_step``, in training mode. The buffers stay the average by n_k;
+    The loss is the loss of the module's own ``training_step``, in training mode. The buffers stay the average by n_k;
     published code lets the proxy batches move the BatchNorm statistics.
 
     Args:
-        epochs: over the proxy set per round; 2 there (Appendix D.6), since more did harm.
-        lr: of Adam. No rate is stated there: this one is ours.
+        epochs: passes over the proxy set per round; FedLAW uses 2, since more did harm (Appendix D.6).
+        lr: learning rate of Adam. FedLAW states none: the default is ours.
 
     Raises:
         ConfigurationError: an argument is out of range.

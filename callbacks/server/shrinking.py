@@ -8,9 +8,10 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 
 
 class GlobalWeightShrinking(FederatedCallback):
-    """Multiplies the new global model by γ (Li et al., 2023, eq. 4, Tables 1 and 9): γ (w + Σ λ_k Δ_k).
+    """Multiplies the new global model by a fixed factor γ (Li et al., 2023, eq. 4, Tables 1 and 9).
 
-    γ < 1 acts like weight decay once a round; :class:`FedLAW` in mode "shrinking" learns γ. γ = 1 is FedAvg.
+    The new model is γ (w + Σ λ_k Δ_k). γ < 1 acts like weight decay once a round; γ = 1 is FedAvg. :class:`FedLAW` in
+    mode "shrinking" learns γ.
 
     Args:
         gamma: γ > 0; 0.9 to 1 in the paper.

@@ -1,4 +1,4 @@
-"""The smallest value of a convex function over weights."""
+"""Minimisation of convex functions over weights that sum to one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,26 +7,35 @@ import torch
 from scipy.optimize import minimize  # type: ignore[import-untyped]  # SciPy ships no types
 from torch import Tensor
 
-TOLERANCE = 1e-16  # of the objective, absolute
-STEPS = 1000
+TOLERANCE = 1e-16  # on the objective, absolute
+STEPS = 1000  # at most
 
 
 def minimize_on_simplex(
     objective: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, lower: Tensor, upper: Tensor
 ) -> Tensor:
-    """Weights λ with Σ λ_k = 1 and lower <= λ <= upper at which a convex function is smallest (SLSQP).
+    """Find the weights λ with Σ λ_k = 1 and lower <= λ <= upper at which a convex function is smallest (SLSQP).
 
     The same input gives the same result.
 
+    3 λ_1 + λ_2 is smallest where λ_2 is as large as it may be:
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.simplex import minimize_on_simplex
+    >>> slope = torch.tensor([3.0, 1.0]).double()
+    >>> start, lower, upper = torch.tensor([[0.5, 0.5], [0.0, 0.0], [1.0, 0.75]]).double()
+    >>> minimize_on_simplex(lambda weights: (slope @ weights, slope), start, lower, upper).round(decimals=4).tolist()
+    [0.25, 0.75]
+
     Args:
-        objective: (K,) weights to a value and its gradient (K,), in float64 and of the order of one: the tolerance is
-            absolute.
-        start: (K,) within the bounds, sums to one; returned where nothing better is found.
-        lower: (K,) at least 0.
-        upper: (K,) at most 1.
+        objective: function from weights (K,) to its value and gradient (K,), in float64. Values should be of the order
+            of one, since the tolerance is absolute.
+        start: (K,) weights within the bounds that sum to one; returned if nothing better is found.
+        lower: (K,) lower bounds, at least 0.
+        upper: (K,) upper bounds, at most 1.
 
     Returns:
-        (K,) float64 within the bounds, sums to one up to rounding.
+        (K,) float64 weights within the bounds that sum to one up to rounding.
     """
 
     def evaluate(x: Any) -> tuple[float, Any]:
@@ -48,14 +57,24 @@ def minimize_on_simplex(
 
 
 def onto_simplex(weights: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Weights that fail a constraint by rounding, brought within the bounds and to the sum one.
+    """Bring weights that fail a constraint by rounding within their bounds and to the sum one.
 
-    What is missing or too much is shared by the room that each weight has.
+    The weights share the deficit or surplus in proportion to the room that each has to its bound.
+
+    By hand, with more than rounding: 0.5 is missing from the sum, and the weights have the room 0.25 and 0.75.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.simplex import onto_simplex
+    >>> onto_simplex(torch.tensor([0.25, 0.25]), lower=torch.zeros(2), upper=torch.tensor([0.5, 1.0])).tolist()
+    [0.375, 0.625]
 
     Args:
-        weights: (K,).
-        lower: (K,).
-        upper: (K,).
+        weights: (K,) weights.
+        lower: (K,) lower bounds.
+        upper: (K,) upper bounds.
+
+    Returns:
+        (K,) weights.
     """
     weights = weights.clamp(lower, upper)
     gap = 1 - weights.sum()

@@ -11,9 +11,15 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 def trimmed_mean(values: Tensor, trim: int) -> Tensor:
     """Mean of each column without its ``trim`` largest and ``trim`` smallest values.
 
+    >>> import torch
+    >>> from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean
+    >>> values = torch.tensor([[1.0, 5.0], [2.0, 7.0], [4.0, 9.0], [99.0, -99.0]])
+    >>> trimmed_mean(values, trim=1).tolist()  # the means of 2 and 4, and of 5 and 7
+    [3.0, 6.0]
+
     Args:
         values: (K, B).
-        trim: from 0 to (K-1)//2; the last is the median.
+        trim: number of values dropped at either end, from 0 to (K-1)//2; the largest gives the median.
 
     Returns:
         (B,) means.
@@ -23,13 +29,13 @@ def trimmed_mean(values: Tensor, trim: int) -> Tensor:
 
 
 class TrimmedMean(FederatedCallback):
-    """Averages each coordinate of the updates without its largest and smallest values, the others equally.
+    """Averages each coordinate of the updates without its largest and smallest values (Yin et al., 2018, Definition 2).
 
-    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (2018), Definition 2, of
-    client updates in place of gradients. n_k and other weights do not count.
+    Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates" (2018), Definition 2. Updates
+    stand for the paper's gradients. The remaining values count equally; n_k and other weights do not count.
 
     Args:
-        ratio: β in [0, 0.5): ⌊βK⌋ values are dropped at either end. At least the share of byzantine clients.
+        ratio: β in [0, 0.5): ⌊βK⌋ values are dropped at either end. Should be at least the share of byzantine clients.
     """
 
     def __init__(self, ratio: float) -> None:

@@ -1,4 +1,4 @@
-"""How the training examples are dealt to the clients."""
+"""Partitions: they deal the training examples to the clients."""
 
 from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.classes import ClassesPerClient

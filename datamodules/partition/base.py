@@ -1,4 +1,4 @@
-"""Partition: what all partitions do alike."""
+"""Partition: the base class of all partitions."""
 
 from typing import ClassVar, Literal
 
@@ -16,19 +16,19 @@ class Partition:
     """Deals examples to clients: every example to exactly one. A subclass implements :meth:`owners`."""
 
     by: ClassVar[Literal["labels", "groups"]] = "labels"
-    """What :meth:`split` is to be given of every example: its class, or who made it (writer, speaker, device)."""
+    """Numbers that :meth:`split` takes: every example's class, or its group (the writer, speaker or device)."""
 
     def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> list[Tensor]:
-        """Each client's examples.
+        """Split the examples over the clients.
 
         Args:
-            labels: (n,) integer class (or group: see :attr:`by`) of every example, n >= 1; those that do not occur do
-                not count.
-            num_clients: N >= 1; with more clients than examples, some get nothing.
-            generator: where all randomness comes from.
+            labels: (n,) integer class (or group: see :attr:`by`) of every example, n >= 1; numbers that do not occur
+                are ignored.
+            num_clients: N >= 1, the number of clients; with more clients than examples, some clients get nothing.
+            generator: source of all randomness.
 
         Returns:
-            N int64 tensors of ascending example indices, some of them perhaps empty.
+            N int64 tensors, each client's example indices in ascending order; some may be empty.
 
         Raises:
             ConfigurationError: there is no client or no example, or the partition cannot serve this many clients.
@@ -48,14 +48,14 @@ class Partition:
         return list(torch.split(order, np.bincount(owners, minlength=num_clients).tolist()))
 
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """The client of every example.
+        """Draw the client of every example.
 
         Args:
             labels: (n,) class (or group) of every example, n >= 1.
-            num_clients: N >= 1.
-            generator: where all randomness comes from.
+            num_clients: N >= 1, the number of clients.
+            generator: source of all randomness.
 
         Returns:
-            (n,) clients, from 0 to N - 1.
+            (n,) client of every example, from 0 to N - 1.
         """
         raise ConfigurationError(f"{type(self).__name__} must define owners(labels, num_clients, generator)")

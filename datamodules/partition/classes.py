@@ -1,4 +1,4 @@
-"""ClassesPerClient: a few classes each."""
+"""ClassesPerClient: every client holds a few classes."""
 
 import numpy as np
 from typing_extensions import override
@@ -9,18 +9,19 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ClassesPerClient(Partition):
-    """Every client holds ``classes`` distinct classes, drawn at random so that all classes have as many holders.
+    """Gives every client ``classes`` distinct classes, drawn at random so that all classes have equally many holders.
 
-    The numbers of holders of two classes differ by one at most, and a class is split evenly over its holders (over as
-    many as it has examples, if it has fewer). With num_clients * classes equal to the number of classes, the clients'
-    classes are disjoint (FedGH, Fig. 5); with more clients they overlap.
+    The numbers of holders of two classes differ by at most one. The examples of a class are split evenly over its
+    holders; a class with fewer examples than holders gives one example each to some of its holders. If
+    num_clients * classes equals the number of classes, the clients' classes are disjoint (FedGH, Fig. 5); with more
+    clients they overlap.
 
     Args:
-        classes: classes per client, >= 1.
+        classes: number of classes per client, >= 1.
 
     Raises:
-        ConfigurationError: ``classes`` is less than 1; in :meth:`split`, it is more than there are classes, or so few
-            that some class would have no holder.
+        ConfigurationError: ``classes`` is less than 1; in :meth:`split`, ``classes`` is more than the number of
+            classes, or so small that some class would have no holder.
     """
 
     def __init__(self, classes: int) -> None:
@@ -43,16 +44,16 @@ class ClassesPerClient(Partition):
         return deal(codes, self._counts(sizes, num_clients, generator), generator)
 
     def _counts(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """(C, N) examples of each class for each client."""
+        """Draw (C, N) numbers of examples of each class for each client."""
         num_classes = len(sizes)
         counts = np.zeros((num_classes, num_clients), dtype=np.int64)
-        missing = np.full(num_clients, self.classes)  # classes that each client has yet to get
+        missing = np.full(num_clients, self.classes)  # number of classes that each client has yet to get
         for turn, label in enumerate(generator.permutation(num_classes)):
             holders = (num_clients * self.classes + turn) // num_classes  # the sum over all turns is N x classes
-            # Holders are drawn with odds missing : remaining - missing. So a client that needs all the classes that
-            # remain is certain to get this one. The rest can always be completed, as all classes have as many holders.
+            # Holders are drawn with odds missing : remaining - missing. So a client that needs all the remaining
+            # classes is certain to get this one. As all classes have equally many holders, no client is left short.
             remaining = num_classes - turn
-            with np.errstate(divide="ignore"):  # one that misses none comes last
+            with np.errstate(divide="ignore"):  # a client that misses no class comes last
                 waiting = generator.exponential(size=num_clients) * (remaining - missing) / missing
             chosen = generator.permutation(np.argpartition(waiting, holders - 1)[:holders])
             counts[label, chosen] = sizes[label] // holders + (np.arange(holders) < sizes[label] % holders)

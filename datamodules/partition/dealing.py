@@ -1,4 +1,4 @@
-"""What the partitions have in common: shares, whole numbers of examples, and which examples they are."""
+"""Steps that partitions share: draw shares, turn shares into numbers of examples, deal the examples."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ MIN_CONCENTRATION, MAX_CONCENTRATION = 1e-300, 1e300  # beyond, a Dirichlet draw
 
 
 def check_alpha(alpha: float, name: str = "alpha") -> None:
-    """Refuse what is no concentration."""
+    """Refuse a concentration that is not above 0."""
     if not alpha > 0:  # also refuses nan
         raise ConfigurationError(
             f"expected {name} > 0, got {alpha}: use a small number such as 0.01 for strong skew, .inf for none"
@@ -20,25 +20,54 @@ def check_alpha(alpha: float, name: str = "alpha") -> None:
 
 
 def number(labels: Ints) -> tuple[Ints, Ints]:
-    """(n,) class of every example numbered from 0, and (C,) how many examples each has: only classes that occur."""
+    """Number the classes that occur from 0: (n,) number of each example's class, (C,) examples per class."""
     _, codes, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     return codes, sizes
 
 
 def dirichlet(concentration: Floats, draws: int, generator: np.random.Generator) -> Floats:
-    """(draws, M) rows that sum to 1, finite for any concentration (M,) > 0."""
+    """Draw (draws, M) Dirichlet shares: each row sums to 1 and is finite for any concentration (M,) > 0."""
     return generator.dirichlet(np.clip(concentration, MIN_CONCENTRATION, MAX_CONCENTRATION), draws)
 
 
 def whole(shares: Floats, sizes: Ints) -> Ints:
-    """(R, M) whole numbers near shares * sizes, each row of the exact sum ``sizes``."""
+    """Turn shares into whole numbers of examples: round the cumulative sums of each row of shares * sizes.
+
+    >>> import numpy as np
+    >>> whole(np.array([[0.3, 0.3, 0.4]]), np.array([[4]]))  # cumulative sums 1.2, 2.4, 4 become 1, 2, 4
+    array([[1, 1, 2]])
+
+    Args:
+        shares: (R, M) shares; each row sums to 1.
+        sizes: (R, 1) number of examples to share out in each row, or one number for all rows.
+
+    Returns:
+        (R, M) whole numbers near shares * sizes; each row sums to its size exactly.
+    """
     cuts = np.rint(np.cumsum(shares, axis=1) * sizes).astype(np.int64)
     cuts[:, -1:] = sizes
     return np.diff(cuts, axis=1, prepend=0)
 
 
 def deal(codes: Ints, counts: Ints, generator: np.random.Generator) -> Ints:
-    """(n,) owners that hold counts (C, N) examples of each class, which ones at random."""
+    """Deal the examples to the clients at random, with given numbers of each class for each client.
+
+    Two of three examples of class 0 go to client 0, the other one and the example of class 1 to client 1:
+
+    >>> import numpy as np
+    >>> classes = np.array([0, 0, 0, 1])
+    >>> owners = deal(classes, np.array([[2, 1], [0, 1]]), np.random.default_rng(0))
+    >>> sorted(owners[:3].tolist()), int(owners[3])
+    ([0, 0, 1], 1)
+
+    Args:
+        codes: (n,) class of every example, from 0 to C - 1.
+        counts: (C, N) number of examples of each class for each client; row c sums to the examples of class c.
+        generator: source of all randomness.
+
+    Returns:
+        (n,) client of every example.
+    """
     order = generator.permutation(len(codes))
     order = order[np.argsort(codes[order], kind="stable")]
     owners = np.empty(len(codes), dtype=np.int64)

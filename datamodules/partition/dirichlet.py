@@ -12,7 +12,7 @@ from fl_lightning.errors import ConfigurationError
 
 Form = Literal["class", "client", "rebalanced"]
 
-MAX_REDRAWS = 10_000  # of the rebalanced form
+MAX_REDRAWS = 10_000  # draws that the rebalanced form tries
 
 
 class Dirichlet(Partition):
@@ -21,27 +21,28 @@ class Dirichlet(Partition):
     Three forms, all with N clients, C classes and n examples:
 
     * ``"class"``: every class is dealt on its own, in shares P_c ~ Dir_N(alpha) (FedGH, Sec. 3.2; FedLAW). Client sizes
-      vary and a client may end up with nothing. Shares become whole numbers by rounding their cumulative sums to the
-      nearest; rounding down would hand the last client one stray example of nearly every class when alpha is small.
+      vary, and a client may get no example. Shares become whole numbers by rounding their cumulative sums to the
+      nearest; rounding down would give the last client one stray example of nearly every class when alpha is small.
     * ``"client"``: every client draws its own class mix, Dir_C(alpha) on balanced data and Dir(alpha * C * prior) in
       general, where prior is the share of each class in the data (Hsu et al., 2019, whose alpha is alpha * C here).
-      Client sizes are equal up to one. Examples are drawn without replacement: all clients draw at once, and a class
-      serves them in random order (one order for all classes) until it runs out. What a client did not get it draws
-      again from its mix without that class, rescaled; a client whose whole mix has run out takes from what is left in
-      proportion. So the last clients served follow their mix less closely; over all clients, the variance of class
-      shares is within 15 % of the Dirichlet's for alpha <= 1 and 20 clients or more (measured). Hsu et al. finish one
-      client before the next, with the same effect on the last ones.
-    * ``"rebalanced"``: as ``"class"``, but a client that has reached its fair share n / N gets nothing of the classes
-      that follow (the shares of the others, rescaled, are again Dirichlet), and everything is redrawn until every
-      client has ``min_samples`` examples.
+      Client sizes differ by at most one. Examples are drawn without replacement: all clients draw at once, and a class
+      serves the clients in random order (one order for all classes) until the class runs out. A client draws its
+      missing examples again from its mix without that class, rescaled; a client whose whole mix has run out draws in
+      proportion to the remaining examples. So the clients served last follow their mix less closely; over all clients,
+      the variance of class shares is within 15 % of the Dirichlet's for alpha <= 1 and 20 clients or more (measured).
+      Hsu et al. finish one client before the next, with the same effect on the last clients.
+    * ``"rebalanced"``: as ``"class"``, but a client that has reached its fair share n / N gets no examples of the
+      classes that follow (the shares of the other clients, rescaled, are again Dirichlet), and the whole partition is
+      redrawn until every client has ``min_samples`` examples.
 
     Args:
         alpha: concentration, > 0; infinity (``.inf`` in YAML) is the IID partition.
-        form: one of the three above.
-        min_samples: fewest examples of a client, >= 0; the rebalanced form alone reads it.
+        form: "class", "client" or "rebalanced".
+        min_samples: smallest number of examples of a client, >= 0; only the rebalanced form uses it.
 
     Raises:
-        ConfigurationError: an argument is outside its range; in :meth:`split`, ``min_samples`` cannot be had.
+        ConfigurationError: an argument is outside its range; in :meth:`split`, no partition with ``min_samples`` is
+            found.
     """
 
     def __init__(self, alpha: float, form: Form = "class", min_samples: int = 10) -> None:
@@ -68,18 +69,18 @@ class Dirichlet(Partition):
         return deal(codes, draw(sizes, num_clients, generator), generator)
 
     def _by_class(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """(C, N) examples of each class for each client."""
+        """Draw (C, N) numbers of examples of each class for each client."""
         shares = dirichlet(np.full(num_clients, self.alpha), len(sizes), generator)
         return whole(shares, sizes[:, None])
 
     def _by_client(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """(C, N) examples of each class for each client, columns of equal sum up to one."""
+        """Draw (C, N) numbers of examples of each class for each client; column sums differ by at most one."""
         num_samples = int(sizes.sum())
         mixes = dirichlet(self.alpha * len(sizes) * (sizes / num_samples), num_clients, generator)
         missing = np.full(num_clients, num_samples // num_clients)
         missing[: num_samples % num_clients] += 1
         counts = np.zeros((num_clients, len(sizes)), dtype=np.int64)
-        while len(unfilled := np.flatnonzero(missing)):  # every pass exhausts a class or is the last
+        while len(unfilled := np.flatnonzero(missing)):  # every pass uses up a class or is the last
             left = sizes - counts.sum(axis=0)
             mix = np.where(left > 0, mixes[unfilled], 0.0)
             mix[mix.sum(axis=1) <= MIN_CONCENTRATION] = left
@@ -87,10 +88,10 @@ class Dirichlet(Partition):
             got = np.diff(np.minimum(np.cumsum(wanted, axis=0), left), axis=0, prepend=0)
             counts[unfilled] += got
             missing[unfilled] -= got.sum(axis=1)
-        return generator.permutation(counts).T  # the first client was served first
+        return generator.permutation(counts).T  # otherwise client 0 would always be served first
 
     def _rebalanced(self, sizes: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        """(C, N) examples of each class for each client, columns of sum >= min_samples."""
+        """Draw (C, N) numbers of examples of each class for each client; every column sums to >= min_samples."""
         fair_share = sizes.sum() / num_clients
         for _ in range(MAX_REDRAWS):
             counts = np.zeros((len(sizes), num_clients), dtype=np.int64)

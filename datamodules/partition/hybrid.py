@@ -12,17 +12,18 @@ from fl_lightning.errors import ConfigurationError
 
 
 class HybridDirichlet(Partition):
-    """The first clients drawn with one concentration, the others from the remaining data with another (FedLAW, App. D).
+    """Draws the first clients with one concentration, the others from the remaining data with another (FedLAW, App. D).
 
-    All N clients are drawn with ``alphas[0]`` and the first round(share * N) of them are kept; what the others would
-    have had is dealt to them anew with ``alphas[1]``. The defaults are the paper's Fig. 5 and 13. Its Fig. 12 has
-    three clients of equal size, the first drawn alone: ``share=1/3`` and ``form="client"``, where sizes are equal up
-    to one example (in the other form they vary, as everywhere else in the paper).
+    All N clients are drawn with ``alphas[0]``, and the first round(share * N) clients keep their examples; the examples
+    of the other clients are dealt to these other clients anew with ``alphas[1]``. The defaults are those of the paper's
+    Fig. 5 and 13. The paper's Fig. 12 has three clients of equal size, the first drawn alone: ``share=1/3`` and
+    ``form="client"``, where sizes differ by at most one example (in the other form sizes vary, as everywhere else in
+    the paper).
 
     Args:
         alphas: concentrations of the first and of the other clients, > 0; infinity for no skew.
-        share: of the clients that are drawn with the first concentration, in (0, 1).
-        form: of both draws: see :class:`Dirichlet`.
+        share: share of the clients that are drawn with the first concentration, in (0, 1).
+        form: form of both draws, "class" or "client": see :class:`Dirichlet`.
 
     Raises:
         ConfigurationError: an argument is outside its range.

@@ -1,4 +1,4 @@
-"""IID: no skew."""
+"""IID: equal random parts, without skew."""
 
 import numpy as np
 from typing_extensions import override
@@ -7,7 +7,7 @@ from fl_lightning.datamodules.partition.base import Ints, Partition
 
 
 class IID(Partition):
-    """A random split into equal parts: sizes differ by one at most."""
+    """Splits the examples at random into equal parts: sizes differ by at most one."""
 
     @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:

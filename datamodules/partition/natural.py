@@ -1,4 +1,4 @@
-"""Natural: clients as the data come."""
+"""Natural: the groups of the data, such as writers, become the clients."""
 
 import numpy as np
 from typing_extensions import override
@@ -11,8 +11,8 @@ from fl_lightning.errors import ConfigurationError
 class Natural(Partition):
     """Keeps groups (writers, speakers, devices) whole: every group goes to one client, in random order.
 
-    Clients hold as many groups each, up to one; their sizes are what the groups bring. With as many clients as groups,
-    every client is one group.
+    The clients' numbers of groups differ by at most one; their numbers of examples depend on the groups. With as many
+    clients as groups, every client is one group.
 
     Raises:
         ConfigurationError: in :meth:`split`, there are fewer groups than clients.

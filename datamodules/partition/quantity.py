@@ -8,12 +8,13 @@ from fl_lightning.datamodules.partition.dealing import check_alpha, dirichlet, w
 
 
 class QuantitySkew(Partition):
-    """Client sizes n · Dir_N(alpha), examples at random: sizes differ, labels are not skewed (Li et al., ICDE 2022).
+    """Draws client sizes n · Dir_N(alpha), without label skew: examples are dealt at random (Li et al., ICDE 2022).
 
-    Sizes become whole numbers by rounding their cumulative sums to the nearest; a client may end up with nothing.
+    Sizes become whole numbers by rounding their cumulative sums to the nearest; a client may get no example.
 
     Args:
-        alpha: concentration, > 0; the smaller, the more unequal; infinity for sizes that are equal up to one.
+        alpha: concentration, > 0; the smaller ``alpha``, the more unequal the sizes; infinity for sizes that differ by
+            at most one.
 
     Raises:
         ConfigurationError: ``alpha`` is outside its range.

@@ -1,4 +1,4 @@
-"""Moved to fl_lightning."""
+"""Moved to fl_lightning, and critical_round to fl_lightning.callbacks.monitors.coherence."""
 
 from fl_lightning.callbacks.monitors.coherence import critical_round
 from fl_lightning.deprecated import moved

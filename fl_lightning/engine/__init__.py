@@ -1,1 +1,4 @@
-"""A round: cohort, local training, aggregation. It knows no algorithm, no layout of a run folder and no screen."""
+"""Runs a round: cohort, local training, aggregation.
+
+The engine contains no algorithm and no screen output, and writes nothing into a run folder but client states.
+"""

@@ -1,4 +1,4 @@
-"""FederatedCallback, where an algorithm enters a round; Monitor, which only looks."""
+"""FederatedCallback, by which an algorithm changes a round, and Monitor, which only looks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
 
-#: What a rule can settle: which updates enter the sum, their starting or final weights, the shrinking factor, the
-#: reduction itself, the server's step; where clients evaluate their gradients.
+#: The parts of a round that a rule can settle: the updates that enter the sum, their starting or final weights, the
+#: shrinking factor, the reduction itself, the server's step, the point where clients evaluate their gradients.
 Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "step", "local gradient"]
 
 
@@ -49,27 +49,29 @@ class FederatedCallback(Callback):
 
     Attributes:
         state: tensors that the rule keeps from round to round, by name; empty when a fit begins, saved in checkpoints.
-            A tensor that belongs to a client is named ``name/client``; with ``model.client_states: disk`` it lies in a
-            file. Every device holds the same state: set it in server hooks, from what clients sent.
+            A tensor that belongs to one client is named ``name/client``; with ``model.client_states: disk``, each such
+            tensor is kept in a file. Every device must hold the same state: set the state in server hooks, from the
+            values that the clients sent.
     """
 
     state: MutableMapping[str, Tensor]
 
-    #: What the rule settles. Chains in which one rule would undo another's work are refused at the start.
+    #: The parts of a round that the rule settles. A chain in which one rule would undo another rule's work is refused
+    #: at the start.
     settles: ClassVar[frozenset[Part]] = frozenset()
 
-    #: True for a rule that learns on the server's proxy set: a run without one is refused at the start.
+    #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
     needs_proxy: ClassVar[bool] = False
 
-    #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort) -> (P,)``, the update
-    #: in place of the weighted sum. At most one callback of a run may define it.
+    #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
+    #: update in place of the weighted sum. At most one rule of a run may define ``reduce``.
     reduce: Callable[[Server, Cohort], Tensor] | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # A fit begins without state, unless a checkpoint brings some.
+        # A fit begins with an empty state, unless it resumes from a checkpoint.
         if stage != "fit" and hasattr(self, "state"):
-            return  # what the last fit kept is still there to be looked at and saved
+            return  # the state of the last fit stays, to be inspected and saved
         on_disk = getattr(pl_module, "client_states", "memory") == "disk"
         self.state = DiskState(writes=trainer.is_global_zero) if on_disk else {}
 
@@ -90,49 +92,52 @@ class FederatedCallback(Callback):
             self.state = dict(state_dict)
 
     def recall(self, name: str, start: Tensor) -> Tensor:
-        """Look up a tensor of ``state``, on the device and in the dtype of ``start``, which stands in at first."""
+        """Return ``state[name]`` on the device and in the dtype of ``start``, or ``start`` if there is no such name."""
         return self.state[name].to(start) if name in self.state else start
 
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Prepare, before a client's first step; the module holds the global model."""
+        """Prepare for a client, before its first local step; the module holds the global model."""
 
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        """Return the loss to differentiate, given the module's own; ``outputs`` is what training_step returned."""
+        """Return the loss to differentiate, given the loss so far and the ``outputs`` that training_step returned."""
         return loss
 
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        """Wrap the evaluation of loss and gradient at ``run.params``: call it again elsewhere (SAM and its kin)."""
+        """Return a replacement for ``closure``, which evaluates the loss and the gradient at ``run.params``.
+
+        The replacement may call ``closure`` again at other parameters (SAM and related methods).
+        """
         return closure
 
     def on_before_client_step(self, run: LocalRun) -> None:
         """Correct ``run.grads`` (P,) in place, before each local optimizer step and before clipping."""
 
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        """Read ``run.params``, the client's model, after its last step."""
+        """Read ``run.params``, the client's model, after the client's last local step."""
 
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        """Return the cohort with new weights, or a new mixing of the updates."""
+        """Return the cohort with new weights or a new mixing of the updates."""
         return cohort
 
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        """Return the (P,) step that the server optimizer takes, given the one reduced so far."""
+        """Return the (P,) update that the server optimizer applies, given the ``update`` so far."""
         return update
 
     def refine(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Change the new global model in place, by ``orchestrator.params`` (P,)."""
+        """Change ``orchestrator.params`` (P,), the parameters of the new global model, in place."""
 
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        """Look at the new global model; ``orchestrator.log_round`` logs."""
+        """Look at the new global model; ``orchestrator.log_round`` logs a metric."""
 
 
 class Monitor(FederatedCallback):
-    """A callback that only looks: with it or without it, a run ends in the same model, bit for bit.
+    """A callback that only looks: a run with a monitor ends in the same model as without, bit for bit.
 
-    Runs that differ in their monitors alone are one method in reports. Random numbers come from
-    ``orchestrator.generator(purpose)``, so that no other draw changes.
+    In reports, runs that differ only in their monitors are one method. A monitor draws random numbers from
+    ``orchestrator.generator(purpose)``, so that all other draws of the run stay the same.
 
     Raises:
-        ConfigurationError: a subclass defines what only a rule may do.
+        ConfigurationError: a subclass defines an attribute or a hook that only a rule may define.
     """
 
     _FOR_RULES = ("settles", "reduce", "closure", "on_before_client_step", "update", "refine")
@@ -147,7 +152,7 @@ class Monitor(FederatedCallback):
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Whether a callback defines a hook of its own."""
+    """Whether a callback's class overrides a hook of FederatedCallback."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 

@@ -1,4 +1,4 @@
-"""What is refused at the start, each in one line that says what to do instead."""
+"""Checks that stop a run with a one-line message, most of them before the first round."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse Trainer flags that would mean something else where an epoch is a round and a batch is a client."""
+    """Refuse Trainer flags that would mean something else, since an epoch is a round and a batch is a client."""
     flags: list[tuple[bool, str, str]] = [
         (bool(trainer.gradient_clip_val), "gradient_clip_val", "model.gradient_clip_val, which clips local gradients"),
         (
@@ -36,7 +36,7 @@ def check_trainer(trainer: Trainer) -> None:
             "data.participation: 1, which trains one client a round",
         ),
         (
-            _is_not_all(trainer.limit_train_batches) and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # likewise
+            _is_not_all(trainer.limit_train_batches) and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # set outside Trainer.__init__
             "limit_train_batches",
             "data.participation for fewer clients, or model.local_steps for less local work",
         ),
@@ -67,11 +67,11 @@ def check_trainer(trainer: Trainer) -> None:
 
 
 def _is_not_all(limit: float) -> bool:
-    return limit != 1.0 or isinstance(limit, int)  # 1.0 is the whole, 1 a single batch
+    return limit != 1.0 or isinstance(limit, int)  # 1.0 stands for all batches, 1 for a single batch
 
 
 def check_once(callbacks: Sequence[Callback]) -> None:
-    """Refuse a rule that is listed twice. (Lightning would, too, but it speaks of state keys.)"""
+    """Refuse a federated callback that is listed twice (Lightning's own message speaks of state keys)."""
     names = [type(callback).__name__ for callback in callbacks if isinstance(callback, FederatedCallback)]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -81,7 +81,7 @@ def check_once(callbacks: Sequence[Callback]) -> None:
 
 
 def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -> None:
-    """Refuse chains in which one rule undoes another's work, and a rule that needs a proxy set where there is none."""
+    """Refuse a chain in which one rule undoes another rule's work, and a rule that lacks the proxy set it needs."""
     _check_chain(rules)
     needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
     if needy and data.proxy_dataloader() is None:
@@ -101,7 +101,7 @@ ONCE: dict[Part, str] = {
 
 
 def check_sampler(data: FederatedDataModule, max_epochs: int | None) -> None:
-    """Try out all cohorts of a sampler that has an end: what is wrong with round 17 is said before round 1."""
+    """Draw all cohorts of a sampler with a last round, so that a mistake in round 17 is reported before round 1."""
     if data.sampler.num_rounds is not None:
         for round in range(1, max(data.sampler.num_rounds, max_epochs or 0) + 1):
             data.cohort(round)
@@ -127,7 +127,7 @@ def _check_chain(rules: Sequence[FederatedCallback]) -> None:
 
 
 def _parts(rule: FederatedCallback) -> frozenset[Part]:
-    """What a rule settles; a reducer need not say so."""
+    """Return the parts of a round that a rule settles; a rule with ``reduce`` always settles the reduction."""
     return rule.settles if rule.reduce is None else rule.settles | {"reduction"}
 
 
@@ -138,7 +138,7 @@ def check_client(
 
     Args:
         module: the client module.
-        settings: what every client does in a round.
+        settings: the local work of every client in a round.
         precision: the Trainer's precision plugin.
         callbacks: the run's federated callbacks.
     """
@@ -151,7 +151,10 @@ def check_client(
 
 
 def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
-    """A module that steps its optimizers itself leaves no room for what acts between loss and step."""
+    """Refuse settings and rules that act between the loss and the step of a module with manual optimization.
+
+    Such a module takes its optimizer steps itself, inside ``training_step``.
+    """
     if scaled:
         raise ConfigurationError(
             f"{name} steps its optimizers itself, which loses the loss scale of precision=16-mixed: use bf16-mixed, or "
@@ -168,7 +171,10 @@ def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: S
 
 
 def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
-    """A rule that evaluates the gradient again needs each batch's own, in its true size."""
+    """Refuse accumulation and loss scaling with rules that evaluate a gradient again.
+
+    Such a rule needs the gradient of each single batch, without a scale.
+    """
     twice = ", ".join(type(c).__name__ for c in callbacks if overrides(c, "closure"))
     if twice and settings.accumulate > 1:
         raise ConfigurationError(
@@ -180,14 +186,23 @@ def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[F
 
 
 def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]) -> None:
-    """Stop before what rules made of finite updates ruins the global model."""
+    """Stop the run if rules made a vector with infinite or nan entries from finite updates.
+
+    Args:
+        vector: (P,) the update or the new global model.
+        round: the round's number, for the message.
+        makers: the rules that made the vector, for the message.
+
+    Raises:
+        RuntimeError: an entry of the vector is infinite or nan.
+    """
     if not is_finite(vector):
         names = ", ".join(type(rule).__name__ for rule in makers)
         raise RuntimeError(f"round {round}: every client's update is finite, what {names} made of them is not")
 
 
 def check_state(own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose tensors are not those of the model."""
+    """Refuse a checkpoint whose tensors have other names or shapes than the model's."""
     shapes = {name: tuple(value.shape) for name, value in own.items()}
     for name in [*shapes, *saved]:
         expected = shapes.get(name, "no such tensor")

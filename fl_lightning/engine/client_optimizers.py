@@ -1,4 +1,4 @@
-"""A client's optimizers and schedules: made anew for each client, slowed by the round, measured for FedNova."""
+"""A client's optimizers and schedules: made for each client, scaled by the round, measured for FedNova."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch.optim import Optimizer
 from fl_lightning.engine.lightning_private import configured
 from fl_lightning.errors import ConfigurationError
 
-RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a group; the last two are OneCycleLR's
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # learning rates in a parameter group; the last two are OneCycleLR's
 
 
 def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Call the module's ``configure_optimizers``, which may return any of the forms that Lightning takes.
+    """Make optimizers and schedules with the module's ``configure_optimizers``, in any form that Lightning accepts.
 
     Raises:
-        ConfigurationError: it returns no optimizer, or a schedule that waits for a metric.
+        ConfigurationError: ``configure_optimizers`` returns no optimizer, a schedule that waits for a metric, or, with
+            automatic optimization, more than one optimizer.
     """
     name, made = type(module).__name__, module.configure_optimizers()
     if isinstance(made, Optimizer):
@@ -41,7 +42,7 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
 
 
 def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[LRSchedulerConfig], factor: float) -> None:
-    """Multiply all learning rates, those that schedules start from and rise to among them."""
+    """Multiply all learning rates by ``factor``, including the rates that schedules start from and rise to."""
     if factor == 1:
         return
     for optimizer in optimizers:
@@ -55,19 +56,28 @@ def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[LRScheduler
 
 
 def _with_parts(scheduler: Any) -> Iterator[Any]:
-    """A schedule and the schedules that a SequentialLR or ChainedScheduler is made of."""
+    """Yield a schedule and the schedules that it combines, if it is a SequentialLR or ChainedScheduler."""
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)
 
 
 def displacement(step_sizes: Sequence[float], group: Mapping[str, Any], proximal: float) -> float:
-    """How far steps of these sizes take a parameter whose gradient is always 1, but for a proximal term's.
+    """Distance that SGD moves a parameter under a constant gradient of 1 and a proximal term.
 
     Args:
-        step_sizes: learning rates, one a step.
-        group: the optimizer's settings: momentum, dampening and nesterov count.
-        proximal: μ of the term μ/2 ‖w - w_start‖².
+        step_sizes: learning rates, one per step.
+        group: the optimizer's settings, of which momentum, dampening and nesterov are used.
+        proximal: μ of the proximal term μ/2 ‖w - w_start‖².
+
+    Example:
+        >>> from fl_lightning.engine.client_optimizers import displacement
+        >>> displacement([0.5, 0.5], {}, proximal=0.0)  # 0.5 + 0.5
+        1.0
+        >>> displacement([0.5, 0.5], {"momentum": 0.5}, proximal=0.0)  # velocities 1 and 1.5
+        1.25
+        >>> displacement([0.5, 0.5], {}, proximal=1.0)  # 0.5 · 1 + 0.5 · (1 - 0.5)
+        0.75
     """
     momentum, dampening = group.get("momentum", 0.0), group.get("dampening", 0.0)
     reached, velocity = 0.0, None

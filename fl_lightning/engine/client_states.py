@@ -1,4 +1,4 @@
-"""What rules keep for their clients, in files instead of memory."""
+"""DiskState: the tensors that a rule keeps for its clients, in files instead of memory."""
 
 from __future__ import annotations
 
@@ -18,40 +18,45 @@ FOLDER = "states"  # below the run folder
 
 
 class DiskState(MutableMapping[str, Tensor]):
-    """Tensors by name, of which those of clients (``name/client``) lie in files of their own, mapped on reading.
+    """Maps names to tensors and keeps each client's tensor (``name/client``) in a file, memory-mapped on reading.
 
-    A new value goes into a new file, ``name/client.<number>.safetensors``. The old one stays until a checkpoint that no
-    longer needs it is complete, so that a run may be killed at any moment and goes on from its last checkpoint. An
-    older checkpoint may find files gone. Files in another folder, which the run went on from, are read and left alone.
+    A new value goes into a new file, ``name/client.<number>.safetensors``. The old file stays until a checkpoint that
+    no longer needs the file is complete, so that a run may be killed at any moment and can resume from its last
+    checkpoint. An older checkpoint may need files that have been deleted. A run that is resumed in another folder reads
+    the files of the old folder and leaves them unchanged.
 
     Args:
-        writes: whether this process writes; the others read what it has written.
+        writes: whether this process writes the files; the other processes only read them.
     """
 
     def __init__(self, writes: bool) -> None:
         self._writes = writes
         self._shared: dict[str, Tensor] = {}
-        self._files: dict[str, str] = {}  # without suffix; below the folder, or absolute in another run's
+        self._files: dict[str, str] = {}  # without suffix; relative to the folder, or absolute in an old folder
         self._bytes: dict[str, int] = {}
-        self._count = 0  # no number is used twice
-        self._replaced: list[tuple[int, str]] = []  # files, each with the first round whose checkpoint needs it no more
+        self._count = 0  # the number of the last file; no number is used twice
+        self._replaced: list[tuple[int, str]] = []  # first round whose checkpoint does not need the file; the file
         self._saved = self._saved_count = 0  # the round and the count of the last checkpoint
         self._swept = 0  # the round in which files were last deleted
-        self._unwritten: dict[str, Tensor] = {}  # what another process may still be writing
+        self._unwritten: dict[str, Tensor] = {}  # values that another process may still be writing
         self._folder = Path()
-        self._id = ""  # of the folder: runs alike in all but a setting name their files alike
+        self._id = ""  # the folder's id, since runs that differ in one setting use the same file names
         self._round: Callable[[], int] | None = None
 
     def open(self, folder: Path, round: Callable[[], int]) -> None:
-        """Set where files go and what tells the round under way; from here on, clients' tensors may be set.
+        """Set the folder of the files; only after this call may clients' tensors be set.
+
+        Args:
+            folder: the folder of the files.
+            round: a function that returns the current round.
 
         Raises:
-            ConfigurationError: a file that the checkpoint names is missing.
+            ConfigurationError: a file that the checkpoint names is missing, or its folder now belongs to another run.
         """
         before, known, lost = self._folder, self._id, False
         self._folder, self._round = folder.absolute(), round
         self._id, self._count = _id(self._folder), max(self._count, _highest_number(self._folder))
-        if self._files and self._id != known:  # the run goes on in another folder
+        if self._files and self._id != known:  # the run is resumed in another folder
             self._files, self._replaced = {name: str(before / file) for name, file in self._files.items()}, []
             lost = _id(before) != known
             self._name_folder()
@@ -64,7 +69,7 @@ class DiskState(MutableMapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Of all clients' tensors."""
+        """Size of all clients' tensors in bytes."""
         return sum(self._bytes.values())
 
     def __getitem__(self, name: str) -> Tensor:
@@ -75,7 +80,7 @@ class DiskState(MutableMapping[str, Tensor]):
         return load_file(self._path(self._files[name]))["value"]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shared or name in self._files  # the default would read the file
+        return name in self._shared or name in self._files  # the inherited method would read the file
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         if "/" not in name:
@@ -107,7 +112,7 @@ class DiskState(MutableMapping[str, Tensor]):
         return len(self._shared) + len(self._files)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint: the names of the files, and what is not a client's; empty if there is nothing."""
+        """Return a checkpoint's content, with file names in place of the clients' tensors; empty without any tensor."""
         if self._round is not None:
             self._saved, self._saved_count = self._round() - 1, self._count
         if not self:
@@ -124,7 +129,7 @@ class DiskState(MutableMapping[str, Tensor]):
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the content from a checkpoint."""
         self._shared, self._files, self._bytes = dict(saved["shared"]), dict(saved["files"]), dict(saved["bytes"])
         self._replaced = [(round, file) for round, file in saved["replaced"]]
         self._count = self._saved_count = saved["count"]
@@ -134,7 +139,7 @@ class DiskState(MutableMapping[str, Tensor]):
         return self._folder / f"{file}.safetensors"
 
     def _check(self, name: str) -> int:
-        """The round under way, if a client's value can be set now and under this name."""
+        """Return the current round; refuse to set a client's tensor too early or under a malformed name."""
         if self._round is None:
             raise RuntimeError(
                 f"client states are set in server hooks, from aggregate to on_round_end: {name} too early"
@@ -144,14 +149,14 @@ class DiskState(MutableMapping[str, Tensor]):
         return self._round()
 
     def _write(self, path: Path, value: Tensor) -> None:
-        if path.exists():  # numbers start above all that were there
+        if path.exists():  # only another run can have written it: numbers start above all existing ones
             raise ConfigurationError(
                 f"another run keeps its client states in {self._folder} at this time: give each run a folder of its "
                 "own, by a logger or trainer.default_root_dir"
             )
         self._name_folder()
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A kill may leave half a file: no checkpoint names it, and no later one has its number.
+        # A killed process may leave half a file: no checkpoint names the file, and no later file gets its number.
         save_file({"value": value.detach().cpu().contiguous()}, path)
 
     def _name_folder(self) -> None:
@@ -161,7 +166,7 @@ class DiskState(MutableMapping[str, Tensor]):
             (self._folder / "id").write_text(self._id)
 
     def _release(self, name: str, round: int) -> None:
-        """Forget a client's value, if there is one; its file goes when no checkpoint and no device needs it."""
+        """Forget a client's value, if any; its file is deleted later, when no checkpoint and no device needs it."""
         if name in self._files:
             file = self._files.pop(name)
             del self._bytes[name]
@@ -171,7 +176,10 @@ class DiskState(MutableMapping[str, Tensor]):
                 self._replaced.append((round if in_a_checkpoint else 0, file))
 
     def _sweep(self, round: int) -> None:
-        """At a round's first change: all devices have left the last round behind, its checkpoints are complete."""
+        """Delete the files that no checkpoint needs, at the first change in a round.
+
+        By then, all devices have finished the last round, and its checkpoints are complete.
+        """
         if round == self._swept:
             return
         self._swept = round
@@ -182,7 +190,7 @@ class DiskState(MutableMapping[str, Tensor]):
 
 
 def client_bytes(state: MutableMapping[str, Tensor]) -> int:
-    """Of what a rule keeps for single clients."""
+    """Size in bytes of the tensors that a rule keeps for single clients."""
     if isinstance(state, DiskState):
         return state.nbytes
     return sum(value.nbytes for name, value in state.items() if "/" in name)

@@ -1,4 +1,4 @@
-"""Cohort: what the server holds between local training and the new global model."""
+"""Cohort: the updates that the server holds between local training and the new global model."""
 
 import dataclasses
 import math
@@ -13,13 +13,25 @@ from torch import Tensor
 from fl_lightning.engine.gram import without_rounding
 from fl_lightning.engine.params import average_buffers
 
-COLUMNS = 1 << 16  # of the updates in hand at a time
-TILE = (16, 1 << 13)  # rows and columns that a CPU's cache holds in float64
+COLUMNS = 1 << 16  # columns of the updates that are processed at a time
+TILE = (16, 1 << 13)  # rows and columns that fit into a CPU's cache in float64
 
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What a client sends beside its update: see :class:`Cohort` for the fields of the same names."""
+    """The values that a client sends beside its update.
+
+    Attributes:
+        client: the client's id.
+        num_samples: n_k, the client's number of training examples.
+        num_steps: τ_k, the number of optimizer steps taken.
+        loss: mean training loss over the local steps; nan without a step.
+        normalizer: ‖a_k‖₁, the total weight of the client's gradients in its update (FedNova).
+        buffers: the module's buffers after local training.
+        metrics: the logged metrics, each averaged over the local steps.
+        learning_rate: η_k, the unit of the normalizer.
+        vectors: tensors that rules sent with :meth:`LocalRun.send`, by name.
+    """
 
     client: int
     num_samples: int
@@ -62,22 +74,25 @@ class Cohort:
     tensor([0., 1.])
 
     Attributes:
-        round: 1, 2, …
+        round: the round's number, 1, 2, …
         clients: the K client ids, ascending.
-        anchor: (P,) the global model that the clients started from.
-        deltas: (K, P) updates w_k - w as they came.
-        num_samples: (K,) n_k.
-        num_steps: (K,) optimizer steps taken, τ_k.
-        losses: (K,) mean training loss over a client's local steps.
+        anchor: (P,) the global model w that the clients started from.
+        deltas: (K, P) the original updates w_k - w, before any correction.
+        num_samples: (K,) numbers of training examples, n_k.
+        num_steps: (K,) numbers of optimizer steps taken, τ_k.
+        losses: (K,) mean training losses over each client's local steps.
         normalizers: (K,) ‖a_k‖₁, the total weight of a client's gradients in its update (FedNova).
-        learning_rates: (K,) η_k, the unit of the normalizers: η_k ‖a_k‖₁ is how far a constant gradient of 1 would have
-            taken the client.
+        learning_rates: (K,) η_k, the unit of the normalizers: a constant gradient of 1 would have moved client k by
+            η_k ‖a_k‖₁.
         weights: (K,) aggregation weights, float64.
-        mixing: (K, K) float64; row k combines the updates as they came into client k's corrected update.
-        shrinking: γ (FedLAW): the new model is γ·(w + weights @ mixing @ deltas).
-        buffers: the new global model's: float ones averaged by n_k, the maximum of integer ones.
-        metrics: what the clients logged, each name with its mean over the cohort weighted by n_k.
-        results: what each client sent beside its update: its own buffers, metrics, and vectors that rules sent.
+        mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
+        shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
+        buffers: buffers of the new global model: the mean weighted by n_k of float buffers, the maximum of integer
+            buffers.
+        metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
+            them.
+        results: one :class:`ClientResult` per client, with the client's own buffers and metrics, and the vectors that
+            rules sent.
     """
 
     round: int
@@ -98,7 +113,14 @@ class Cohort:
 
     @classmethod
     def collect(cls, round: int, anchor: Tensor, deltas: Tensor, results: Sequence[ClientResult]) -> Self:
-        """The cohort as it came, to be averaged by n_k. ``results`` belong to the rows of ``deltas`` (K, P)."""
+        """Make the cohort of a round from its updates, uncorrected and weighted by n_k.
+
+        Args:
+            round: the round's number, 1, 2, …
+            anchor: (P,) the global model that the clients started from.
+            deltas: (K, P) updates, one row per client.
+            results: the values that the clients sent beside their updates, in the order of the rows.
+        """
 
         def column(name: str, dtype: torch.dtype) -> Tensor:
             return torch.tensor([getattr(result, name) for result in results], dtype=dtype)
@@ -123,13 +145,13 @@ class Cohort:
 
     @cached_property
     def gram(self) -> Tensor:
-        """(K, K) inner products of the updates as they came, float64, computed once a round."""
+        """(K, K) inner products of the original updates ``deltas``, float64, computed once per round."""
         size, device = len(self.deltas), self.deltas.device
         rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
         gram = torch.zeros(size, size, dtype=torch.float64, device=device)
         for block in torch.split(self.deltas, columns, dim=1):
             wide = block.double()
-            for top in range(0, size, rows):  # what lies below the diagonal is known from above
+            for top in range(0, size, rows):  # blocks below the diagonal follow from symmetry
                 gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
         gram = (gram.triu() + gram.triu(1).T).cpu()
         return without_rounding(gram, gram.diagonal().sqrt())
@@ -147,36 +169,36 @@ class Cohort:
         return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
 
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-        """(P,) a reduction of the corrected updates that is not linear in them, in blocks of columns.
+        """Reduce the corrected updates to one (P,) update by a function that is not linear in them (median, …).
 
         Args:
-            reduce: (K, B) values to (B,), each column on its own.
+            reduce: reduces a block of B columns, from (K, B) to (B,), each column on its own.
         """
         mixing = self.mixing.to(self.deltas)
         return torch.cat([reduce(mixing @ block) for block in torch.split(self.deltas, COLUMNS, dim=1)])
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed; the Gram matrix is not computed again."""
+        """Return a copy with some fields changed; the Gram matrix is computed again only for new ``deltas``."""
         changed = dataclasses.replace(self, **changes)
         if "gram" in self.__dict__ and "deltas" not in changes:
             changed.__dict__["gram"] = self.gram
         return changed
 
     def scaled(self, factors: Tensor) -> Self:
-        """Each client's corrected update times its factor (K,)."""
+        """Return a copy with client k's corrected update multiplied by entry k of ``factors`` (K,)."""
         return self.replace(mixing=factors[:, None] * self.mixing)
 
     def corrected(self, combination: Tensor) -> Self:
-        """Row k of ``combination`` (K, K) says which corrected updates make up client k's new one."""
+        """Return a copy whose corrected updates are ``combination`` (K, K) times the present corrected updates."""
         return self.replace(mixing=combination @ self.mixing)
 
     def uniform(self) -> Self:
-        """Every client counts 1/K."""
+        """Return a copy in which every client has the weight 1/K."""
         return self.replace(weights=torch.full_like(self.weights, 1 / len(self.weights)))
 
 
 def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
-    """Each metric's mean over the clients that logged it, weighted by n_k; the training loss among them."""
+    """Average the training loss and each metric over the clients that logged it, weighted by n_k."""
     columns: dict[str, list[tuple[int, float]]] = {}
     for result in results:
         trained = {} if math.isnan(result.loss) else {"train/loss": result.loss}

@@ -1,4 +1,4 @@
-"""FederatedDataModule: clients, cohorts, batches."""
+"""FederatedDataModule: the clients' data, the cohorts, the batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -13,33 +13,35 @@ from fl_lightning.engine.sampling import ClientSampler, UniformSampler
 from fl_lightning.engine.seeding import derive, generator, isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
-PADDING = -1  # stands where a device has no client left to train
+PADDING = -1  # in place of a client id, where a device has no client left to train
 
 
 class ClientIds(list[int]):
-    """A batch of the Trainer's training data: the clients to train."""
+    """A batch of the Trainer's training data: the ids of the clients to train."""
 
 
 class TrainingBatch(list[Any]):
-    """A batch that a client trains on: transfer hooks may augment it. Evaluation and proxy batches are plain lists."""
+    """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
 
 
 class FederatedDataModule(LightningDataModule):
-    """The data of ``num_clients`` clients. Subclasses give ``num_clients`` and :meth:`client_dataset`.
+    """The data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
 
-    The training data that Lightning sees are the ids of each round's cohort; a client's own batches come from
+    Lightning's training data are the client ids of each round's cohort; a client's own batches come from
     :meth:`client_batches`. A client without data is never drawn.
 
     Args:
-        batch_size: examples per local step.
-        participation: share of the clients in each round, in (0, 1], or as an int the number of clients.
-        sampler: draws each round's cohort; uniformly without replacement by default.
-        clients_per_batch: clients that the Trainer sees as one batch. One batch costs it about 0.6 ms: group tiny ones.
-        num_workers: DataLoader processes for a client's data. Tensors in memory never need them.
-        seed: partition, cohorts and batch order depend on it alone.
+        batch_size: number of examples in a client's batch.
+        participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
+        sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
+        clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
+            0.6 ms, so group tiny clients.
+        num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
+        seed: the seed of the cohorts and, in subclasses, of the partition.
 
     Raises:
-        ConfigurationError: ``participation`` is outside its range, or ``batch_size`` is less than 1.
+        ConfigurationError: ``participation`` is outside its range, or ``batch_size`` or ``clients_per_batch`` is less
+            than 1.
     """
 
     num_clients: int
@@ -71,38 +73,44 @@ class FederatedDataModule(LightningDataModule):
         self.seed = seed
 
     def client_dataset(self, client: int) -> Dataset[Any]:
-        """The training examples of one client, 0 <= client < num_clients."""
+        """Return the training examples of one client, 0 <= client < num_clients."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
 
     def client_num_samples(self, client: int) -> int:
-        """n_k, the client's number of training examples."""
+        """Return n_k, the client's number of training examples."""
         return len(self.client_dataset(client))  # type: ignore[arg-type]  # map-style: it has a length
 
     def class_counts(self) -> Tensor | None:
-        """(N, C) training examples of each class that each client holds; None where there are no classes."""
+        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
         return None
 
     def held_out_batches(self, client: int) -> Iterable[Any]:
-        """What the client keeps back from training to be evaluated on, in batches; none by default."""
+        """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
         return ()
 
     def proxy_dataloader(self) -> DataLoader[Any] | None:
-        """The server's proxy set, for rules that learn on one; None where there is none."""
+        """Return a loader of the server's proxy set, for rules that learn on a proxy set; None without a proxy set."""
         return None
 
     @cached_property
     def sizes(self) -> Tensor:
-        """(N,) number of examples of every client."""
+        """(N,) numbers of training examples, one per client."""
         return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 
     @property
     def num_with_data(self) -> int:
-        """N, the clients that can ever take part."""
+        """Number of clients that have data; no other client can take part."""
         return int((self.sizes > 0).sum())
 
     @property
     def cohort_size(self) -> int:
-        """K: participation of all N clients, at most those that have data."""
+        """K, the number of clients per round, unless the sampler draws fewer.
+
+        K is ``participation`` of all N clients, and at most the number of clients that have data.
+
+        Raises:
+            ConfigurationError: no client has data, or ``participation`` is larger than the number of clients.
+        """
         with_data = self.num_with_data
         if not with_data:
             raise ConfigurationError(f"none of the {self.num_clients} clients has data: check the partition")
@@ -113,7 +121,12 @@ class FederatedDataModule(LightningDataModule):
         return min(wanted, with_data)
 
     def cohort(self, round: int) -> list[int]:
-        """The clients of a round (1, 2, …), ascending; depends on the seed and the round alone."""
+        """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
+
+        Raises:
+            ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
+                client without data.
+        """
         drawn = self.sampler.draw(self.sizes, self.cohort_size, round, generator(self.seed, "cohort", round))
         clients = sorted(int(k) for k in drawn)
         self._check_cohort(clients, round)
@@ -134,14 +147,14 @@ class FederatedDataModule(LightningDataModule):
             )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """The round's cohort, dealt to the devices: batches of client ids, ``clients_per_batch`` each."""
+        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""
         return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
 
     def client_batches(self, client: int, order: torch.Generator) -> Iterator[list[Any]]:
-        """One epoch of a client's batches, shuffled by ``order``.
+        """Return one epoch of a client's batches, shuffled by ``order``.
 
-        Tensors in memory are gathered once and split; any other Dataset goes through a DataLoader, each example seeded
-        on its own so that the number of workers changes nothing.
+        Tensors in memory are gathered once and split. Any other dataset is read by a DataLoader, with a seed for each
+        example, so that the batches do not depend on the number of workers.
         """
         dataset = self.client_dataset(client)
         indices = torch.randperm(len(dataset), generator=order)  # type: ignore[arg-type]  # map-style: it has a length
@@ -160,7 +173,7 @@ class FederatedDataModule(LightningDataModule):
 
 
 def gather(dataset: Dataset[Any], indices: Tensor) -> Sequence[Tensor] | None:
-    """Rows ``indices`` of a dataset whose tensors lie in memory (TensorDataset, or Subsets of one); else None."""
+    """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
     if type(dataset) is Subset:
         return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
     if type(dataset) is TensorDataset:
@@ -169,16 +182,17 @@ def gather(dataset: Dataset[Any], indices: Tensor) -> Sequence[Tensor] | None:
 
 
 class _Ids(Dataset[int]):
-    """Every id is its own example; so is the padding."""
+    """A dataset whose examples are their own indices: the client ids and the padding."""
 
     def __getitem__(self, index: int) -> int:
         return index
 
 
 class _CohortBatches:
-    """Lists of client ids: the cohort, dealt to the devices and padded to equal length, the same every round.
+    """Lists of client ids: this device's share of the cohort, padded to a length that all devices and rounds share.
 
-    Largest first and back and forth (0, 1, 1, 0, …): the devices get much the same work in total, and at any time.
+    Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
+    have similar work in total and at any time.
     """
 
     def __init__(self, data: FederatedDataModule) -> None:
@@ -205,7 +219,7 @@ class _CohortBatches:
 
 
 class _SeededItems(Dataset[Any]):
-    """A dataset whose random augmentation of an example depends on the seed and the example alone."""
+    """A dataset whose random augmentation of an example depends on the seed and the example's index alone."""
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self.dataset, self.seed = dataset, seed

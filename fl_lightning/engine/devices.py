@@ -1,4 +1,4 @@
-"""client_parallel: the devices train different clients of the cohort."""
+"""The client_parallel strategy, whose devices train different clients of the cohort."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fl_lightning.engine.lightning_private import keep_samplers
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Processes as in DDP, but no module is wrapped: gradients stay on their client, updates meet in the cohort.
+    """Starts processes as DDP does, but wraps no module: gradients stay on their client, the devices share updates.
 
-    Every device then computes the same round from all updates, so the result does not depend on how many there are.
-    (DDP inside a client would split its batches, halve its local steps, and so train another FedAvg.) Every device
-    evaluates the whole test set: samplers that pad it to equal shares would change the numbers.
+    Every device computes the same round from all updates, so the result does not depend on the number of devices.
+    (Plain DDP would split each client's batches, which means fewer local steps and so another algorithm.) Every device
+    evaluates the whole test set: a distributed sampler would pad the test set and so change the metrics.
     """
 
     strategy_name = "client_parallel"
@@ -33,12 +33,12 @@ class ClientParallelStrategy(DDPStrategy):
 
     @override
     def configure_ddp(self) -> None:
-        pass  # where DDP would wrap the module
+        pass  # DDP wraps the module here
 
     @classmethod
     @override
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Make ``Trainer(strategy="client_parallel")`` known."""
+        """Register the strategy for ``Trainer(strategy="client_parallel")``."""
         if cls.strategy_name not in strategy_registry.available_strategies():
             strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__)
 
@@ -47,18 +47,18 @@ ClientParallelStrategy.register_strategies(StrategyRegistry)
 
 
 def agree(trainer: Trainer, update: Tensor) -> None:
-    """Give every device the first one's update (P,), in place: GPUs may sum in different orders."""
+    """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
     if trainer.world_size > 1:
         torch.distributed.broadcast(update, src=0)
 
 
 def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) -> tuple[Tensor, list[ClientResult]]:
-    """All devices' updates, on every device.
+    """Gather the updates and results of all devices, on every device.
 
     Args:
-        trainer: knows the devices.
-        rows: (R, P) one row for each client of this device's share of the cohort, the same R on every device.
-        results: of the first ``len(results)`` rows; padding and failed clients leave rows unused.
+        trainer: the Trainer, which knows the devices.
+        rows: (R, P) one row for each client of this device's share of the cohort, with the same R on every device.
+        results: results of the first ``len(results)`` rows; padding and failed clients leave rows unused.
 
     Returns:
         The updates (K, P) and their results, ordered by client.

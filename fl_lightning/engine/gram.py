@@ -6,17 +6,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-EPSILON = 1e-12  # relative size below which an inner product is rounding
+EPSILON = 1e-12  # relative size up to which an inner product counts as a rounding error
 
 
 def without_rounding(gram: Tensor, scale: Tensor) -> Tensor:
-    """A Gram matrix with the entries that rounding alone could have made set to zero.
+    """Set to zero the entries of a Gram matrix that may be mere rounding errors.
 
-    An exact zero must not become a conflict, nor what is left of a cancelled update a direction.
+    Rounding must not turn orthogonal updates into a conflict, or the remainder of a cancelled update into a direction.
 
     Args:
         gram: (K, K) inner products.
-        scale: (K,) size of what was summed up to make each vector, at least its norm.
+        scale: (K,) for each vector, the sum of the norms of its summands; at least the norm of the vector.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning.engine.gram import without_rounding
+        >>> gram = torch.tensor([[1.0, -1e-16], [-1e-16, 1.0]]).double()
+        >>> without_rounding(gram, scale=torch.ones(2).double()).tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
     """
     return gram.masked_fill(gram.abs() <= EPSILON * scale.outer(scale), 0.0)
 
@@ -28,7 +35,15 @@ def cosines(gram: Tensor) -> Tensor:
         gram: (K, K) inner products.
 
     Returns:
-        (K, K) in [-1, 1]; zero wherever an update is zero.
+        (K, K) cosines in [-1, 1]; zero for every pair with a zero update.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import cosines
+        >>> deltas = torch.tensor([[3.0, 4.0], [-1.0, 0.0]])
+        >>> cosines(deltas @ deltas.T)  # -3 / (5 · 1)
+        tensor([[ 1.0000, -0.6000],
+                [-0.6000,  1.0000]])
     """
     norms = gram.diagonal().clamp(min=0).sqrt()
     scale = norms.outer(norms)
@@ -36,17 +51,34 @@ def cosines(gram: Tensor) -> Tensor:
 
 
 def pairs(matrix: Tensor) -> Tensor:
-    """The (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix: each unordered pair once."""
+    """The (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix, one for each unordered pair.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import pairs
+        >>> pairs(torch.tensor([[1, 2, 3], [2, 4, 5], [3, 5, 6]])).tolist()
+        [2, 3, 5]
+    """
     rows, columns = torch.triu_indices(len(matrix), len(matrix), offset=1)
     return matrix[rows, columns]
 
 
 def conflict_ratio(gram: Tensor, weights: Tensor | None = None) -> float:
-    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 where no pair counts.
+    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 if no pair counts.
 
     Args:
         gram: (K, K) inner products.
-        weights: (K,) λ >= 0, by which the pair i, j counts λ_i λ_j; all pairs count alike by default.
+        weights: (K,) weights λ >= 0, so that the pair i, j counts λ_i λ_j; by default, all pairs count alike.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import conflict_ratio
+        >>> deltas = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [0.0, 1.0]]).double()
+        >>> gram = deltas @ deltas.T
+        >>> conflict_ratio(gram)  # updates 0 and 1 conflict: one pair of three
+        0.3333333333333333
+        >>> conflict_ratio(gram, weights=torch.tensor([1.0, 1.0, 0.5]))  # 1 / (1 + 0.5 + 0.5)
+        0.5
     """
     counts = pairs(torch.ones_like(gram) if weights is None else weights.outer(weights))
     return float(counts[pairs(gram) < 0].sum() / counts.sum()) if counts.any() else 0.0
@@ -57,10 +89,17 @@ def norms(gram: Tensor, combinations: Tensor) -> Tensor:
 
     Args:
         gram: (K, K) inner products of the updates.
-        combinations: (L, K) the coefficients of one in each row.
+        combinations: (L, K) coefficients, one combination per row.
 
     Returns:
-        (L,); zero where rounding alone could have made it.
+        (L,) norms; zero for a combination that may be a mere rounding error.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import norms
+        >>> deltas = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+        >>> norms(deltas @ deltas.T, combinations=torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
+        tensor([3., 5.])
     """
     scale = combinations.abs() @ gram.diagonal().sqrt()
     squares = ((combinations @ gram) * combinations).sum(1)
@@ -68,14 +107,21 @@ def norms(gram: Tensor, combinations: Tensor) -> Tensor:
 
 
 def share_removed(gram: Tensor, mixing: Tensor) -> Tensor:
-    """How much of each update a correction changed: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
+    """Share of each update that a correction changed: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
 
     Args:
         gram: (K, K) inner products of the updates Δ.
-        mixing: (K, K).
+        mixing: (K, K) coefficients of the corrected updates Δ'.
 
     Returns:
-        (K,) at least 0, and 1 for an update that was replaced by zero; nan for one that is zero.
+        (K,) shares, at least 0; 1 for an update that was replaced by zero, nan for an update that is zero.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import share_removed
+        >>> deltas = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+        >>> share_removed(deltas @ deltas.T, mixing=torch.tensor([1.0, 0.5, 0.0]).diag())  # keep, halve, drop
+        tensor([0.0000, 0.5000, 1.0000])
     """
     lengths = gram.diagonal().sqrt()
     changes = norms(gram, torch.eye(len(gram), dtype=gram.dtype) - mixing)
@@ -83,18 +129,26 @@ def share_removed(gram: Tensor, mixing: Tensor) -> Tensor:
 
 
 def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
-    """Degrees in [0, 180] between two combinations of the updates.
+    """Angle between two combinations of the updates, in degrees, in [0, 180].
 
-    2 atan2(‖u - v‖, ‖u + v‖) of the unit vectors u, v: unlike the arc cosine, exact where u and v are nearly the same
-    combination.
+    The angle is 2 atan2(‖u - v‖, ‖u + v‖) for the unit vectors u and v. Unlike the arc cosine, this formula is exact
+    where u and v are nearly the same combination.
 
     Args:
         gram: (K, K) inner products of the updates.
-        one: (K,) coefficients.
-        other: (K,) likewise.
+        one: (K,) coefficients of the first combination.
+        other: (K,) coefficients of the second combination.
 
     Returns:
-        None if one of them is zero.
+        The angle, or None if a combination is zero.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import angle
+        >>> deltas = torch.tensor([[2.0, 0.0], [0.0, 2.0]]).double()
+        >>> one, other = torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double()
+        >>> round(angle(deltas @ deltas.T, one, other), 6)  # between (2, 0) and (2, 2)
+        45.0
     """
     both = torch.stack([one, other])
     lengths = norms(gram, both)
@@ -106,15 +160,21 @@ def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
 
 
 def partners(size: int, order: Literal["random", "ascending", "descending"], generator: torch.Generator) -> Tensor:
-    """For each of K updates the others, in the order in which it meets them.
+    """Return the order in which each of K updates is projected against the others (see :func:`project_conflicts`).
 
     Args:
-        size: K.
-        order: drawn anew for every update, or by client id.
-        generator: for the random order.
+        size: K, the number of updates.
+        order: "random" draws an order for every update; "ascending" and "descending" sort by client id.
+        generator: the generator of the random orders.
 
     Returns:
-        (K, K-1) indices.
+        (K, K-1) indices; row k lists the updates against which update k is projected.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import partners
+        >>> partners(3, "ascending", torch.Generator()).tolist()
+        [[1, 2], [0, 2], [0, 1]]
     """
     others = torch.tensor([[j for j in range(size) if j != k] for k in range(size)]).reshape(size, size - 1)
     if order == "random":
@@ -125,18 +185,29 @@ def partners(size: int, order: Literal["random", "ascending", "descending"], gen
 def project_conflicts(gram: Tensor, order: Tensor) -> Tensor:
     """Remove from each update, one after another, the components that conflict with given original updates.
 
-    For each k and each j in its order: if the running g_k has g_k · g̃_j < 0, then g_k -= (g_k · g̃_j / ‖g̃_j‖²) g̃_j,
-    where g̃ are the updates as they came. All K rows advance together; each step is K×K, none touches the updates.
+    For each update k and each j in row k of ``order``: if g_k · g̃_j < 0, then g_k -= (g_k · g̃_j / ‖g̃_j‖²) g̃_j, where
+    g_k is the update projected so far, and g̃ are the original updates. All K updates take each step together. A step
+    changes K×K numbers and does not touch the updates themselves.
 
     Args:
-        gram: (K, K) inner products of the updates as they came.
+        gram: (K, K) inner products of the original updates.
         order: (K, L) row k lists the j against which update k is projected; j = k changes nothing.
 
     Returns:
-        (K, K) matrix H: row k combines the updates as they came into the projected update k.
+        (K, K) matrix H: row k combines the original updates into the projected update k.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning import project_conflicts
+        >>> deltas = torch.tensor([[2.0, 0.0], [-1.0, 1.0]])
+        >>> mixing = project_conflicts(deltas @ deltas.T, order=torch.tensor([[1], [0]]))
+        >>> mixing.tolist()
+        [[1.0, 1.0], [0.5, 1.0]]
+        >>> (mixing @ deltas).tolist()  # each is orthogonal to the other's original update
+        [[1.0, 1.0], [0.0, 1.0]]
     """
     projection = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    products = gram.clone()  # (k, j) holds the running g_k · g̃_j
+    products = gram.clone()  # entry (k, j) is g_k · g̃_j for the g_k projected so far
     squared = gram.diagonal()
     rows = torch.arange(len(gram), device=gram.device)
     for j in order.T:  # (K,) one partner for every update

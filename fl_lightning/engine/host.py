@@ -1,4 +1,4 @@
-"""ClientHost: the part of the orchestrator that makes the client module at home in the Trainer."""
+"""ClientHost: the part of the orchestrator that connects the client module with the Trainer."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ EVALUATION_HOOKS = tuple(
 )
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-# Replaced on the client module while it is hosted: Lightning's versions would return the server's.
+# Methods of the client module that are replaced while hosted: Lightning's versions would act on the server's loop.
 BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 
 
 class ClientHost(Server):
-    """Owns the client module and passes on to it what the Trainer asks of a LightningModule outside training.
+    """Owns the client module and forwards to it the hooks and steps that the Trainer calls outside of training.
 
-    While a fit or an evaluation lasts, the module's ``self.log`` collects per client in training and logs as usual
-    otherwise, and its ``self.optimizers()`` are the local ones.
+    While a client trains, the module's ``self.log`` collects the client's metrics, and ``self.optimizers()`` returns
+    the client's optimizers. In an evaluation, ``self.log`` logs as usual.
 
     Args:
         client: the LightningModule to own.
         seed: the seed of local randomness and of rules that draw.
     """
 
-    _run: LocalRun | None = None  # the client that trains at the moment
+    _run: LocalRun | None = None  # the client that trains at the moment, if any
     _training: LocalTraining
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
-        if is_overridden("configure_model", client):  # else Lightning's weight averaging warns of sharded layers
+        if is_overridden("configure_model", client):  # else Lightning's weight averaging warns about sharded layers
             self.configure_model = client.configure_model  # type: ignore[method-assign]
 
     @override
@@ -58,7 +58,7 @@ class ClientHost(Server):
                 setattr(self, hook, getattr(self.client, hook))
         for step in EVALUATION_STEPS:
             if is_overridden(step, self.client, LightningModule):
-                setattr(self, step, getattr(self.client, step))  # with its own signature, which Lightning goes by
+                setattr(self, step, getattr(self.client, step))  # Lightning reads the signature of the module's step
         self._spares = None
         self.client.setup(stage)
 
@@ -79,7 +79,7 @@ class ClientHost(Server):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.client(*args, **kwargs)
 
-    # The client module's own steps, under the global model
+    # Evaluation steps of the client module, which then holds the global model
 
     @override
     def validation_step(self, *args: Any) -> Any:
@@ -102,7 +102,7 @@ class ClientHost(Server):
             for hook in TRANSFER_HOOKS
         )
         converted = type(self.trainer.precision_plugin).convert_input is not Precision.convert_input
-        # Batches that need nothing done to them are left alone, which saves a tiny client half its time.
+        # Batches that need no transfer, hooks or conversion skip all three, which saves a tiny client half its time.
         self._batches_ready = self.device.type == "cpu" and not hooked and not converted
         self.client.on_fit_start()
 
@@ -114,12 +114,12 @@ class ClientHost(Server):
     def is_data(self, batch: Any) -> bool:
         return not isinstance(batch, ClientIds)  # the user's transfer hooks must not see client ids
 
-    # In place of the client module's own
+    # Replacements for the client module's own methods
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if self._run is not None:
             self._run.log(name, value)
-        elif not self.trainer.training:  # else the server trains on its proxy set: not the clients' losses
+        elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
 
     def _client_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:

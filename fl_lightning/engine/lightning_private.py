@@ -1,6 +1,6 @@
-"""Every name of Lightning that begins with an underscore, each behind one that does not.
+"""Lightning's private names (with a leading underscore) that this project needs, each behind a public name.
 
-Lightning may change these in any release. All that this project needs of them stands here, with a test each, so that
+Lightning may change its private names in any release. They are used in this module only, and each has a test, so that
 an upgrade fails in one place.
 """
 
@@ -30,22 +30,22 @@ def synchronizes_batchnorm(trainer: Trainer) -> bool:
 
 
 def keep_samplers(trainer: Trainer) -> None:
-    """Let no loader's sampler be replaced by a distributed one."""
+    """Keep the Trainer from replacing the loaders' samplers by distributed samplers."""
     trainer._accelerator_connector.use_distributed_sampler = False
 
 
 def set_step(trainer: Trainer, step: int) -> None:
-    """Set the step that loggers are given."""
+    """Set the step number that the Trainer gives to its loggers."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
-    """The metrics that the Trainer gives to its loggers at the end of the epoch under way."""
+    """The metrics that the Trainer gives to its loggers at the end of the current epoch."""
     return trainer._logger_connector.metrics["log"]
 
 
 def begin_epoch_again(checkpoint: dict[str, Any]) -> None:
-    """Change a checkpoint that was saved in the middle of an epoch into one that begins this epoch."""
+    """Change a checkpoint that was saved in the middle of an epoch, in place, so that the epoch begins again."""
     if "loops" not in checkpoint:  # a checkpoint of weights alone
         return
     batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
@@ -62,11 +62,11 @@ class TransferringModule(LightningModule):
     """A LightningModule that chooses which of the Trainer's batches go through the transfer hooks."""
 
     def is_data(self, batch: Any) -> bool:
-        """Whether a batch goes through the hooks and to the device; else it is passed on as it is."""
+        """Whether a batch goes through the transfer hooks and to the device; other batches are passed on unchanged."""
         return True
 
     def transfer(self, batch: Any) -> Any:
-        """Bring a batch to the device, through the hooks of the data module and of this module."""
+        """Bring a batch to the device, through the transfer hooks of the data module and of this module."""
         return super()._apply_batch_transfer_handler(super()._on_before_batch_transfer(batch), self.device)
 
     @override
@@ -81,11 +81,11 @@ class TransferringModule(LightningModule):
 
 
 def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Optimizers and schedules from what a ``configure_optimizers`` returned, in any form that Lightning takes.
+    """Extract optimizers and schedules from a return value of ``configure_optimizers``, in any form Lightning accepts.
 
     Args:
-        made: the value returned, neither None nor a bare optimizer.
-        automatic: whether the module leaves optimization to Lightning.
+        made: the return value, neither None nor a bare optimizer.
+        automatic: whether the module uses automatic optimization.
     """
     optimizers, schedules, monitor = _configure_optimizers(made)
     if automatic:
@@ -97,7 +97,7 @@ def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSche
 
 
 class OptionalMonitorCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint that saves nothing, instead of failing, while nobody logs the monitored metric."""
+    """A ModelCheckpoint that saves nothing, instead of failing, while the monitored metric is not logged."""
 
     @override
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
@@ -109,32 +109,32 @@ class OptionalMonitorCheckpoint(ModelCheckpoint):
 
 
 class OpenCLI(LightningCLI):
-    """A LightningCLI with hooks where it has private methods."""
+    """A LightningCLI that offers its private methods as public hooks."""
 
-    #: Subcommands that are not the Trainer's own and take no arguments of a Trainer method.
+    #: Subcommands beside the Trainer's own; they do not take the arguments of a Trainer method.
     own_subcommands: ClassVar[frozenset[str]] = frozenset()
 
     def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-        """Add what one of ``own_subcommands`` takes beside a run's arguments; the names of these."""
+        """Add the arguments that one of ``own_subcommands`` takes beside a run's arguments, and return their names."""
         return []
 
     def find_checkpoint(self) -> None:
-        """Settle ``ckpt_path`` in ``self.config``, once the command line is parsed."""
+        """Set ``ckpt_path`` in ``self.config`` after the command line is parsed; does nothing until overridden."""
 
     def set_seed(self) -> None:
-        """Seed the global generators."""
+        """Seed the global random number generators."""
         super()._set_seed()
 
     def run_subcommand(self, subcommand: str) -> None:
-        """Do what the command line asks for."""
+        """Run a subcommand."""
         super()._run_subcommand(subcommand)
 
     def parser_of(self, subcommand: str) -> LightningArgumentParser:
-        """The parser of a subcommand's arguments."""
+        """Return the parser of a subcommand's arguments."""
         return self._parser(subcommand)
 
     def setting(self, config: Any, name: str) -> Any:
-        """A setting of the subcommand under way, from ``self.config`` or ``self.config_init``."""
+        """Return a setting of the current subcommand; ``config`` is ``self.config`` or ``self.config_init``."""
         return self._get(config, name)
 
     @override

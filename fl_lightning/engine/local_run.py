@@ -18,28 +18,29 @@ from fl_lightning.engine.params import FlatParameters, copy_buffers, set_buffers
 
 
 class LocalRun:
-    """One client's training in one round: what client hooks read and change.
+    """One client's training in one round, which client hooks read and change.
 
     Args:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
         client: the client's id.
-        round: 1, 2, …
-        num_samples: n_k.
-        anchor: (P,) the global model.
-        rate_factor: a factor on the client's learning rates in this round.
+        round: the round's number, 1, 2, …
+        num_samples: n_k, the client's number of training examples.
+        anchor: (P,) the global model that the client starts from.
+        rate_factor: factor on the client's learning rates in this round.
 
     Attributes:
         client: the client's id.
-        round: 1, 2, …
+        round: the round's number, 1, 2, …
         module: the LightningModule that trains.
-        anchor: (P,) the global model.
-        num_samples: n_k.
-        proximal: the total μ of the proximal terms that rules add to the gradient; it enters ``normalizer``.
-        optimizers: this client's optimizers, made anew for it.
-        schedules: Lightning's configurations of their learning-rate schedules.
+        anchor: (P,) the global model that the client starts from.
+        num_samples: n_k, the client's number of training examples.
+        proximal: the total μ of the proximal terms that rules add to the gradient, which enters ``normalizer``.
+        optimizers: the client's optimizers, made for this run.
+        schedules: Lightning's configurations of the optimizers' learning-rate schedules.
         losses: the training loss of each local step so far, scalars without graph.
-        has_gradient: whether a gradient has been computed since the last step; a training_step may return None.
+        has_gradient: whether a gradient has been computed since the last step; there is none while every
+            ``training_step`` returns None.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class LocalRun:
 
     @property
     def params(self) -> Tensor:
-        """(P,) the client's parameters, live."""
+        """(P,) the client's live parameters: writing to the vector changes the module."""
         return self._flat.vector
 
     @property
     def grads(self) -> Tensor:
-        """(P,) the gradients of the current step, live."""
+        """(P,) the live gradients of the current step: writing to the vector changes the optimizer step."""
         return self._flat.gradient
 
     @property
@@ -81,7 +82,7 @@ class LocalRun:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps taken so far, τ_k."""
+        """Number of optimizer steps taken so far, τ_k."""
         return len(self._step_sizes)
 
     @property
@@ -91,15 +92,15 @@ class LocalRun:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the module logged, each name with its mean over the local steps."""
+        """The logged metrics, each averaged over the local steps."""
         return means(self._logged)
 
     @property
     def normalizer(self) -> float:
-        """‖a_k‖₁: how much gradient the update holds, in units of the learning rate (FedNova, Wang et al., 2020).
+        """‖a_k‖₁, the total weight of the client's gradients in its update (FedNova, Wang et al., 2020).
 
-        The displacement that this client's step sizes, momentum and proximal terms make of a gradient of 1. τ_k for
-        plain SGD, and for optimizers whose step is not linear in the gradients.
+        Computed as the displacement under a constant gradient of 1, with the client's step sizes, momentum and proximal
+        terms, divided by the learning rate: τ_k for plain SGD at a constant rate. Adaptive optimizers count as SGD.
         """
         if not self._step_sizes:
             return 0.0
@@ -108,24 +109,25 @@ class LocalRun:
 
     @property
     def learning_rate(self) -> float:
-        """η, the client's learning rate in this round; where a scheduler varies it, the one it starts from."""
+        """η_k, the client's learning rate in this round: its scheduler's initial rate, else its largest step size."""
         group = self.optimizers[0].param_groups[0]
         return float(group.get("initial_lr") or max(self._step_sizes, default=group["lr"]))
 
     def send(self, name: str, vector: Tensor) -> None:
-        """Send a tensor to the server beside the update: it comes in ``cohort.results[k].vectors``."""
+        """Send a tensor to the server beside the update; the server reads it as ``cohort.results[k].vectors[name]``."""
         self._vectors[name] = vector.detach().clone()
 
     def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """Collect what the module's ``self.log`` gives; the round logs the mean over its clients."""
+        """Log a metric of this client, as the module's ``self.log`` does; the round logs the mean over its clients."""
         self._logged.setdefault(name, []).append((kept(value), 1.0))
 
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
-        """Put the module at other parameters (P,) for a while, for rules that look elsewhere within a step.
+        """Give the module other parameters (P,) inside a ``with`` block, for rules that evaluate at other points.
 
-        Parameters and buffers return to what they were, so that BatchNorm statistics are those of one pass; what the
-        module logs meanwhile is dropped. Not for use between a forward pass and its backward: autograd watches buffers.
+        At the end of the block, parameters and buffers are restored, so that BatchNorm statistics count one pass only.
+        Metrics that the module logs inside the block are dropped. Do not use the block between a forward pass and its
+        backward pass: autograd detects that buffers have changed.
         """
         params, buffers, logged = self.params.clone(), copy_buffers(self.module), self._logged
         self._logged = {}
@@ -138,16 +140,16 @@ class LocalRun:
             self._logged = logged
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
-        """Compute the present batch's gradient (P,) at other parameters (P,), by the closure that a rule wraps.
+        """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
 
-        Afterwards ``grads`` hold the same; copy into them what the optimizer is to follow.
+        Afterwards ``grads`` holds this gradient, too; copy the gradient that the optimizer should use into ``grads``.
         """
         with self.at(point):
             closure()
             return self.grads.clone()
 
     def result(self, buffers: list[Tensor]) -> ClientResult:
-        """Collect what this client sends beside its update."""
+        """Collect the values that this client sends beside its update."""
         return ClientResult(
             client=self.client,
             num_samples=self.num_samples,

@@ -1,4 +1,4 @@
-"""LocalTraining: a client's steps, by the module's own training_step and optimizer, as the Trainer would call them."""
+"""LocalTraining: trains a client with the module's own steps, hooks and optimizers, called as the Trainer would."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ HOOKS = (
 
 
 class LocalTraining:
-    """Trains any client. What does not depend on the client is looked up once a fit, so that a step costs little.
+    """Trains one client after another. Hooks and settings are looked up once per fit, so that a local step is cheap.
 
     Args:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
-        settings: what every client does in a round.
+        settings: the local work of every client in a round.
         precision: the Trainer's precision plugin.
         callbacks: the run's federated callbacks.
     """
@@ -60,7 +60,7 @@ class LocalTraining:
     ) -> None:
         self.module, self.flat, self.settings = module, flat, settings
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
-        plain = type(precision) is Precision  # its context does nothing, at a price
+        plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
         self.forward_context: Callable[[], AbstractContextManager[None]]
         self.forward_context = nullcontext if plain else precision.train_step_context
         self.scaler: Any = getattr(precision, "scaler", None)
@@ -71,7 +71,7 @@ class LocalTraining:
         self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
 
     def start(self, client: int, round: int, num_samples: int, anchor: Tensor) -> LocalRun:
-        """Make a client ready: fresh optimizers, learning rates as this round has them."""
+        """Start a client's run in a round, with new optimizers and the learning rates of this round."""
         factor = self.settings.lr_decay ** (round - 1)
         run = LocalRun(self.module, self.flat, client, round, num_samples, anchor, factor)
         for optimizer in () if self.automatic else run.optimizers:
@@ -86,14 +86,15 @@ class LocalTraining:
         epochs: float | None,
         steps: int | None,
     ) -> None:
-        """Train a client for some epochs or steps.
+        """Train a client for a number of epochs or steps.
 
         Args:
-            run: the client.
-            batches: gives the batches of local epoch 0, 1, …, on the device.
-            num_batches: how many a whole epoch has, for a fraction of one.
-            epochs: passes over the batches; of a fraction, the nearest whole number of batches.
-            steps: batches instead.
+            run: the client's run.
+            batches: returns the batches of local epoch 0, 1, …, on the device.
+            num_batches: number of batches in a whole epoch, used for a fraction of an epoch.
+            epochs: passes over the batches, or None if ``steps`` is given; a fraction of a pass is rounded to the
+                nearest whole number of batches, at least one in all.
+            steps: number of batches, or None if ``epochs`` is given.
 
         Raises:
             ConfigurationError: the loss has no gradient, or there are no batches.
@@ -102,7 +103,7 @@ class LocalTraining:
         self._call("on_train_start")
         while left != 0 and (epochs is None or epoch < epochs):
             if epochs is not None and epochs < epoch + 1:
-                left = max(round((epochs - epoch) * num_batches), 0 if epoch else 1)  # one at least in the first
+                left = max(round((epochs - epoch) * num_batches), 0 if epoch else 1)  # at least one batch in all
                 if not left:
                     break
             self._call("on_train_epoch_start")
@@ -116,7 +117,7 @@ class LocalTraining:
         self.flat.clear_gradient()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Back-propagate, with the module's hooks around it; its ``manual_backward`` comes here."""
+        """Back-propagate a loss and call the module's hooks; the module's ``manual_backward`` calls this method."""
         self._call("on_before_backward", loss)
         loss = loss if self.scaler is None else self.scaler.scale(loss)
         self.hooks.get("backward", torch.Tensor.backward)(loss, *args, **kwargs)
@@ -126,7 +127,7 @@ class LocalTraining:
         return self.hooks[hook](*args) if hook in self.hooks else None
 
     def _epoch(self, run: LocalRun, batches: Iterable[Any], epoch: int, limit: int | None) -> int:
-        """Take one pass over some batches, at most ``limit`` of them; returns how many there were."""
+        """Train on one epoch's batches, at most ``limit`` of them; return the number of batches."""
         index = -1
         for index, (batch, last) in enumerate(with_last(batches, limit)):
             leave = self._call("on_train_batch_start", batch, index) == -1
@@ -143,7 +144,7 @@ class LocalTraining:
         return index + 1
 
     def _batch(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
-        """Return what ``training_step`` returned, after its gradient, if ``stepping``, has been followed."""
+        """Train on one batch, with an optimizer step if ``stepping``; return the outputs of ``training_step``."""
         outputs = None
         if not self.automatic:
             outputs = self._forward(batch, index)
@@ -190,7 +191,7 @@ class LocalTraining:
         return loss
 
     def _shown(self, outputs: Any) -> dict[str, Any]:
-        """Make what ``on_train_batch_end`` gets: always a dict, its loss without a graph."""
+        """Make the outputs for ``on_train_batch_end``: always a dict, with a loss without graph."""
         shown = {} if outputs is None else dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         if "loss" in shown:
             shown["loss"] = shown["loss"].detach() / self.settings.accumulate
@@ -226,7 +227,7 @@ class LocalTraining:
             optimizer.step(closure)  # type: ignore[arg-type]  # the closure may return None, as a training_step may
 
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
-        """Let the rules correct the gradients that this optimizer is about to follow, and no others."""
+        """Let the rules correct the gradients of this optimizer's parameters; all other gradients are restored."""
         others = {}
         if self.before_step and len(run.optimizers) > 1:
             mine = {p for group in optimizer.param_groups for p in group["params"]}
@@ -262,7 +263,7 @@ def _add_loss(run: LocalRun, loss: Tensor | None) -> None:
 
 
 def with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
-    """Tell of each batch whether it is the last one; stop after ``limit`` batches."""
+    """Yield each batch and whether it is the last one; stop after ``limit`` batches."""
     waiting: list[Any] = []
     for count, batch in enumerate(batches):
         if count == limit:

@@ -1,4 +1,4 @@
-"""LocalSettings: what every client does in a round, and what a straggler does."""
+"""LocalSettings: the work of a client, and of a straggler, in a round."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fl_lightning.errors import ConfigurationError, check_choice
 
 @dataclass(frozen=True)
 class LocalSettings:
-    """What every client does in a round.
+    """The local work of every client in a round.
 
     Attributes:
-        epochs: passes over the client's data, or None for a number of steps. Of a fraction of a pass, the nearest whole
-            number of batches is taken, at least one batch a round.
-        steps: batches per round instead; the data are begun again as often as needed.
-        stragglers: share of the clients that do less in a round: epochs or steps drawn from 1 to the number given.
+        epochs: passes over the client's data, or None if ``steps`` is given. A fraction of a pass is rounded to the
+            nearest whole number of batches, at least one batch per round.
+        steps: number of batches per round, or None if ``epochs`` is given; the client repeats its data as needed.
+        stragglers: share of the clients that do less work in a round: epochs or steps drawn from 1 to the number given.
         lr_decay: factor on the client's learning rates, per round.
-        accumulate: batches whose gradients make one optimizer step.
-        clip: largest gradient norm or value, or None.
-        clip_algorithm: "norm" or "value".
+        accumulate: number of batches whose gradients make one optimizer step.
+        clip: largest gradient norm or value, or None for no clipping.
+        clip_algorithm: quantity that is clipped, "norm" or "value".
 
     Raises:
         ConfigurationError: a value is out of range, or both epochs and steps are given.
@@ -56,7 +56,7 @@ class LocalSettings:
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
     def work(self, generator: torch.Generator) -> tuple[float | None, int | None]:
-        """Epochs and steps, one of them None, of a client in a round; the generator is keyed by both."""
+        """Draw a client's epochs and steps in a round, one of them None; ``generator`` is keyed by client and round."""
         if self.stragglers and float(torch.rand((), generator=generator)) < self.stragglers:
             fewer = int(torch.randint(1, ceil(self.steps or self.epochs or 1) + 1, (), generator=generator))
             return (None, fewer) if self.epochs is None else (min(fewer, self.epochs), None)

@@ -1,4 +1,4 @@
-"""What a module logs in several steps, in one number a name; and metrics that do not get in each other's way."""
+"""Averages of the metrics that a module logs in several steps, and copies of its torchmetrics objects."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-Spare = tuple[nn.Module, str, Metric | MetricCollection]  # a copy, and where its original is: parent and name
+Spare = tuple[nn.Module, str, Metric | MetricCollection]  # parent, name in the parent, copy of the metric
 
 
 def kept(value: Any) -> Any:
-    """A logged value as it is now, whatever becomes of it; a torchmetrics object as it will be."""
+    """Return a detached copy of a logged tensor; return other values, such as torchmetrics objects, as they are."""
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def means(logged: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, float]:
-    """Each name's mean over the steps, given pairs of value and weight.
+    """Average the values of each name over the steps, given pairs of value and weight.
 
-    A torchmetrics object holds all steps itself: its result on this device (others train other clients), and it begins
-    anew.
+    A torchmetrics object collects all steps itself: its result on this device is taken (other devices train other
+    clients), and the object is reset.
     """
     result = {}
     for name, pairs in logged.items():
@@ -42,19 +42,19 @@ def means(logged: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, float]
 
 
 def spare_metrics(module: nn.Module) -> list[Spare]:
-    """Copies of a module's torchmetrics objects that do not share states."""
-    kinds, memo = (Metric, MetricCollection), {}  # type: ignore[var-annotated]  # deepcopy's own
+    """Copy a module's torchmetrics objects; in the copies, metrics of a collection do not share states."""
+    kinds, memo = (Metric, MetricCollection), {}  # type: ignore[var-annotated]  # deepcopy fills memo
     outer = [part for part in module.modules() if not isinstance(part, kinds)]
     found = [(p, name, deepcopy(m, memo)) for p in outer for name, m in p._modules.items() if isinstance(m, kinds)]
     for part in (part for *_, copy in found for part in copy.modules()):
         if isinstance(part, MetricCollection):
-            part._enable_compute_groups = False  # on few examples, metrics that differ look the same
+            part._enable_compute_groups = False  # on few examples, different metrics may look the same and be grouped
     return found
 
 
 @contextmanager
 def in_use(spares: Sequence[Spare]) -> Iterator[None]:
-    """Empty copies in the place of the originals, which may be in the middle of an epoch."""
+    """Replace the original metrics, which may be in the middle of an epoch, by empty copies inside a ``with`` block."""
     originals = [getattr(parent, name) for parent, name, _ in spares]
     try:
         for parent, name, copy in spares:

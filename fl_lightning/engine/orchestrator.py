@@ -1,4 +1,4 @@
-"""FederatedOrchestrator: the round."""
+"""FederatedOrchestrator: runs the rounds."""
 
 from __future__ import annotations
 
@@ -41,30 +41,31 @@ from fl_lightning.errors import ConfigurationError, check_choice
 class FederatedOrchestrator(ClientHost):
     """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
 
-    Each ``training_step`` lets the clients of its batch train from the global model; the last one of the epoch
-    aggregates their updates and steps the server optimizer, so that the Trainer validates, logs and saves the new
-    global model. Algorithms are the Trainer's callbacks: see :class:`FederatedCallback`.
+    Each ``training_step`` trains the clients of one batch, from the global model. The last ``training_step`` of an
+    epoch aggregates the updates of all clients and steps the server optimizer; the Trainer then validates, logs and
+    saves the new global model. Algorithms are the Trainer's callbacks: see :class:`FederatedCallback`.
 
     Args:
-        client: the LightningModule that every client trains, unmodified; it holds the global model between clients.
-        local_epochs: passes over a client's data per round (1 unless ``local_steps`` is given); 0.5 is half of one.
-        local_steps: batches per client and round instead of epochs.
+        client: the unmodified LightningModule that every client trains; between clients, the module holds the global
+            model.
+        local_epochs: passes over a client's data per round, 1 unless ``local_steps`` is given; 0.5 is half a pass.
+        local_steps: batches per client and round, in place of ``local_epochs``.
         local_lr_decay: factor on the clients' learning rates, per round (0.99 in FedLAW, 0.998 in FedSMOO).
-        stragglers: share of clients that do less work in a round, drawn by the seed: from 1 to ``local_epochs`` epochs
-            (or steps) each (FedProx, Li et al., 2020, Section 5.2).
-        server_optimizer: over the global parameters, with gradient = -update; SGD(1.0) is FedAvg.
-        server_scheduler: of its learning rate, stepped after each round.
-        accumulate_grad_batches: a client's batches per optimizer step.
+        stragglers: share of clients, drawn by the seed, that do less work in a round: from 1 to ``local_epochs`` epochs
+            (or ``local_steps`` steps) each (FedProx, Li et al., 2020, Section 5.2).
+        server_optimizer: optimizer of the global parameters, whose gradient is -update; SGD(1.0) is FedAvg.
+        server_scheduler: schedule of the server optimizer's learning rate, stepped after each round.
+        accumulate_grad_batches: number of a client's batches per optimizer step.
         gradient_clip_val: largest local gradient norm or value.
-        gradient_clip_algorithm: "norm" or "value".
-        client_states: where rules keep what belongs to single clients (control variates, …): in "memory" and the
-            checkpoint, or on "disk" in the run folder, for many clients or large models.
-        on_bad_update: what to do with a client that raises or whose update is not finite: "skip" it with a warning
-            that names it, or "raise".
-        seed: of local randomness (batch order, dropout) and of rules that draw.
+        gradient_clip_algorithm: quantity that is clipped, "norm" or "value".
+        client_states: place of the tensors that rules keep for single clients (control variates, …): "memory" (and the
+            checkpoint), or "disk" (files in the run folder) for many clients or large models.
+        on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the
+            client out with a warning that names it, "raise" stops the run.
+        seed: seed of local randomness (batch order, dropout) and of rules that draw random numbers.
 
     Raises:
-        ConfigurationError: both epochs and steps are given, or a value is out of range.
+        ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
 
     def __init__(
@@ -107,14 +108,14 @@ class FederatedOrchestrator(ClientHost):
 
     @property
     def rules(self) -> list[FederatedCallback]:
-        """The run's rules: its federated callbacks but for monitors, in the order given."""
+        """The run's rules, which are its federated callbacks without the monitors, in the order given."""
         return rules_of(self.trainer)
 
-    # What the Trainer calls
+    # Hooks that the Trainer calls
 
     @override
     def configure_callbacks(self) -> Any:
-        # The first hook that knows the Trainer: its flags are checked here, before Lightning's own checks.
+        # This is the first hook with a Trainer: check the Trainer's flags before Lightning's own checks.
         check_trainer(self.trainer)
         return super().configure_callbacks()
 
@@ -130,7 +131,7 @@ class FederatedOrchestrator(ClientHost):
 
     @override
     def configure_optimizers(self) -> Any:
-        # The first hook after the module stands on its device: it is flattened here.
+        # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._flat = FlatParameters(self.client)
         self._deltas = self.params.new_empty(0, len(self.params))
         optimizer = self.server_optimizer(self._flat.parameters)
@@ -147,13 +148,13 @@ class FederatedOrchestrator(ClientHost):
 
     @override
     def on_train_start(self) -> None:
-        # On resume, what the run sets wins over the server optimizer's old settings.
+        # On resume, the settings of this run win over the server optimizer's settings in the checkpoint.
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         optimizer = self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
         self._set_step(self.round)
         if self.client_states == "disk":
-            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # all devices must ask to know it
+            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
             for callback in self.callbacks:
                 if isinstance(callback.state, DiskState):
                     callback.state.open(folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
@@ -161,7 +162,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
-        with torch.autocast(self.device.type, enabled=False):  # the Trainer's is for the clients' forward passes alone
+        with torch.autocast(self.device.type, enabled=False):  # the Trainer's autocast is for clients' forward passes
             if batch_idx == 0:
                 self._start_round()
             with isolated(self.device):
@@ -171,7 +172,7 @@ class FederatedOrchestrator(ClientHost):
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._end_round()
 
-    # What is logged after a round has the round as its step
+    # Metrics that are logged after a round have the round as their step
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -193,10 +194,10 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_state(self.state_dict(), checkpoint["state_dict"])
-        lightning_private.begin_epoch_again(checkpoint)  # a round that was stopped half-way
+        lightning_private.begin_epoch_again(checkpoint)  # a round that was stopped half-way runs again
         self.rounds_done = checkpoint["rounds_done"]
         self._saved_settings = checkpoint.get("server_settings")
-        checkpoint["lr_schedulers"] = []  # on_train_start finds where the run's own schedule stands
+        checkpoint["lr_schedulers"] = []  # on_train_start sets the run's own schedule to the round
         self.client.on_load_checkpoint(checkpoint)
 
     # The round
@@ -204,7 +205,7 @@ class FederatedOrchestrator(ClientHost):
     def _start_round(self) -> None:
         rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
         self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
-        if len(self._deltas) != rows:  # else kept from the last round: fresh memory costs as much as writing it twice
+        if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
             self._deltas = self.params.new_empty(rows, len(self.params))
         self._results: list[ClientResult] = []
         self._failures: list[tuple[str, Exception | None]] = []
@@ -271,7 +272,7 @@ class FederatedOrchestrator(ClientHost):
         del self._results
 
     def _log_states(self) -> None:
-        """How much the rules keep for single clients; on disk, it is there for all devices from here on."""
+        """Log the size of the clients' states; states on disk can be read by all devices after this call."""
         if held := sum(client_bytes(callback.state) for callback in self.callbacks):
             self.log_round("clients/state_bytes", float(held))
         if self.client_states == "disk":
@@ -300,12 +301,12 @@ class FederatedOrchestrator(ClientHost):
         self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
         self._flat.clear_gradient()
         if self.server_scheduler:
-            self.lr_schedulers().step()  # type: ignore[union-attr]  # likewise
+            self.lr_schedulers().step()  # type: ignore[union-attr]  # one schedule
 
     def _log_round_number(self, round: int) -> None:
         self._set_step(round)
         self.log_round("round", float(round))
 
     def _set_step(self, round: int) -> None:
-        """What Lightning counts for the loggers' x-axis are batches, which are clients here: make it the round."""
+        """Make the round the step of the loggers: Lightning would count batches, which are clients here."""
         lightning_private.set_step(self.trainer, round)

@@ -1,4 +1,4 @@
-"""A module's parameters as one flat vector; its buffers beside them."""
+"""A module's parameters as one flat vector, and copies and averages of its buffers."""
 
 import math
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from fl_lightning.errors import ConfigurationError
 class FlatParameters:
     """The trainable parameters of a module as views into one vector.
 
-    Setting the whole model is one copy, a snapshot one clone. Frozen parameters stay outside; a parameter that several
-    layers share stands in the vector once. Moving the module to another device or dtype breaks the views, so make this
-    after the module is placed.
+    Setting the whole model takes one copy, a snapshot one clone. Frozen parameters stay outside; a parameter that
+    several layers share is in the vector once. Moving the module to another device or dtype breaks the views, so move
+    the module first.
 
     Args:
-        module: its parameters' storage is replaced, their values are kept.
+        module: the module; the storage of its parameters is replaced, their values are kept.
 
     Attributes:
-        parameters: the parameters in the order of ``module.parameters()``.
+        parameters: the trainable parameters in the order of ``module.parameters()``.
 
     Raises:
-        ConfigurationError: nothing is trainable, or the parameters are of several dtypes or not float32 or float64.
+        ConfigurationError: no parameter is trainable, or the dtypes differ or are neither float32 nor float64.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,9 +44,9 @@ class FlatParameters:
 
     @property
     def vector(self) -> Tensor:
-        """(P,) the parameters, live: writing to it writes to the module.
+        """(P,) the live parameters: writing to the vector writes to the module.
 
-        A parameter whose storage has been replaced (``p.data = …``) is taken in again.
+        A parameter whose storage has been replaced (``p.data = …``) is copied into the vector and becomes a view again.
         """
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
@@ -55,16 +55,16 @@ class FlatParameters:
         return self._vector
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """A (P,) vector cut into the shapes of the parameters; shares memory with it."""
+        """Cut a (P,) vector into the shapes of the parameters; the parts share its memory."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     @property
     def gradient(self) -> Tensor:
-        """(P,) the gradients, live: writing to it changes what the next optimizer step uses.
+        """(P,) the live gradients: writing to the vector changes the next optimizer step.
 
-        Built when asked for, since most local steps never need it: autograd leaves each parameter's gradient where it
-        likes, and they are copied here on the first use in a step. A parameter without a gradient counts as zero.
+        The vector is filled on demand, since most local steps never need it: autograd gives each parameter a gradient
+        of its own, and the first use in a step copies the gradients into the vector. A missing gradient counts as zero.
         """
         if self._gradient is None:
             self._gradient = torch.zeros_like(self.vector)
@@ -81,42 +81,49 @@ class FlatParameters:
             parameter.grad = view
 
     def clear_gradient(self) -> None:
-        """Leave every parameter without a gradient."""
+        """Set every parameter's gradient to None."""
         for parameter in self.parameters:
             parameter.grad = None
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether no entry is infinite or nan."""
-    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass, nan reaches both
+    """Whether all entries of a vector are finite."""
+    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass; nan turns both into nan
 
 
 def turned_bad(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Whether a buffer that was finite has become infinite or nan (a mask of -inf always was)."""
+    """Whether a finite entry of a buffer has become infinite or nan (a mask of -inf was never finite)."""
     return any(bool((old.isfinite() & ~new.isfinite()).any()) for old, new in zip(before, after, strict=True))
 
 
 def copy_buffers(module: nn.Module) -> list[Tensor]:
-    """Snapshots of a module's buffers."""
+    """Return copies of a module's buffers."""
     return [buffer.clone() for buffer in module.buffers()]
 
 
 def set_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
-    """Write snapshots back into a module's buffers."""
+    """Write values, one tensor per buffer, into a module's buffers."""
     for buffer, value in zip(module.buffers(), values, strict=True):
         buffer.copy_(value)
 
 
 def average_buffers(rows: Sequence[Sequence[Tensor]], num_samples: Tensor) -> list[Tensor]:
-    """The server's buffers: the mean weighted by n_k of float buffers, the maximum of integer ones.
+    """Merge the clients' buffers: the mean weighted by n_k of float buffers, the maximum of integer buffers.
 
     Args:
-        rows: for each of K clients its buffers.
-        num_samples: (K,) n_k.
+        rows: the buffers of each of the K clients.
+        num_samples: (K,) numbers of training examples, n_k.
 
     Returns:
-        One tensor a buffer. The mean is taken around the first client's value in float64, so that buffers on which
-        all clients agree come out unchanged.
+        One tensor per buffer. The mean is computed in float64, as a distance from the first client's value, so that
+        buffers on which all clients agree do not change.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning.engine.params import average_buffers
+        >>> one, other = [torch.tensor([2.0]), torch.tensor(5)], [torch.tensor([6.0]), torch.tensor(7)]
+        >>> average_buffers([one, other], num_samples=torch.tensor([1, 3]))  # 1/4 · 2 + 3/4 · 6
+        [tensor([5.]), tensor(7)]
     """
     shares = (num_samples.double() / num_samples.sum()).tolist()
     merged = []

@@ -1,4 +1,4 @@
-"""Which clients take part in a round."""
+"""Samplers, which draw the clients of a round."""
 
 from pathlib import Path
 
@@ -10,31 +10,32 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ClientSampler:
-    """Draws cohorts. A subclass implements :meth:`draw` and keeps no state: rounds may be drawn in any order.
+    """Draws cohorts. A subclass implements :meth:`draw` and keeps no state, since rounds may be drawn in any order.
 
     Attributes:
-        num_rounds: how many rounds it can draw for, all of which are tried out at the start of a fit; None for any.
+        num_rounds: number of rounds that the sampler can draw, all of which are tried out when a fit begins; None for
+            any number.
     """
 
     num_rounds: int | None = None
 
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """The clients of one round.
+        """Draw the clients of one round.
 
         Args:
-            sizes: (N,) examples per client; a client with none must not be drawn.
-            num_clients: K, how many to draw, at most the clients that have data.
-            round: 1, 2, …
-            generator: keyed by the seed and the round.
+            sizes: (N,) numbers of examples per client; a client without examples must not be drawn.
+            num_clients: K, the number of clients to draw, at most the number of clients that have data.
+            round: the round's number, 1, 2, …
+            generator: random number generator, keyed by the seed and the round.
 
         Returns:
-            At most K distinct client ids, at least one, in any order.
+            At least one and at most K distinct client ids, in any order.
         """
         raise ConfigurationError(f"{type(self).__name__} must define draw(sizes, num_clients, round, generator)")
 
 
 class UniformSampler(ClientSampler):
-    """Uniform without replacement over the clients that have data (McMahan et al., 2017, Algorithm 1)."""
+    """Draws uniformly without replacement from the clients that have data (McMahan et al., 2017, Algorithm 1)."""
 
     @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
@@ -43,11 +44,11 @@ class UniformSampler(ClientSampler):
 
 
 class SizeSampler(ClientSampler):
-    """Without replacement, each draw with probability n_k / Σn over the clients that are left.
+    """Draws without replacement, each client with probability n_k / Σn over the clients that are left.
 
-    Large clients then come more often: they must not count more as well, so the updates are averaged uniformly,
-    ``FedAvg(weighting: uniform)`` (the second sampling scheme of Li et al., 2020, "Federated Optimization in
-    Heterogeneous Networks", which FedProx uses).
+    Large clients take part more often, so they must not also count more: average the updates uniformly, with
+    ``FedAvg(weighting: uniform)``. This is the second sampling scheme of Li et al., 2020, "Federated Optimization in
+    Heterogeneous Networks", which FedProx uses.
     """
 
     @override
@@ -56,7 +57,7 @@ class SizeSampler(ClientSampler):
 
 
 class RoundRobinSampler(ClientSampler):
-    """The clients that have data in order of id, K a round, each round going on where the last one ended."""
+    """Draws the clients that have data in order of id, K per round; a round goes on where the last round ended."""
 
     @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
@@ -65,17 +66,17 @@ class RoundRobinSampler(ClientSampler):
 
 
 class FixedSchedule(ClientSampler):
-    """The cohorts of a text file: line r holds the client ids of round r, separated by blanks.
+    """Reads the cohorts from a text file: line r holds the client ids of round r, separated by blanks.
 
-    Experiments that compare methods on saved cohorts need it (FedLAW: Li et al., 2023, Appendix D.4). Lines may differ
-    in length; none may have more ids than ``participation`` allows. ``SaveCohorts`` writes such a file.
+    Experiments that compare methods on saved cohorts need fixed cohorts (FedLAW: Li et al., 2023, Appendix D.4). Lines
+    may differ in length; no line may have more ids than ``participation`` allows. ``SaveCohorts`` writes such a file.
 
     Args:
-        path: the file, relative to the working directory; read at once.
+        path: path of the file, relative to the working directory; the file is read at once.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a line is not client ids; when a fit begins, a round
-            has no line, or one that cannot be.
+        ConfigurationError: the file cannot be read, or a line holds something else than client ids; when a fit begins,
+            a round has no line, or a line with a cohort that cannot be drawn.
     """
 
     def __init__(self, path: str) -> None:

@@ -1,7 +1,7 @@
-"""Random draws keyed by what they are for, so that nothing else can disturb them.
+"""Random draws keyed by their purpose, so that they do not disturb one another.
 
-A draw depends on ``(seed, purpose, indices)`` alone: not on the number of devices or workers, nor on what was drawn
-before it, nor on whether the run was stopped in between.
+A draw depends on ``(seed, purpose, indices)`` alone: not on the number of devices or workers, not on earlier draws, not
+on whether the run was stopped and resumed.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import torch
 
 
 def derive(seed: int, purpose: str, *indices: int) -> int:
-    """A 32-bit seed for one purpose; indices are usually the round and the client.
+    """Derive a 32-bit seed for one purpose; the indices are usually the round and the client.
 
     (``hash()`` of a tuple with strings differs between processes, and torch's CPU generator uses 32 bits of a seed.)
     """
@@ -23,18 +23,18 @@ def derive(seed: int, purpose: str, *indices: int) -> int:
 
 
 def generator(seed: int, purpose: str, *indices: int) -> torch.Generator:
-    """A CPU generator for one purpose."""
+    """Make a CPU generator for one purpose."""
     return torch.Generator().manual_seed(derive(seed, purpose, *indices))
 
 
 def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generator:
-    """A NumPy generator for one purpose."""
+    """Make a NumPy generator for one purpose."""
     return np.random.default_rng(derive(seed, purpose, *indices))
 
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Leave the global generators of torch, NumPy and Python as they were found."""
+    """Restore the global generators of torch, NumPy and Python at the end of a ``with`` block."""
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
@@ -49,9 +49,8 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 def seed_globals(seed: int, device: torch.device) -> None:
     """Seed the global generators (dropout, augmentation) of torch, NumPy and Python; ``seed`` has 32 bits."""
-    torch.default_generator.manual_seed(
-        seed
-    )  # torch.manual_seed also formats a stack trace for lazy CUDA: 1000x slower
+    # Not torch.manual_seed, which formats a stack trace for lazy CUDA and takes 1000 times as long
+    torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
     if device.type == "cuda":

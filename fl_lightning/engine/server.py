@@ -1,4 +1,4 @@
-"""Server: what a rule may ask of the orchestrator."""
+"""Server: the part of the orchestrator that rules may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fl_lightning.errors import ConfigurationError
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode for a while; each submodule then returns to the mode it was in."""
+    """Put a module in evaluation mode inside a ``with`` block; each submodule then returns to its former mode."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -33,17 +33,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 class Server(lightning_private.TransferringModule):
-    """The global model and what rules may do with it: the type of ``orchestrator`` in the hooks of a rule.
+    """Holds the global model and the operations that rules may use: the type of ``orchestrator`` in a rule's hooks.
 
-    Beside what is listed here, rules find ``trainer`` and ``device`` on it, as on any LightningModule.
+    Rules may also read ``trainer`` and ``device``, as on any LightningModule.
 
     Args:
-        client: the LightningModule that every client trains; between clients it holds the global model.
-        seed: the seed of local randomness and of rules that draw.
+        client: the LightningModule that every client trains; between clients, the module holds the global model.
+        seed: the seed of local randomness and of rules that draw random numbers.
 
     Attributes:
-        client: the same module.
-        seed: the same seed.
+        client: the LightningModule that every client trains.
+        seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
     """
 
@@ -58,7 +58,7 @@ class Server(lightning_private.TransferringModule):
 
     @property
     def round(self) -> int:
-        """The round under way, or the next one: 1, 2, …"""
+        """Number of the current round, or of the next round between two rounds: 1, 2, …"""
         return self.rounds_done + 1
 
     @property
@@ -66,7 +66,7 @@ class Server(lightning_private.TransferringModule):
         """The run's data module.
 
         Raises:
-            ConfigurationError: the Trainer was given none, or another kind.
+            ConfigurationError: the Trainer has no data module, or not a FederatedDataModule.
         """
         data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
         if not isinstance(data, FederatedDataModule):
@@ -77,7 +77,7 @@ class Server(lightning_private.TransferringModule):
 
     @property
     def params(self) -> Tensor:
-        """(P,) the global model's trainable parameters, live; while a client trains, the client's."""
+        """(P,) the live trainable parameters of the global model; while a client trains, the client's parameters."""
         return self._flat.vector
 
     def split(self, vector: Tensor) -> list[Tensor]:
@@ -85,16 +85,16 @@ class Server(lightning_private.TransferringModule):
         return self._flat.views(vector)
 
     def generator(self, purpose: str, *indices: int) -> torch.Generator:
-        """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws."""
+        """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
         return generator(self.seed, purpose, *indices)
 
     def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
-        """Log one value of this round, from ``aggregate`` to ``on_round_end``; every logger's step is the round."""
+        """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
     @contextlib.contextmanager
     def at(self, params: Tensor, buffers: Sequence[Tensor] | None = None) -> Iterator[None]:
-        """Put the client module at other parameters (P,) for a while, and give it other buffers if there are any."""
+        """Give the client module other parameters (P,) and, if given, other buffers inside a ``with`` block."""
         before, buffers_before = self.params.clone(), copy_buffers(self.client) if buffers else []
         try:
             self.params.copy_(params)
@@ -108,7 +108,10 @@ class Server(lightning_private.TransferringModule):
 
     @contextlib.contextmanager
     def server_side(self, purpose: str) -> Iterator[None]:
-        """Work with the client module on the server: seeded by round and purpose, logs dropped, buffers restored."""
+        """Use the client module on the server inside a ``with`` block.
+
+        Random numbers are seeded by the round and the purpose, logged metrics are dropped, buffers are restored.
+        """
         buffers = copy_buffers(self.client)
         with isolated(self.device):
             seed_globals(derive(self.seed, purpose, self.round), self.device)
@@ -118,11 +121,11 @@ class Server(lightning_private.TransferringModule):
                 set_buffers(self.client, buffers)
 
     def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the client module's training loss at some parameters, for rules that learn on the proxy set.
+        """Compute the client module's training loss and its gradient at given parameters.
 
         Args:
-            params: (P,); the global model's own are left as they are, buffers move as in training.
-            batch: a batch of the proxy set, as its loader gives it.
+            params: (P,) parameters; the module's own parameters are restored, its buffers change as in training.
+            batch: a batch of the proxy set or of a client, as the data module returns it.
 
         Returns:
             The loss, a scalar without graph, and its gradient (P,).
@@ -134,10 +137,10 @@ class Server(lightning_private.TransferringModule):
             return self.differentiate(lambda: self.training_loss(self.prepare_batch(batch)))
 
     def training_loss(self, batch: Any) -> Tensor:
-        """Compute the client module's own loss of a batch, with its graph, at the module's present parameters.
+        """Compute the client module's training loss on a batch, with its graph, at the module's current parameters.
 
         Args:
-            batch: a batch as ``training_step`` takes it.
+            batch: a batch in the form that ``training_step`` takes.
 
         Raises:
             ConfigurationError: ``training_step`` returns no loss.
@@ -152,10 +155,10 @@ class Server(lightning_private.TransferringModule):
         return value
 
     def differentiate(self, loss: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-        """Evaluate a loss of the client module at its present parameters.
+        """Compute a loss of the client module and its gradient at the module's current parameters.
 
         Args:
-            loss: computes the loss, a scalar with its graph.
+            loss: a function that computes the loss, a scalar with its graph.
 
         Returns:
             The loss, a scalar without graph, and its gradient (P,).
@@ -166,15 +169,15 @@ class Server(lightning_private.TransferringModule):
         return value.detach(), torch.cat([part.reshape(-1) for part in parts])
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
-        """Collect what the client module's ``validation_step`` logs of some batches, at its present parameters.
+        """Collect the metrics that the client module's ``validation_step`` logs on batches, at its current parameters.
 
-        The Trainer's own validation, and the torchmetrics objects that it uses, are left alone.
+        The Trainer's own validation, and the torchmetrics objects that it uses, are not affected.
 
         Args:
-            batches: batches as a client's are, before the transfer hooks.
+            batches: batches as the data module returns them, before the transfer hooks.
 
         Returns:
-            Each name with its mean over the examples on this device; of a torchmetrics object, its own result.
+            The metrics by name, each averaged over the examples; for a torchmetrics object, its result on this device.
         """
         logged: dict[str, list[tuple[Any, float]]] = {}
         step, size = self.client.validation_step, 1
@@ -196,7 +199,7 @@ class Server(lightning_private.TransferringModule):
             self.client.log = usual  # type: ignore[method-assign]
 
     def prepare_batch(self, batch: Any) -> Any:
-        """Bring a batch to the device and through the transfer hooks, as the client's ``training_step`` takes it."""
+        """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""
         if self._batches_ready:
             return batch
         return self.transfer(self.trainer.precision_plugin.convert_input(batch))

@@ -11,16 +11,16 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from fl_lightning.errors import ConfigurationError
 
-Settings = list[dict[str, Any]]  # of each parameter group
+Settings = list[dict[str, Any]]  # one dict per parameter group
 
-SCHEDULED = ("lr", "momentum", "betas")  # the settings that schedules move
+SCHEDULED = ("lr", "momentum", "betas")  # the settings that schedules change
 
 
 def make_schedulers(make: Callable[[Optimizer], Any] | None, optimizer: Optimizer) -> list[LRScheduler]:
-    """The server's schedule, if there is one, in a list.
+    """Make the server's schedule, in a list that is empty without a schedule.
 
     Raises:
-        ConfigurationError: it waits for a metric.
+        ConfigurationError: the schedule waits for a metric.
     """
     schedulers = [make(optimizer)] if make else []
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
@@ -31,27 +31,27 @@ def make_schedulers(make: Callable[[Optimizer], Any] | None, optimizer: Optimize
 
 
 def settings_of(optimizer: Optimizer) -> Settings:
-    """An optimizer's settings, without its parameters."""
+    """Return the settings of an optimizer's parameter groups, without the parameters."""
     return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
 
 
 def go_on(
     optimizer: Optimizer, schedulers: Sequence[Any], settings: Settings, saved: Settings | None, rounds: int
 ) -> None:
-    """Let the run's own settings win over a checkpoint's, and put the schedule where it stands after some rounds.
+    """Let the run's own settings win over the checkpoint's, and advance the schedules to the current round.
 
-    A schedule depends on its settings and the round alone: it is run through again.
+    A schedule depends on its settings and the round alone, so all its steps are taken again.
 
     Args:
-        optimizer: as the checkpoint, if any, has left it.
-        schedulers: as they were made.
-        settings: what the run set.
-        saved: what the run that saved the checkpoint had set.
-        rounds: done so far.
+        optimizer: the server optimizer, with the checkpoint's state if there is a checkpoint.
+        schedulers: the schedules, newly made.
+        settings: the settings of this run.
+        saved: the settings of the run that saved the checkpoint, or None without a checkpoint.
+        rounds: number of rounds done so far.
     """
     before = saved or [{} for _ in settings]
     for group, now, then in zip(optimizer.param_groups, settings, before, strict=False):
-        # What the optimizer itself counts among its settings (Prodigy's d, …) stays as the checkpoint has it.
+        # Values that the optimizer itself keeps among its settings (Prodigy's d, …) stay as in the checkpoint.
         group.update({n: value for n, value in now.items() if n in SCHEDULED or value != then.get(n)})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"(?s).*lr_scheduler\.step\(\)")  # called before any optimizer.step()

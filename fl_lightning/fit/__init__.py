@@ -1,1 +1,1 @@
-"""One config and its run: the command line of ``fit``, ``test`` and ``data``."""
+"""The command line of one run: ``fit``, ``validate``, ``test``, ``predict`` and ``data``; and its configs."""

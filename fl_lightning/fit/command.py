@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 from typing_extensions import override
 
-# With these, YAML finds the short names of all that ships.
+# Imported so that YAML finds all shipped classes by their short names.
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
@@ -46,16 +46,16 @@ TRAINER_DEFAULTS = {
 
 
 class Parser(LightningArgumentParser):
-    """Says what is wrong in one line."""
+    """Parses the command line, and reports a mistake in one line."""
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise, where the parser would print its usage and leave."""
+        """Raise an error; the parser would print its usage and exit."""
         raise ParsingError(message, _options(self)) from ex
 
     @override
     def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """Write a config without what its file says about other files: here all of it is together."""
+        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need."""
         cfg = cfg.clone()
         for key in KEYS:
             cfg.pop(key, None)
@@ -63,22 +63,22 @@ class Parser(LightningArgumentParser):
 
 
 def _options(parser: Any) -> list[str]:
-    """The long options of a parser and its subcommands, without dashes."""
+    """The options of a parser and its subcommands, without leading ``--``."""
     own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
     below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
     return own + [option for sub in below for option in _options(sub)]
 
 
 class CommandTrainer(Trainer):
-    """The Trainer, with the commands that it does not have."""
+    """A Trainer with the command ``data``, which Lightning's Trainer lacks."""
 
     def data(self, model: LightningModule, datamodule: FederatedDataModule, plot: str) -> None:
-        """Show what a run would see, without training: clients, examples, classes.
+        """Show the clients, examples and classes of a run, without training.
 
         Args:
             model: the orchestrator.
-            datamodule: the data.
-            plot: PNG to write the bubble plot to.
+            datamodule: the data module.
+            plot: PNG file for the bubble plot.
         """
         datamodule.prepare_data()
         datamodule.setup("fit")
@@ -86,14 +86,14 @@ class CommandTrainer(Trainer):
 
 
 class FederatedCLI(OpenCLI):
-    """LightningCLI where ``model:`` is the orchestrator and ``data:`` a FederatedDataModule.
+    """A LightningCLI whose ``model:`` is the orchestrator and whose ``data:`` is a FederatedDataModule.
 
-    One seed (``seed_everything``) governs everything; a run gets its folder, its checkpoints and its progress display;
-    ``--ckpt_path last`` goes on with the experiment's last run, and the command line wins over what it was made with.
+    One seed (``seed_everything``) governs all randomness. Every run gets a folder, checkpoints and a progress display.
+    ``--ckpt_path last`` continues the experiment's last run; the command line overrides the settings of that run.
 
     Args:
-        args: the command line, with paths for configs.
-        epilog: what ``--help`` says last.
+        args: the command line, with configs given as paths.
+        epilog: text at the end of ``--help``.
     """
 
     own_subcommands = frozenset({"data"})
@@ -141,7 +141,7 @@ class FederatedCLI(OpenCLI):
 
     @override
     def find_checkpoint(self) -> None:
-        """Find the checkpoint and the run folder it belongs to. (Lightning would let its hyper-parameters win here.)"""
+        """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
         experiment, version, rounds = config.experiment or _config_name(config), None, None
@@ -173,26 +173,26 @@ class FederatedCLI(OpenCLI):
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
         trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
-        check_trainer(trainer)  # here once, before other devices' processes start and say the same
+        check_trainer(trainer)  # checked once, before the processes of other devices start
         return trainer
 
     @override
     def before_instantiate_classes(self) -> None:
         threads = self.setting(self.config, "num_threads")
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # Lightning's launcher would choose by the number of devices
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets a number
         torch.set_num_threads(threads)
         if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):
             offline_without_key()
 
     def after_fit(self) -> None:
-        """Say where everything is, unless silence is wished for. LightningCLI calls this when ``fit`` has ended."""
+        """Print the path of the run folder, unless the progress bar is off. LightningCLI calls this after ``fit``."""
         shown = self.setting(self.config, "trainer").enable_progress_bar is not False
         if shown and self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
             print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
 
 
 class ConfigReader(FederatedCLI):
-    """The same command line, which makes configs of arguments and runs nothing."""
+    """Parses arguments of ``fit`` into a config, and runs nothing."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -233,13 +233,13 @@ def _reader() -> ConfigReader:
 
 
 def config_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """A run's whole config, defaults included, as its config.yaml would hold it.
+    """Parse a run's whole config, defaults included, as the run's config.yaml would hold it.
 
     Args:
-        arguments: of ``fl-lightning fit``: configs and options.
+        arguments: arguments of ``fl-lightning fit``: configs and options.
 
     Raises:
-        ConfigurationError: the arguments are no run's.
+        ConfigurationError: ``fit`` would refuse the arguments.
     """
     try:
         return _reader().read(arguments)
@@ -250,7 +250,7 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _config_name(config: Any) -> str:
-    """The stem of the first config that was asked for, not of those that it builds on."""
+    """The stem of the first config on the command line, leaving out files that another config builds on."""
     paths = [str(path) for path in config.get("config") or ()]
     based = {base for path in paths for base in bases(path)}
     return next((Path(path).stem for path in paths if path not in based), "experiment")
@@ -275,11 +275,11 @@ def command(args: Sequence[str], epilog: str = "") -> int:
 
     Args:
         args: the command line as typed, without the program's name.
-        epilog: what ``--help`` says last.
+        epilog: text at the end of ``--help``.
 
     Returns:
         The exit status, 0.
     """
-    sys.argv[1:] = args  # as typed: other devices' processes start with them
+    sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
     FederatedCLI(resolve_configs(args), epilog)
     return 0

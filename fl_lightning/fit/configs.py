@@ -1,4 +1,4 @@
-"""Config files: finding them, what they build on, and the grid of an experiment."""
+"""Config files: find a config, resolve the files it builds on, and expand the grid of an experiment."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import yaml
 from fl_lightning.errors import ConfigurationError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-# A file's own keys, beside those of the command line.
-BASE = "base"  # the file or files that this one builds on, relative to itself; what this one says wins
-GRID = "grid"  # what an experiment varies: axis: {label: {option: value}}, or a list of such grids
+# Keys that a config file may have beside those of the command line.
+BASE = "base"  # the file or files that a config builds on, relative to the config, which overrides them
+GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 KEYS = (BASE, GRID)
 
 
@@ -24,8 +24,8 @@ class Cell:
     """One point of an experiment's grid.
 
     Attributes:
-        labels: axis to label, as in the paper's table.
-        options: what the point changes, as arguments of the command line.
+        labels: the point's label on each axis, as in the paper's table.
+        options: command-line arguments that set the point's options.
     """
 
     labels: Mapping[str, Any]
@@ -33,10 +33,10 @@ class Cell:
 
 
 def find_config(name: str) -> str:
-    """The config of a name: a path, or a shipped one (``cifar10_gh.yaml``, ``papers/….yaml``).
+    """Find a config: a path, or the name of a shipped config (``cifar10_gh.yaml``, ``papers/….yaml``).
 
     Raises:
-        ConfigurationError: there is none; names those that exist.
+        ConfigurationError: there is no such config; the message names the shipped ones.
     """
     if Path(name).is_file():
         return name
@@ -48,13 +48,13 @@ def find_config(name: str) -> str:
 
 
 def shipped_configs() -> list[str]:
-    """The names of the experiments that ship, without the parts (in folders ``base``) that they share."""
+    """The names of the shipped experiments, without the shared parts in folders ``base``."""
     names = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
     return [name for name in names if "/base/" not in f"/{name}"]
 
 
 def resolve_configs(args: Sequence[str]) -> list[str]:
-    """Command-line arguments with bare config names replaced by paths, each after those that it builds on."""
+    """Replace config names in command-line arguments by paths, each path after the files that the config builds on."""
     resolved: list[str] = []
     rest = iter(args)
     for argument in rest:
@@ -73,7 +73,7 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
     """The files that a config builds on, the most basic first.
 
     Raises:
-        ConfigurationError: one of them does not exist, or the config builds on itself.
+        ConfigurationError: one of these files does not exist, or the config builds on itself.
     """
     named = _read(path).get(BASE) or []
     found: list[str] = []
@@ -87,9 +87,9 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
 
 
 def grid(path: str | Path) -> list[Cell]:
-    """All points of a config's grid, the last axis fastest; one point without options where there is no grid.
+    """Expand a config's grid to its points, the last axis fastest; without a grid, to one point without options.
 
-    An axis that lists labels takes their options from a file that the config builds on.
+    An axis that only lists labels takes the labels' options from a file that the config builds on.
 
     Raises:
         ConfigurationError: an axis is no mapping of labels to options, or lists a label that no base has.
@@ -121,7 +121,7 @@ def _labelled(path: str | Path, axis: str, values: Any, known: Mapping[Any, Any]
 
 
 def option(name: str, value: Any) -> str:
-    """An argument of the command line that sets an option to a value, whatever its type."""
+    """Write the command-line argument that sets an option to a value of any type."""
     inline = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
     return f"--{name}=" + inline.removesuffix("...\n").strip()
 
@@ -130,5 +130,5 @@ def _read(path: str | Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text())
     except (yaml.YAMLError, OSError, UnicodeDecodeError):
-        return {}  # the parser says what is wrong with it
+        return {}  # the parser reports the error
     return content if isinstance(content, dict) else {}

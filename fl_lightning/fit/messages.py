@@ -1,4 +1,4 @@
-"""What a command says: a mistake in one line (where, what came, what would have done); and what it leaves unsaid."""
+"""Messages of the commands: report a user's mistake in one line, and hide unhelpful messages of libraries."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NAMED_IN_YAML: tuple[type, ...] = (
     torch.optim.Optimizer,
     torch.optim.lr_scheduler.LRScheduler,
 )
-# What Lightning and torch say that helps nobody here: log lines by their beginnings, warnings by patterns.
+# Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
 CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
 UNHELPFUL = (
     ".*does not have many workers.*",
-    ".*loading a checkpoint outside the 'fit' stage.*",  # the average is what to test
+    ".*loading a checkpoint outside the 'fit' stage.*",  # the averaged weights are the ones to test
     ".*treespec, LeafSpec.*",
     "LightningCLI's args parameter is intended",
     ".*defined a `validation_step` but have no `val_dataloader`.*",
@@ -44,19 +44,19 @@ UNHELPFUL = (
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command that trains nothing itself: says what is wrong in one line."""
+    """Parses a command that trains nothing itself, and reports a mistake in one line."""
 
     @override
     def error(self, message: str) -> NoReturn:
-        """Raise, where the parser would print its usage and leave."""
+        """Raise an error; argparse would print its usage and exit."""
         raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 
 class ParsingError(Exception):
-    """What the argument parser reports; parsers nest, and only the outermost report is for the user.
+    """Carries a message of the argument parser. Parsers nest, and only the outermost parser's message is for the user.
 
     Args:
-        message: the parser's.
+        message: the parser's message.
         options: the parser's long options, without dashes.
     """
 
@@ -66,10 +66,10 @@ class ParsingError(Exception):
 
 
 def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
-    """Run a command without chatter; a user's mistake becomes one line on standard error.
+    """Run a command without unhelpful messages, and print a user's mistake as one line on standard error.
 
     Args:
-        command: takes the arguments, returns the exit status.
+        command: function that takes the arguments and returns the exit status.
         args: the arguments.
 
     Returns:
@@ -86,7 +86,7 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
 
 
 def _quiet() -> None:
-    """Leave out what Lightning and torch say that helps nobody here."""
+    """Hide unhelpful messages of Lightning and torch."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
@@ -98,7 +98,7 @@ def _no_chatter(record: logging.LogRecord) -> bool:
 
 
 def mistake_in(error: BaseException) -> str | None:
-    """The user's mistake behind an exception that others may have wrapped, in one line; None if it is no mistake."""
+    """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
     if isinstance(error, ParsingError):
         return explain(error.message, error.options)
     if isinstance(error, ConfigurationError | MisconfigurationException):
@@ -108,10 +108,10 @@ def mistake_in(error: BaseException) -> str | None:
 
 
 def explain(message: str, options: Iterable[str]) -> str:
-    """One line for what the argument parser says in many.
+    """Shorten a message of the argument parser to one line.
 
     Args:
-        message: the parser's.
+        message: the parser's message.
         options: the command line's long options, without dashes.
     """
     text = " ".join(message.split())

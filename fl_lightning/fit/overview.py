@@ -1,4 +1,4 @@
-"""What each client holds, without training: ``fl-lightning data``."""
+"""``fl-lightning data``: show the examples and classes of each client, without training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.pictures import bubbles
 
-SHOWN = 30  # clients (or classes) in the terminal's table
+SHOWN = 30  # clients in the terminal's table, and classes in the summary, at most
 
 
 def show(data: FederatedDataModule, plot: Path, console: Console | None = None) -> None:
-    """Print who holds what, and draw it.
+    """Print the examples and classes of each client, and draw them.
 
     Args:
-        data: set up.
-        plot: the PNG to write; nothing is written if the data module knows no classes.
-        console: where to print.
+        data: a data module that is set up.
+        plot: PNG file to write; nothing is written if the data module knows no classes.
+        console: console to print to; None for the terminal.
+
+    Raises:
+        ConfigurationError: the PNG file cannot be written.
     """
     console = console or Console()
     counts = data.class_counts()
@@ -37,7 +40,7 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
 
 
 def table(sizes: Tensor, counts: Tensor | None) -> Table:
-    """One row a client: its examples, how many classes it holds, the largest of them; the first clients of many."""
+    """Make a table of at most 30 clients, one row per client: examples, number of classes, largest class."""
     shown = Table(title=f"{len(sizes):,} clients" + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
     for name in ("client", "examples") + (("classes", "largest class") if counts is not None else ()):
         shown.add_column(name, justify="right")
@@ -51,7 +54,7 @@ def table(sizes: Tensor, counts: Tensor | None) -> Table:
 
 
 def summary(data: FederatedDataModule, counts: Tensor | None) -> str:
-    """The federation in a few lines."""
+    """Summarise the federation in a few lines."""
     sizes = data.sizes.double()
     held = sizes[sizes > 0]
     lines = [

@@ -1,1 +1,1 @@
-"""``fl-lightning report``: run folders as one HTML page."""
+"""``fl-lightning report``: run folders as one HTML page; ``fl-lightning dashboard``: a W&B workspace."""

@@ -15,17 +15,17 @@ from fl_lightning.runs.catalogue import about
 from fl_lightning.runs.pictures import COLOURS as ALL_COLOURS
 from fl_lightning.runs.pictures import MARKED
 
-# Okabe and Ito's, without the black that a dark page would swallow, the faint ones last; then dashes and marks.
+# The colours of Okabe and Ito with grey in place of black, which a dark page would hide, and faint colours last.
 COLOURS = (*ALL_COLOURS[:4], "#808080", *ALL_COLOURS[4:6])
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 MARKS = ("circle", "square", "triangle-up", "x", "diamond", "cross", "star")
-POINTS = 1000  # of a curve
-HEIGHT = 300  # pixels
+POINTS = 1000  # largest number of points of a curve
+HEIGHT = 300  # height of a chart in pixels
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
 def figure(*traces: Any, **layout: Any) -> dict[str, Any]:
-    """Plotly's ``data`` and ``layout`` in the page's style; its colours depend on the theme and are set there."""
+    """Make Plotly's ``data`` and ``layout`` in the page's style; page.js sets the colours that depend on the theme."""
     drawn = go.Figure(traces)
     drawn.layout.template = None
     drawn.update_layout(
@@ -44,18 +44,18 @@ def figure(*traces: Any, **layout: Any) -> dict[str, Any]:
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, dashes and mark of the n-th method, the same in all charts."""
+    """Colour, dashes and mark of the method with this number, the same in all charts."""
     colour = COLOURS[number % len(COLOURS)]
     line = {"color": colour, "width": 2, "dash": DASHES[number % len(DASHES)]}
     return {"line": line, "marker": {"color": colour, "symbol": MARKS[number % len(MARKS)], "size": 6}}
 
 
 def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
-    """A metric over the rounds, a line a method; None if no run has it.
+    """Draw a metric over the rounds, one line per method; None if no run has the metric.
 
     Args:
-        metric: its name in metrics.csv.
-        methods: all of the page, so that each keeps its colour.
+        metric: name of the metric in metrics.csv.
+        methods: all methods of the page, so that each method keeps its colour.
     """
     known = about(metric)
     bands = {method.name: method.band(metric) for method in methods}
@@ -65,19 +65,19 @@ def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
 def lines(
     key: str, title: str, caption: str, bands: Mapping[str, pd.DataFrame], axis: str, percent: bool = False
 ) -> Chart | None:
-    """A line for each method, with a band where it has several seeds.
+    """Draw a line for each method, with a band if the method has several seeds.
 
     Args:
-        key: of the chart.
-        title: see :class:`Chart`.
-        caption: see :class:`Chart`.
-        bands: by method, in the page's order, empty where it has no values: by x value, with the columns ``mean``,
-            ``low``, ``high``, ``seeds``.
-        axis: what x is.
-        percent: the values are shares.
+        key: id of the chart, of any characters.
+        title: title of the chart.
+        caption: caption of the chart.
+        bands: one table per method, in the page's order: by x value, with the columns ``mean``, ``low``, ``high`` and
+            ``seeds``; empty for a method without values.
+        axis: title of the x-axis.
+        percent: whether the values are shares.
 
     Returns:
-        None if there are no values.
+        The chart; None if there are no values.
     """
     shown = {name: points.iloc[thin(len(points), POINTS)] for name, points in bands.items() if len(points)}
     if not shown:
@@ -152,7 +152,7 @@ def _numbers(title: str, bands: Mapping[str, pd.DataFrame], axis: str, percent: 
 
 
 def spectrum(methods: Sequence[Method]) -> Chart | None:
-    """The eigenvalues of the Hessian when they were last measured."""
+    """Draw the largest eigenvalues of the Hessian at the last measurement; None if there are fewer than two."""
     bands = {}
     for method in methods:
         last = {n: m.iloc[-1]["mean"] for n in range(1, 100) if len(m := method.band(f"hessian/eigenvalue_{n}"))}
@@ -164,7 +164,7 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
-    """The conflict ratio of each layer, mean over the rounds and runs."""
+    """Draw the conflict ratio of each layer, averaged over the rounds and runs; None if no run logged the ratios."""
     prefix = "conflict/layer/"
     means = {
         method.name: pd.DataFrame([run.metrics.filter(like=prefix).mean() for run in method.runs]).mean()
@@ -210,12 +210,12 @@ def _dots(number: int) -> dict[str, Any]:
 
 
 def mark(chart: Chart, points: Mapping[str, tuple[int, float]], called: str) -> Chart:
-    """A chart of curves with one point of each method marked by a diamond, and named below the title.
+    """Mark one point of each method by a diamond in a chart of curves, and name the points in the caption.
 
     Args:
-        chart: see :func:`lines`.
-        points: by method: x and y.
-        called: what the points are.
+        chart: chart of curves, see :func:`lines`.
+        points: x and y of the point, by method.
+        called: description of the points for the caption.
     """
     if not points:
         return chart

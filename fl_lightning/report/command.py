@@ -1,4 +1,4 @@
-"""``fl-lightning report RUN…``: one page for some runs."""
+"""``fl-lightning report RUN…``: write one page about some runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fl_lightning.runs.reader import Run, read_runs
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``report …``; the exit status."""
+    """Run ``report …`` and return the exit status, 0."""
     options = _parser().parse_args(args[1:])
     runs = read_runs(map(Path, options.run))
     methods, notes = group(runs, options.names or ())

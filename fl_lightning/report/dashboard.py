@@ -18,9 +18,9 @@ from fl_lightning.fit.messages import CommandParser
 from fl_lightning.runs.catalogue import CATALOGUE
 from fl_lightning.runs.wandb import has_wandb_key
 
-GROUPS = ("experiment", "settings")  # of the config: the same in runs that differ in nothing but the seed
+GROUPS = ("experiment", "settings")  # config entries that are the same in runs that differ only in the seed
 
-# Sections, with the groups of metrics whose panels stand there.
+# Sections, with the groups of metrics that have their panels in the section.
 SECTIONS = {
     "Accuracy": ("val", "train"),
     "Conflict": ("conflict", "coherence", "updates"),
@@ -31,7 +31,7 @@ SECTIONS = {
 
 
 def command(args: Sequence[str]) -> int:
-    """Run ``dashboard …``; the exit status.
+    """Run ``dashboard …`` and return the exit status, 0.
 
     Raises:
         ConfigurationError: there is no key for W&B and no ``--out``; W&B refuses, or the file cannot be written.
@@ -39,7 +39,7 @@ def command(args: Sequence[str]) -> int:
     parser = CommandParser(
         f"fl-lightning {args[0]}", description="A W&B workspace for federated runs.", allow_abbrev=False
     )
-    project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # as Lightning's WandbLogger
+    project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # the default of Lightning's WandbLogger
     parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: the key's)")
     parser.add_argument("--project", default=project, help="whose runs to show (default %(default)s)")
     parser.add_argument("--name", default="Federated", help="of the workspace (default %(default)s)")
@@ -61,8 +61,8 @@ def command(args: Sequence[str]) -> int:
 
 
 def layout(entity: str, project: str, name: str) -> Workspace:
-    """The workspace: sections of panels over the rounds, and runs in groups, so that seeds become bands."""
-    sections: dict[str, list[Any]] = {title: [] for title in SECTIONS}  # of panels of all kinds
+    """Make the workspace: sections of panels over the rounds, and runs grouped so that seeds become bands."""
+    sections: dict[str, list[Any]] = {title: [] for title in SECTIONS}  # panels of all kinds, by section
     for section, title, metrics in lines():
         sections[section].append(_line(title, metrics))
     sections["Conflict"] += [_conflict_and_accuracy(), _pictures("cosines of updates", "conflict/cosines")]
@@ -79,7 +79,7 @@ def layout(entity: str, project: str, name: str) -> Workspace:
 
 
 def lines() -> list[tuple[str, str, list[str]]]:
-    """What the line plots show: section, title and names of metrics, with a star for many."""
+    """List the line plots: section, title and names of metrics; a star at the end of a name stands for many metrics."""
     panels: dict[tuple[str, str], list[str]] = {}
     for metric in CATALOGUE:
         if metric.panel:
@@ -102,7 +102,7 @@ def _line(title: str, metrics: Sequence[str]) -> LinePlot:
 
 
 def _conflict_and_accuracy() -> ScatterPlot:
-    """One point a run or group, at its last round."""
+    """Make a scatter plot with one point per run or group, at the last round."""
     x, y = SummaryMetric("conflict/ratio"), SummaryMetric("val/top1")
     return ScatterPlot(title="conflict ratio and accuracy, last round", x=x, y=y)
 

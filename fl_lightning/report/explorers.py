@@ -1,4 +1,4 @@
-"""Charts with a choice of run and round: similarities of clients, loss surfaces, what clients hold, weights."""
+"""Charts with a choice of run and round: cosines between clients, loss surfaces, partitions, weights."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from fl_lightning.report.methods import Method, every_run
 from fl_lightning.report.parts import Chart, Table, fewer, rounded, thin, written
 from fl_lightning.runs.reader import load
 
-BUDGET = 2_000_000  # characters of all frames of a chart
-LISTED = 100  # frames in the table of their numbers
-CLIENTS = 200  # of a heat map
-BUBBLES = 100  # clients of a bubble plot
-ROUNDS = 100  # of a heat map over the rounds
-DECADES = 3.0  # that the colours of a loss surface span at most
-SCALE = 127  # a cosine of 1 as an int8
-# Orange against blue, which all eyes can tell apart: conflict is warm.
+BUDGET = 2_000_000  # largest number of characters in all frames of a chart
+LISTED = 100  # largest number of frames in a chart's table of numbers
+CLIENTS = 200  # largest number of clients in a heat map
+BUBBLES = 100  # largest number of clients in a bubble plot
+ROUNDS = 100  # largest number of rounds in a heat map over the rounds
+DECADES = 3.0  # largest range of a loss surface's colours, in powers of ten
+SCALE = 127  # int8 value that stands for a cosine of 1
+# Orange and blue, which colour-blind readers can tell apart; orange is conflict.
 DIVERGING = [[0, "#b35806"], [0.25, "#f1a340"], [0.5, "#f7f7f7"], [0.75, "#67a9cf"], [1, "#2166ac"]]
 VIEWS = ("as they came", "as corrected by the rules")
 
 
 @dataclass(frozen=True)
 class Frame:
-    """What a chart shows of one run in one round.
+    """Content of a chart for one run and one round.
 
     Attributes:
-        round: None where it stands for all rounds.
-        values: what is to be read from it, by name, for each view.
-        shown: for page.js: ``update``, attributes of the chart's first trace, or ``clients`` and ``cosines``.
+        round: the round; None if the frame is for all rounds.
+        values: written numbers that summarise the frame, by name, for each view.
+        shown: data for page.js: ``update`` (attributes of the first trace), or ``clients`` and ``cosines``.
     """
 
     round: int | None
@@ -47,20 +47,20 @@ class Frame:
     shown: Mapping[str, Any]
 
     def payload(self) -> dict[str, Any]:
-        """As page.js takes it."""
+        """Make the frame's data for page.js: ``round``, ``text`` for each view, and the entries of ``shown``."""
         text = ["; ".join(f"{name}: {value}" for name, value in view.items()) for view in self.values]
         return {"round": self.round, "text": text, **self.shown}
 
 
 def _explorer(frames: Mapping[str, Sequence[Frame]], what: str, **chart: Any) -> Chart:
-    """A chart of frames by run; ``what`` the table of their numbers is called."""
+    """Make a chart of frames by run; ``what`` is the caption of its table of numbers."""
     runs = [{"name": name, "frames": [frame.payload() for frame in each]} for name, each in frames.items()]
     every = [(name, frame) for name, each in frames.items() for frame in each]
     views = VIEWS if any(len(frame.values) > 1 for _, frame in every) else ()
     head = [name + (f", {view}" if view else "") for view in views or ("",) for name in every[0][1].values[0]]
     rows = []
     for name, frame in (every[at] for at in thin(len(every), LISTED)):
-        both = [*frame.values, *frame.values][: max(1, len(views))]  # without a correction, the second is the first
+        both = [*frame.values, *frame.values][: max(1, len(views))]  # without a correction, both views are the same
         place = [name] if frame.round is None else [name, str(frame.round)]
         rows.append([*place, *(value for view in both for value in view.values())])
     places = ["run"] if every[0][1].round is None else ["run", "round"]
@@ -73,7 +73,7 @@ def _files(methods: Sequence[Method], name: str) -> dict[str, dict[int, Path]]:
 
 
 def _within(files: Mapping[int, Path], read: Callable[[int, Path], Frame], budget: int) -> list[Frame]:
-    """Frames of as many rounds as fit the budget, evenly spread; one at least."""
+    """Read the frames of as many rounds as fit the budget, evenly spread; at least one frame."""
     rounds = list(files)
     length = len(json.dumps(read(rounds[-1], files[rounds[-1]]).payload()))
     kept = thin(len(rounds), max(1, budget // length))
@@ -81,7 +81,7 @@ def _within(files: Mapping[int, Path], read: Callable[[int, Path], Frame], budge
 
 
 def _kept(files: Mapping[str, Mapping[int, Path]], frames: Mapping[str, Sequence[Frame]]) -> str:
-    """What is said of rounds that did not fit."""
+    """Note for a chart if some rounds did not fit; else empty."""
     shown, of = sum(map(len, frames.values())), sum(map(len, files.values()))
     return f" Of {of:,} recorded matrices {shown:,} are shown, evenly spread over the rounds." if shown < of else ""
 
@@ -92,10 +92,10 @@ def _bar(title: str, **more: Any) -> dict[str, Any]:
 
 
 def cosines(methods: Sequence[Method]) -> Chart | None:
-    """A heat map of the cosines between the updates of every two clients.
+    """Draw a heat map of the cosines between the updates of every two clients.
 
-    A frame shows ``clients``, their ids, and in ``cosines`` for each view the upper triangle with its diagonal, row by
-    row: int8 times 1/127, in base64.
+    A frame has the ids of the ``clients``, and for each view in ``cosines`` the upper triangle with its diagonal, row
+    by row: 127 times the cosine as int8, in base64.
     """
     files = _files(methods, "cosines")
     if not files:
@@ -129,7 +129,7 @@ def _cosines(round: int, path: Path) -> Frame:
 
 
 def pack(matrix: NDArray[np.float64]) -> str:
-    """The upper triangle, diagonal included, of a symmetric matrix with values in [-1, 1]: see :func:`cosines`."""
+    """Pack the upper triangle of a symmetric matrix with values in [-1, 1] into text, as in :func:`cosines`."""
     upper = matrix[np.triu_indices(len(matrix))]
     return base64.b64encode(np.rint(SCALE * upper).astype(np.int8).tobytes()).decode()
 
@@ -141,7 +141,7 @@ def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
 
 
 def surfaces(methods: Sequence[Method]) -> Chart | None:
-    """Contours of the loss around the model, in one scale of colours for all."""
+    """Draw contours of the loss around the global model, with one scale of colours for all runs."""
     files = _files(methods, "surface")
     if not files:
         return None
@@ -170,7 +170,7 @@ def surfaces(methods: Sequence[Method]) -> Chart | None:
 
 
 def _contours(heights: Sequence[float]) -> Any:
-    """A trace for heights log10(loss) of this range."""
+    """Make a contour trace whose colours fit these heights, log10(loss)."""
     low, high = min(heights), min(max(heights), min(heights) + DECADES)
     ticks = np.linspace(low, high, 6)
     return go.Contour(
@@ -198,7 +198,7 @@ def _surface(round: int, path: Path) -> Frame:
 
 
 def partition(methods: Sequence[Method]) -> Chart | None:
-    """Bubbles: what each client holds of each class."""
+    """Draw the examples of each class at each client as bubbles."""
     counts = {label: run.partition().get("counts") for label, run in every_run(methods)}
     frames = {label: [_held(each)] for label, each in counts.items() if each is not None}
     if not frames:
@@ -248,15 +248,15 @@ def _span(values: Iterable[int]) -> str:
 def over_rounds(
     methods: Sequence[Method], prefix: str, item: str, title: str, caption: str, percent: bool = False
 ) -> Chart | None:
-    """A heat map of values that each round has many of.
+    """Draw a heat map of the metrics ``prefix/<n>`` over the rounds.
 
     Args:
-        methods: of the page.
-        prefix: of the columns ``prefix/<n>``.
-        item: what n is.
-        title: see :class:`Chart`.
-        caption: see :class:`Chart`.
-        percent: the values are shares.
+        methods: the methods of the page.
+        prefix: prefix of the metrics.
+        item: word for the thing that n numbers: "client" or "class".
+        title: title of the chart.
+        caption: caption of the chart.
+        percent: whether the values are shares.
     """
     tables = {label: table for label, run in every_run(methods) if len(table := run.items(prefix))}
     if not tables:

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone are one method; what its settings have of its own is its name."""
+"""Group runs that differ only in their seed into methods, and name each method by its distinctive settings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
 from fl_lightning.runs.settings import CLASS, RULES, short
 
-NAMED_BY = 3  # settings at most
+NAMED_BY = 3  # largest number of settings in a name
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """Runs that are to be averaged.
+    """Runs that differ only in their seed, to be averaged.
 
     Attributes:
-        name: what tells it from the others.
-        runs: one a seed.
-        settings: the runs' settings but the seed, by dotted names; empty for runs without config.
+        name: name that tells the method from the others.
+        runs: one run per seed.
+        settings: settings of the runs, except the seed, by dotted names; empty for runs without config.
     """
 
     name: str
@@ -33,34 +33,34 @@ class Method:
     settings: Mapping[str, Any]
 
     def band(self, metric: str) -> pd.DataFrame:
-        """A metric over the rounds in which it was logged: ``mean``, ``low``, ``high`` and number of ``seeds``."""
+        """Summarise a metric over the seeds, for each round with a value: ``mean``, ``low``, ``high``, ``seeds``."""
         columns = {n: run.metrics[metric].dropna() for n, run in enumerate(self.runs) if metric in run.metrics}
         return band(pd.DataFrame(columns))
 
     def label(self, run: Run) -> str:
-        """What one of its runs is called."""
+        """Name of one of the method's runs."""
         return self.name if run.seed is None else f"{self.name}, seed {run.seed}"
 
 
 def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
-    """All runs with what they are called."""
+    """All runs of the methods, each with its name."""
     return [(method.label(run), run) for method in methods for run in method.runs]
 
 
 def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
-    """The methods of some runs, in the order in which they come.
+    """Group runs into methods, in the order of the runs.
 
-    A run without config is a method of its own. Of several with the same settings and seed the last one counts.
+    A run without config is a method of its own. If several runs have the same settings and seed, the last one counts.
 
     Args:
-        runs: at least one.
-        names: one for each method, in place of what their settings say.
+        runs: the runs, at least one.
+        names: one name for each method, in place of names made from settings.
 
     Returns:
-        The methods; and what a reader must know: which runs were left out.
+        The methods, and notes for the reader on runs that were left out.
 
     Raises:
-        ConfigurationError: there are not as many names as methods.
+        ConfigurationError: there are not as many names as methods, or two names are the same.
     """
     found: dict[str, dict[Any, Run]] = {}
     known: dict[str, dict[str, Any]] = {}
@@ -86,7 +86,7 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
 
 
 def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[str]:
-    """Names of methods, each by as few settings as tell them apart, or by its run's folder where there are none."""
+    """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder."""
     axes, apart = varying(every), 1
     telling: list[str] = []
     for axis in axes:
@@ -104,7 +104,7 @@ def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[
 
 
 def varying(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that have several values among the methods that have them."""
+    """The settings that differ between the methods that have them."""
     axes = dict.fromkeys(name for each in every for name in each)
     return [axis for axis in axes if len({str(each[axis]) for each in every if axis in each}) > 1]
 

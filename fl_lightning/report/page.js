@@ -7,7 +7,7 @@
   const drawn = new Set();
   const config = { displayModeBar: false, responsive: true, showTips: false };
 
-  // The layout's colours under the theme that is on.
+  // Return the layout's colours for the current theme.
   function colours(layout) {
     const css = getComputedStyle(root);
     const of = (name) => css.getPropertyValue(`--${name}`).trim();
@@ -19,7 +19,7 @@
     return patch;
   }
 
-  // A symmetric matrix from its packed upper triangle.
+  // Unpack a symmetric matrix from its upper triangle (pack in explorers.py).
   function square(packed, size) {
     const values = Int8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
     const rows = Array.from({ length: size }, () => new Array(size));
@@ -28,7 +28,7 @@
     return rows;
   }
 
-  // What a frame replaces in the first trace; without a view of its own, the first one counts.
+  // Return the attributes that a frame replaces in the first trace. A frame without this view shows its first.
   function update(frame, view) {
     if (!frame.cosines) return frame.update;
     const ids = frame.clients.map(String);
@@ -48,7 +48,7 @@
     Plotly.relayout(plot, colours(figure.layout));
   }
 
-  // A chart with a choice of run, view and round.
+  // Draw a chart with controls for run, view and round.
   function explore(plot, figure, runs, alt) {
     const [run, view, slider, output, reading] = [".run", ".view", ".frame", ".round", ".reading"].map((name) => plot.parentElement.querySelector(name));
     const [first, ...rest] = figure.data;
@@ -68,7 +68,7 @@
       Plotly.react(plot, [{ ...first, ...update(frame, chosen) }, ...rest], plot.layout ?? figure.layout, config);
     }
     if (slider) {
-      slider.max = Math.max(...runs.map(({ frames }) => frames.length)) - 1; // before the value, which it limits
+      slider.max = Math.max(...runs.map(({ frames }) => frames.length)) - 1; // before the value, which max limits
       slider.value = slider.max;
     }
     for (const control of [run, view, slider]) if (control) control.addEventListener("input", show);
@@ -80,7 +80,7 @@
     for (const plot of drawn) Plotly.relayout(plot, colours(plot.layout));
   }
 
-  // Sort a table's rows by a column; again, the other way round.
+  // Sort a table's rows by a click on a column's head; a second click reverses the order.
   function sortable(table) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) =>

@@ -1,4 +1,4 @@
-"""The page: its sections, and the one file they become."""
+"""The page: collects the sections of the report, and renders one HTML file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_lightning.runs.catalogue import KNOWN, is_item
 
 COHERENCE = "coherence/local"
 HERE = Path(__file__).parent
-# Title and groups of metrics; each group is what stands before the slash. What no section names is in the last one.
+# Title and metric groups of each section; a metric's group stands before the slash. Other groups are in the last one.
 SECTIONS = {
     "accuracy": ("Accuracy and loss", ("val", "train")),
     "conflict": ("Conflict between clients", ("conflict",)),
@@ -29,17 +29,17 @@ SECTIONS = {
     "curvature": ("Curvature", ("hessian",)),
     "other": ("Other measures", ()),
 }
-# Metrics that stand in the summary or in charts of their own.
+# Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 BAND = "In the charts, lines are means over the seeds, and bands go from the smallest to the largest of them."
 
 
 def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:
-    """The report as HTML that needs no other file.
+    """Render the report as HTML that needs no other file.
 
     Args:
-        methods: at least one.
-        notes: what a reader must know of the runs.
+        methods: the methods, at least one.
+        notes: sentences on the runs for the reader.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -80,7 +80,7 @@ def _curves(section: str, methods: Sequence[Method]) -> Iterator[Chart | None]:
 
 
 def of_section(section: str, metrics: Iterable[str]) -> list[str]:
-    """Choose the metrics that have a line chart in a section: the known ones first, in the catalogue's order."""
+    """Choose the metrics that have a line chart in a section: known metrics first, in the catalogue's order."""
     groups = SECTIONS[section][1]
     named = {group for _, others in SECTIONS.values() for group in others}
     order = {name: position for position, name in enumerate(KNOWN)}
@@ -95,7 +95,7 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
 
 
 def _special(section: str, methods: Sequence[Method]) -> list[Chart | None]:
-    """The charts of a section that are no curve of one metric."""
+    """Make the charts of a section other than curves of one metric."""
     if section == "conflict":
         return [charts.layers(methods), explorers.cosines(methods)]
     if section == "coherence":

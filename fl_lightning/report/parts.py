@@ -1,4 +1,4 @@
-"""What a page is made of: sections of tables and charts, and how numbers are written."""
+"""Parts of a page: sections, tables, charts, and written numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-DIGITS = 5  # significant ones of a number in a chart
+DIGITS = 5  # significant digits of a number in a chart
 PER_CENT = "\N{NO-BREAK SPACE}%"
-ROWS = 50  # of a folded table of numbers
+ROWS = 50  # largest number of rows in a folded table of numbers
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,11 @@ class Table:
     """A table of text.
 
     Attributes:
-        head: one name a column; the first column names the rows.
-        rows: cells.
-        caption: what it shows.
-        words: cells are words rather than numbers.
-        values: numbers to sort the rows by, in place of the text; a table without them cannot be sorted.
+        head: one name per column; the first column names the rows.
+        rows: text of the cells, row by row.
+        caption: caption of the table.
+        words: whether cells are words rather than numbers.
+        values: one number per cell to sort the rows by; without numbers, the table cannot be sorted.
     """
 
     head: Sequence[str]
@@ -35,19 +35,20 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart.
+    """A chart of the page.
 
     Attributes:
-        key: its id on the page.
-        title: what it shows.
-        caption: how to read it.
-        alt: a sentence for those who do not see it.
+        key: id of the chart on the page.
+        title: title of the chart.
+        caption: a hint at how to read the chart.
+        alt: a sentence for readers who do not see the chart.
         figure: Plotly's ``data`` and ``layout``.
-        numbers: the same as a table.
-        runs: of a chart with a choice of runs, each ``{"name", "frames"}``; page.js says what a frame is.
-        views: of a chart with several views of a frame, their names.
-        wide: it takes the page's whole width.
-        square: its height follows from its width.
+        numbers: the numbers of the chart as a table.
+        runs: runs to choose from, each ``{"name", "frames"}`` with the payload of each Frame (explorers.py); empty for
+            a chart without a choice.
+        views: names of the views of a frame, if a frame has several views.
+        wide: whether the chart takes the page's whole width.
+        square: whether the height follows from the width.
     """
 
     key: str
@@ -67,13 +68,13 @@ class Section:
     """A section of the page.
 
     Attributes:
-        key: its id.
-        title: its heading.
-        intro: a sentence below it.
-        charts: shown after the tables.
-        tables: shown first.
-        folded: tables to be opened, by their captions.
-        texts: texts to be opened, by what they are called.
+        key: id of the section.
+        title: heading of the section.
+        intro: a sentence below the heading.
+        tables: tables, shown first.
+        charts: charts, shown after the tables.
+        folded: tables that are folded under their captions.
+        texts: texts that are folded under their names, by name.
     """
 
     key: str
@@ -85,17 +86,21 @@ class Section:
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether there is anything in it."""
+        """Whether the section has any content."""
         return bool(self.tables or self.charts or self.folded or self.texts)
 
 
 def rounded(values: Iterable[float]) -> list[float | None]:
-    """Numbers for a chart: short, and None for what is not finite, which JSON cannot say."""
+    """Round numbers for a chart; numbers that are not finite become None, because JSON has only finite numbers."""
     return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values]
 
 
 def written(value: float, percent: bool = False) -> str:
-    """A number for a reader: 89.30 %, 0.1234, 12,345; a dash for none."""
+    """Write a number for a reader; nan is a dash, and ``percent`` writes a share as 89.30 %.
+
+    >>> [written(value) for value in (0.123456, 12345.0, float("nan"))]
+    ['0.1235', '12,345', '–']
+    """
     if math.isnan(value):
         return "–"
     if percent:
@@ -108,10 +113,14 @@ def written(value: float, percent: bool = False) -> str:
 
 
 def thin(count: int, most: int) -> list[int]:
-    """At most so many of the positions 0 … count - 1, evenly spread, the last among them."""
+    """Choose up to ``most`` evenly spaced indices below ``count``, always including the last.
+
+    >>> thin(10, 4)
+    [0, 3, 6, 9]
+    """
     return sorted({round(float(at)) for at in np.linspace(count - 1, 0, min(count, most))})
 
 
 def fewer(shown: int, of: int, what: str) -> str:
-    """What a reader must know of a table or chart that does not show all; nothing if it does."""
+    """Note for a table or chart that shows ``shown`` out of ``of`` items; empty if all are shown."""
     return f" ({shown:,} of {of:,} {what}, evenly spread)" if shown < of else ""

@@ -14,7 +14,7 @@ from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, rounded, thin, written
 from fl_lightning.runs.seeds import band
 
-# Columns of seconds_by_part, each with what it is called and its colour.
+# Columns of seconds_by_part, each with its name and colour in the chart.
 PARTS = {
     "local": ("local training", COLOURS[0]),
     "server": ("server", COLOURS[5]),
@@ -23,7 +23,7 @@ PARTS = {
 
 
 def time_of_round(methods: Sequence[Method]) -> Chart | None:
-    """Where a round's time goes: an area over the rounds for one method, a bar each for several."""
+    """Draw the time of a round by part: areas over the rounds for one method, one bar per method for several."""
     parts = {method.name: table for method in methods if len(table := seconds_by_part(method))}
     if not parts:
         return None
@@ -69,7 +69,7 @@ def _area(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def seconds_by_part(method: Method) -> pd.DataFrame:
-    """``local``, ``server`` and ``rest`` by round, mean over the runs; empty without timings."""
+    """Compute the seconds ``local``, ``server`` and ``rest`` by round, mean over the runs; empty without timings."""
     timed = [run.timings for run in method.runs if len(run.timings)]
     if not timed:
         return pd.DataFrame()
@@ -78,7 +78,7 @@ def seconds_by_part(method: Method) -> pd.DataFrame:
 
 
 def memory(methods: Sequence[Method]) -> list[Chart]:
-    """Memory of the process, and of its GPU where there is one."""
+    """Draw the memory of the process and, if there is one, of the GPU."""
     shown = []
     for column, title in (("memory_mib", "Memory of the process"), ("gpu_mib", "Peak memory on the GPU")):
         bands = {}

@@ -16,7 +16,7 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import interval, label
 from fl_lightning.runs.settings import CLASS, RULES
 
-# Settings to be seen even if all methods have the same.
+# Settings that are shown even if all methods share the value.
 MAIN = {
     RULES: "Rules",
     "trainer.max_epochs": "Rounds",
@@ -34,13 +34,13 @@ MAIN = {
     f"model.server_optimizer{CLASS}": "Server optimizer",
     "model.server_optimizer.lr": "Server learning rate",
 }
-NAMES = {"data": "fingerprint of the data"}  # of what environment.yaml holds
+NAMES = {"data": "fingerprint of the data"}  # titles for entries of environment.yaml
 MADE_WITH = "What the runs were made with"
-SHOWN = 1000  # clients of all tables of a page
+SHOWN = 1000  # about the largest number of clients in all tables of a page
 
 
 def summary(methods: Sequence[Method]) -> Table:
-    """Last and best value of the metrics of validation and test."""
+    """Tabulate last and best values of validation metrics, and last values of test metrics; else the training loss."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.names)
     metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
     head = ["method", "seeds", "rounds"]
@@ -79,7 +79,7 @@ def _over_seeds(method: Method, metric: str, best: bool) -> str:
 
 
 def settings(methods: Sequence[Method]) -> Table | None:
-    """Settings, a column a method: what differs first, then the main ones that all share."""
+    """Tabulate the settings, one column per method: first the differing ones, then the main ones that all share."""
     configured = [method for method in methods if method.settings]
     if not configured:
         return None
@@ -104,7 +104,7 @@ def _value(method: Method, name: str) -> str:
 
 
 def clients(methods: Sequence[Method]) -> list[Table]:
-    """A table for each run that knows its clients, one row a client."""
+    """Make a table for each run that recorded its clients, one row per client."""
     tables = {name: _of_clients(run) for name, run in every_run(methods)}
     tables = {name: table for name, table in tables.items() if len(table)}
     most = max(20, SHOWN // max(1, len(tables)))
@@ -112,7 +112,7 @@ def clients(methods: Sequence[Method]) -> list[Table]:
 
 
 def _of_clients(run: Run) -> pd.DataFrame:
-    """By client: ``examples``, ``classes``, ``rounds`` taken part, last and mean of each of its measures."""
+    """Tabulate by client: ``examples``, ``classes``, ``rounds`` taken part in, last value and mean of each metric."""
     columns: dict[str, Any] = {}
     if arrays := run.partition():
         columns["examples"] = pd.Series(arrays["sizes"])
@@ -131,7 +131,7 @@ def _of_clients(run: Run) -> pd.DataFrame:
 
 def _client_table(name: str, table: pd.DataFrame, most: int) -> Table:
     of = len(table)
-    if of > most:  # those with the most data, or the first
+    if of > most:  # keep the clients with the most data, or the first ones
         table = table.nlargest(most, "examples").sort_index() if "examples" in table else table.iloc[:most]
     chosen = "the {} clients with the most examples, of {:,}" if "examples" in table else "the first {} of {:,} clients"
     percent = [str(column).startswith("accuracy") for column in table]
@@ -148,7 +148,7 @@ def _client_table(name: str, table: pd.DataFrame, most: int) -> Table:
 
 
 def times(methods: Sequence[Method]) -> Table | None:
-    """Time and memory of each method, mean over its runs."""
+    """Tabulate the time of each method, averaged over its runs, and the largest memory."""
     head = ["method", "minutes in all", "seconds per round", "local training", "server", "memory, GiB", "GPU, GiB"]
     rows = []
     for method in methods:
@@ -162,7 +162,7 @@ def times(methods: Sequence[Method]) -> Table | None:
 
 
 def environment(methods: Sequence[Method]) -> Table | None:
-    """What the runs were made with; where they differ, each value with its runs."""
+    """Tabulate the environments of the runs; if runs differ, each value with its runs."""
     found: dict[str, dict[str, list[str]]] = {}
     runs = [(name, run) for name, run in every_run(methods) if run.environment]
     for name, run in runs:
@@ -181,7 +181,7 @@ def environment(methods: Sequence[Method]) -> Table | None:
 def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for key, value in content.items():
         if key == RULES:
-            continue  # they stand among the settings
+            continue  # the rules are shown among the settings
         if isinstance(value, dict):
             yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
         elif value is not None:

@@ -1,1 +1,1 @@
-"""Reproducing the papers: their numbers, the runs of every cell, tables of both side by side."""
+"""Reproduces the papers' tables and figures: trains the runs of every cell, and compares numbers with the papers'."""

@@ -1,4 +1,4 @@
-"""Whether our runs support a paper's claim: t tests over seeds."""
+"""Test the papers' claims on our runs: t tests over seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fl_lightning.reproduce.results import axes_of, on_paper, same
 
 FEWEST_SEEDS = 3
 LEVEL = 0.05
-DIGITS = 9  # differences below that are rounding's
+DIGITS = 9  # decimals of an effect; smaller differences are rounding errors
 
 Labels = Mapping[str, Any]
 Vector = npt.NDArray[np.float64]
@@ -26,13 +26,13 @@ Vector = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What our runs say of a claim.
+    """The result of a claim's test on our runs.
 
     Attributes:
         text: the claim.
         verdict: "supported", "contradicted", "undecided", "too few seeds" or "not run".
-        evidence: effect, the paper's in brackets, p value, numbers of seeds and cells; of several comparisons, those
-            of the one that decides.
+        evidence: effect, the paper's effect in brackets, p value, numbers of seeds and cells; with several comparisons,
+            the evidence of the deciding one.
     """
 
     text: str
@@ -42,14 +42,14 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """One comparison's effect, seed by seed.
+    """The effect of one comparison, seed by seed.
 
     Attributes:
-        higher: labels of one side.
-        than: labels of the other.
-        values: (seeds,) of the seeds that have a run of every cell; above 0 is in the claim's favour.
-        seeds: how many have a run of any cell.
-        cells: how many the effect is taken over.
+        higher: labels of the side that is claimed to be higher.
+        than: labels of the other side.
+        values: (seeds,) effects of the seeds that have a run of every cell; above 0 in the claimed direction.
+        seeds: number of seeds that have a run of any cell.
+        cells: number of cells that the effect is taken over.
     """
 
     higher: Labels
@@ -60,20 +60,20 @@ class Effects:
 
 
 def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
-    """Every claim of an experiment.
+    """Test every claim of an experiment.
 
-    Runs of one seed share partition, cohorts and initial weights: differences are taken within a seed, combined over
-    the cells that the claim is about (their mean, or the slope along an axis), and tested over the seeds by a two-sided
-    t test at 5 %. That two are equal within a margin is tested by two one-sided t tests (Schuirmann, 1987), and
-    contradicted where the effect is beyond the margin by a two-sided one.
+    Runs of one seed share partition, cohorts and initial weights. So differences are taken within a seed, combined over
+    the cells that the claim is about (by the mean, or the slope along an axis), and tested over the seeds by a
+    two-sided t test at 5 %. A claim that two sides are equal within a margin is tested by two one-sided t tests
+    (Schuirmann, 1987), and contradicted if a two-sided t test finds the effect beyond the margin.
 
-    A claim about each of several is supported if every comparison alone supports it (an intersection-union test), and
-    contradicted if one does, its p value times their number (Bonferroni). p values are not corrected for the number of
-    claims.
+    A claim with several comparisons is supported if every comparison alone supports the claim (an intersection-union
+    test), and contradicted if one comparison contradicts the claim after its p value is multiplied by the number of
+    comparisons (Bonferroni). p values are not corrected for the number of claims.
 
     Args:
-        experiment: whose claims.
-        results: see :func:`fl_lightning.reproduce.results.collect`.
+        experiment: the experiment with the claims.
+        results: table of our runs, see :func:`fl_lightning.reproduce.results.collect`.
     """
     if results.empty:
         return [Verdict(claim.text, "not run", "no run is finished") for claim in experiment.claims]
@@ -98,11 +98,11 @@ def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
 
 
 def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
-    """A claim's effects, one for each choice from the lists of its two sides.
+    """Compute a claim's effects, one for each choice of labels from the lists of its two sides.
 
     Args:
-        claim: names cells, measure and axis.
-        results: see :func:`judge`; not empty.
+        claim: the claim, which names cells, measure and axis.
+        results: table of runs as in :func:`judge`, not empty.
 
     Raises:
         pandas.errors.MergeError: the labels leave open which two cells to compare.
@@ -132,15 +132,15 @@ def _each(labels: Labels) -> list[Labels]:
 def _where(results: pd.DataFrame, labels: Labels) -> pd.DataFrame:
     for axis, label in labels.items():
         allowed = label if isinstance(label, list) else [label]
-        values = results[axis] if axis in results else [None] * len(results)  # no cell that has it may have been run
+        values = results[axis] if axis in results else [None] * len(results)  # perhaps no cell with this axis was run
         results = results[np.array([any(same(value, each) for each in allowed) for value in values], dtype=bool)]
     return results
 
 
 def _combined(pairs: pd.DataFrame, axes: Sequence[str], along: str | None) -> tuple[Vector, int]:
-    """Each seed's mean difference, or its slope, and the number of cells.
+    """Compute each seed's mean difference, or slope of the difference, and the number of cells.
 
-    A seed without a run of one of the cells is left out: over other cells it would be another effect.
+    A seed without a run of one of the cells is left out: over fewer cells, its effect would be a different one.
     """
     if pairs.empty:
         return np.zeros(0), 0
@@ -148,21 +148,21 @@ def _combined(pairs: pd.DataFrame, axes: Sequence[str], along: str | None) -> tu
     cells = pairs.drop_duplicates("cell").sort_values("cell")
     table = pairs.pivot(index="seed", columns="cell", values="difference").dropna()
     weights = np.full(len(cells), 1 / len(cells)) if along is None else slope_weights(cells, axes, along)
-    if not weights.any():  # one label only: no slope
+    if not weights.any():  # the axis has one label only: no slope
         return np.zeros(0), len(cells)
     return np.round(table.to_numpy() @ weights, DIGITS), len(cells)
 
 
 def slope_weights(cells: pd.DataFrame, axes: Sequence[str], along: str) -> Vector:
-    """(cells,) such that their product with the cells' values is the least-squares slope along an axis.
+    """Compute (cells,) weights whose product with the cells' values is the least-squares slope along an axis.
 
-    The axis' labels count 0, 1, … from the lowest. There is one slope for each combination of the other axes' labels,
-    so that what else differs between cells is no part of it; the mean of these is taken.
+    The axis' labels count 0, 1, … from the lowest. One slope is taken for each combination of the other axes' labels,
+    so that differences on other axes do not count, and the slopes are averaged.
 
     Args:
-        cells: one row each, labels in columns.
-        axes: all of them.
-        along: one of them, or "-axis" for the slope's negative.
+        cells: one row per cell, labels in columns.
+        axes: all axes.
+        along: one of the axes, or "-axis" for the negative slope.
     """
     axis = along.lstrip("-")
     positions = pd.Series(np.searchsorted(np.unique(cells[axis]), cells[axis]), dtype=float)
@@ -175,16 +175,16 @@ def slope_weights(cells: pd.DataFrame, axes: Sequence[str], along: str) -> Vecto
 
 
 def _groups(rows: pd.DataFrame, axes: Sequence[str]) -> npt.NDArray[Any]:
-    """(rows,) numbers: the same for rows with the same labels, nulls included."""
+    """(rows,) group numbers: equal for rows with equal labels, nulls included."""
     return rows.groupby(list(axes), sort=False, dropna=False).ngroup().to_numpy() if axes else np.zeros(len(rows), int)
 
 
 def p_for_and_against(values: Vector, margin: float | None = None) -> tuple[float, float]:
-    """The p values of a mean above 0, or within a margin of 0, and of the opposite.
+    """Compute p values for and against the claim that the mean is above 0, or within a margin of 0.
 
     Args:
-        values: (seeds,), at least two.
-        margin: above 0, or None.
+        values: (seeds,) effects, at least two.
+        margin: a margin above 0; None for the claim that the mean is above 0.
     """
     if margin is None:
         return min(1.0, 2 * p_above(values, 0)), min(1.0, 2 * p_above(-values, 0))
@@ -193,7 +193,13 @@ def p_for_and_against(values: Vector, margin: float | None = None) -> tuple[floa
 
 
 def p_above(values: Vector, level: float) -> float:
-    """One-sided p value of a mean above a level; 0 or 1 where all values are the same."""
+    """Compute the one-sided p value of a mean above a level; 0 or 1 if all values are the same.
+
+    The mean of 1, 2 and 3 is the level itself, so above and below are equally likely:
+
+    >>> p_above(np.array([1.0, 2.0, 3.0]), level=2.0)
+    0.5
+    """
     distance = float(values.mean()) - level
     if np.ptp(values) == 0:
         return float(distance <= 0)
@@ -201,7 +207,7 @@ def p_above(values: Vector, level: float) -> float:
 
 
 def _evidence(claim: Claim, index: int, found: Sequence[Effects], paper: pd.DataFrame, p: float) -> str:
-    """In words: what was compared, by how much it differs, how sure that is."""
+    """Write the evidence: the compared cells, the effect, the p value, the numbers of seeds and cells."""
     one = found[index]
     against = ", ".join(f"{axis} {label}" for labels in (one.higher, one.than) for axis, label in labels.items())
     if not len(one.values):

@@ -31,7 +31,8 @@ def command(args: Sequence[str]) -> int:
     """Run ``reproduce …`` or ``sweep …``.
 
     Returns:
-        The exit status: 1 if a run failed, which the tables then lack, 130 after Ctrl-C, when they have what is there.
+        The exit status: 0; 1 if a run failed, which the tables then lack; 130 after Ctrl-C, with tables of the finished
+        runs.
     """
     parser = _parser(args[0])
     options, passed_on = parser.parse_known_args(args[1:])
@@ -94,14 +95,14 @@ def _list() -> int:
 
 
 def _sweep(options: argparse.Namespace) -> Experiment:
-    """A user's own experiment, with nothing printed to compare with."""
+    """Make a user's own experiment, without numbers of a paper to compare with."""
     config = find_config(options.config)
     measures = tuple(dict.fromkeys(options.measures))
     return Experiment(Path(config).stem, f"Sweep of {options.config}", ", ".join(measures), "", (), config, measures)
 
 
 def _refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
-    """Every cell at every point of the axes ``option=values``."""
+    """Expand every cell to all points of the axes ``option=values``."""
     axes = []
     for each in swept:
         name, _, text = each.partition("=")
@@ -141,15 +142,15 @@ def _plan(
 
 
 def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cell]:
-    """The cells that have one of the labels asked for on every axis named.
+    """Select the cells that have one of the wanted labels on every axis that is named.
 
     Args:
-        cells: to choose from.
-        wanted: "axis=label" or "axis=label,label".
-        where: what a message calls them.
+        cells: cells to choose from.
+        wanted: "axis=label" or "axis=label,label", one entry per axis.
+        where: name of the experiment for the error message.
 
     Raises:
-        ConfigurationError: an axis or a label is not there; names those that are.
+        ConfigurationError: an axis or a label does not exist; the message names the existing ones.
     """
     for choice in wanted:
         axis, _, labels = choice.partition("=")
@@ -200,7 +201,7 @@ def _write_tables(
 
 
 def _versions(pairs: Sequence[tuple[Cell, Job]]) -> str:
-    """What the runs were made with; all of it, should it not be the same."""
+    """Write the versions that the runs were made with; every version if they differ."""
     versions = (job.facts["versions"] for _, job in pairs if job.finished)
     return ", ".join(dict.fromkeys(f"{name} {version}" for each in versions for name, version in each.items()))
 

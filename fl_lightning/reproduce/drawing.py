@@ -1,4 +1,4 @@
-"""Pictures of runs: curves over the rounds, similarities of clients, what each client holds."""
+"""Draw runs: curves over the rounds, similarities of clients, partitions; and tabulate what is drawn."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SIMILARITIES = "similarities"  # the measure that is no metric: sorted cosines of all pairs after the last round
+SIMILARITIES = "similarities"  # the only measure that is no metric: sorted cosines of client pairs in the last round
 STYLES = ("-", "--", ":", "-.")
-TOLD_APART = len(COLOURS) * len(STYLES)  # lines
-PANEL = (3.6, 2.7)  # inches
-INSIDE = 6  # lines that a legend within a panel has room for
+TOLD_APART = len(COLOURS) * len(STYLES)  # largest number of different lines
+PANEL = (3.6, 2.7)  # width and height in inches
+INSIDE = 6  # largest number of lines in a legend inside a panel
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Curve:
     """A line with a band.
 
     Attributes:
-        labels: the labels of its cell.
-        measure: what the papers call a metric, its own name, or SIMILARITIES.
+        labels: the labels of the curve's cell.
+        measure: name of a metric in the papers, the metric's own name, or SIMILARITIES.
         points: mean and edges over the seeds (see :func:`fl_lightning.runs.seeds.band`), by round or by the rank of a
             pair of clients.
     """
@@ -50,7 +50,7 @@ class Curve:
 
 
 def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Job]]) -> list[Curve]:
-    """One curve for each cell and measure that its finished jobs have, in the order of the cells."""
+    """Make one curve for each cell and each measure of its finished jobs, in the order of the cells."""
     cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
     for cell, job in pairs:
         if job.finished:
@@ -64,7 +64,7 @@ def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Job]]) -> list[C
 
 
 def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
-    """A measure by round, a column a job; nan where a run has none, empty where none has."""
+    """Tabulate a measure by round (similarities by rank), one column per job that has the measure; gaps are nan."""
     if measure == SIMILARITIES:
         return by_rank([cosines for job in jobs if len(cosines := _similarities(job))])
     metric, factor = measured(measure)
@@ -79,14 +79,14 @@ def _similarities(job: Job) -> NDArray[np.float64]:
 
 
 def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
-    """Each column sorted, by rank from 1; where one has fewer values, for clients without data, its quantiles."""
+    """Sort each run's values into a column, by rank from 1; a run with fewer clients fills its column by quantiles."""
     ranks = max(map(len, values), default=0)
     columns = [np.quantile(each, np.linspace(0, 1, ranks)) for each in values]
     return pd.DataFrame(dict(enumerate(columns)), index=range(1, ranks + 1))
 
 
 def tidy(found: Sequence[Curve]) -> pd.DataFrame:
-    """All curves as one table: labels, ``measure``, ``round`` (or rank) and the columns of the points."""
+    """Make one table of all curves: labels, ``measure``, ``round`` (or rank) and the columns of the points."""
     tables = [curve.points.rename_axis("round").reset_index() for curve in found]
     return pd.concat(
         [table.assign(**curve.labels, measure=curve.measure) for curve, table in zip(found, tables, strict=True)],
@@ -95,13 +95,13 @@ def tidy(found: Sequence[Curve]) -> pd.DataFrame:
 
 
 def varying(labels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The axes on which not all have the same label."""
+    """The axes on which the labels differ."""
     axes = dict.fromkeys(axis for each in labels for axis in each)
     return [axis for axis in axes if len({str(each.get(axis)) for each in labels}) > 1]
 
 
 def name(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """What the labels on some axes are called: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
+    """Write the labels on some axes: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
     return ", ".join(_spoken(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)
 
 
@@ -112,14 +112,15 @@ def _spoken(axis: str, value: Any) -> str:
 
 
 def draw(found: Sequence[Curve], measures: Mapping[str, str], panels: Sequence[str]) -> Figure:
-    """Draw the curves.
+    """Draw curves in panels.
 
     Args:
-        found: at least one.
-        measures: each with what its axis is called; they have panels of their own.
-        panels: the axes of the grid that part the panels. A curve that lacks one is in all of that axis' panels.
+        found: the curves, at least one.
+        measures: title of the axis for each measure; every measure has panels of its own.
+        panels: axes of the grid with a panel for each label. A curve without a label on such an axis is drawn in all of
+            the axis' panels.
     """
-    from matplotlib.figure import Figure  # here, because importing it takes half a second
+    from matplotlib.figure import Figure  # here, because the import takes half a second
 
     lines = [axis for axis in varying([curve.labels for curve in found]) if axis not in panels]
     names = dict.fromkeys(name(curve.labels, lines) for curve in found)
@@ -153,7 +154,11 @@ def _places(labels: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[
 
 
 def _columns(panels: int, labels: int) -> int:
-    """So that a row has the labels of the last axis; near a square if that axis is alone or has many."""
+    """Choose the number of panels in a row.
+
+    A row has one panel for each label of the last axis if there are 2 to 5 labels and several rows. Else, up to three
+    panels form one row, and more panels nearly a square.
+    """
     if 1 < labels < min(panels, 6):
         return labels
     return panels if panels <= 3 else math.ceil(math.sqrt(panels))
@@ -186,10 +191,10 @@ def _add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def draw_partition(counts: Mapping[str, Tensor]) -> Figure:
-    """Draw what each client holds of each class, one partition below the other, in bubbles of one scale.
+    """Draw the examples of each class at each client, one partition below the other, with bubbles of one scale.
 
     Args:
-        counts: (N, C) examples by client and class, by the partition's name.
+        counts: (N, C) number of examples of each class at each client, by the partition's name.
     """
     blocks = list(counts.values())
     gap = torch.zeros_like(blocks[0][:, :1])
@@ -203,14 +208,14 @@ def draw_partition(counts: Mapping[str, Tensor]) -> Figure:
 
 
 def tidy_counts(counts: Mapping[str, Tensor]) -> pd.DataFrame:
-    """The same as a table: ``partition``, ``client``, ``class``, ``examples``."""
+    """Make a table of the partitions: ``partition``, ``client``, ``class``, ``examples``."""
     tables = [pd.DataFrame(block.numpy()).rename_axis("client").reset_index() for block in counts.values()]
     long = [table.melt("client", var_name="class", value_name="examples") for table in tables]
     return pd.concat([table.assign(partition=called) for called, table in zip(counts, long, strict=True)])
 
 
 def tidy_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> pd.DataFrame:
-    """Loss surfaces (``steps`` (n,), ``loss`` (n, n)) as a table: ``run``, ``d1``, ``d2``, ``loss``."""
+    """Make a table of loss surfaces (``steps`` (n,), ``loss`` (n, n)): ``run``, ``d1``, ``d2``, ``loss``."""
     tables = [
         pd.DataFrame(one["loss"], one["steps"], one["steps"])
         .rename_axis("d1")

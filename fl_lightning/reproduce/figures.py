@@ -1,4 +1,4 @@
-"""The papers' figures, and the curves of any experiment: drawn from run folders."""
+"""Draw the papers' figures, and the curves of any experiment, from run folders."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from fl_lightning.runs.reader import load
 
 @dataclass(frozen=True)
 class Plot:
-    """How a figure is drawn.
+    """Describes how a figure is drawn.
 
     Attributes:
-        measures: metrics by what the papers call them or by their own names, or SIMILARITIES (drawing.py), each with
-            the title of its axis.
-        panels: axes of the grid that part the panels; all others tell lines apart.
+        measures: title of the axis for each measure: a metric by its name in the papers or by its own name, or
+            SIMILARITIES (drawing.py).
+        panels: axes of the grid with a panel for each label; the other axes tell lines apart.
         kind: "curves" over the rounds, the "surface" of the loss after the last round, or the "partition" of the data,
             for which nothing is trained.
-        experiment: the experiment whose cells are drawn; None for the figure's own.
+        experiment: id of another experiment whose cells are drawn; None for the figure's own experiment.
         cells: labels, by axis, of the cells that are drawn; all others are left out.
         options: options added to all cells.
-        source: document and number in full, like ``claim`` and ``notes`` those of the experiment unless given.
-        claim: what the figure shows, in words.
-        notes: notes on what the paper leaves open.
+        source: document and number in full; like ``claim`` and ``notes``, only for cells of another experiment.
+        claim: result of the figure, in words.
+        notes: notes on points that the paper leaves open, in addition to the other experiment's notes.
     """
 
     measures: Mapping[str, str] = field(default_factory=dict)
@@ -66,16 +66,16 @@ class Plot:
 
 @cache
 def plots() -> dict[str, Plot]:
-    """All figures by id."""
+    """All figures of figures.yaml, by id."""
     content = yaml.safe_load((Path(__file__).parent / "figures.yaml").read_text())
     return {id: Plot(**facts) for id, facts in content.items()}
 
 
 def tables_and_figures(name: str) -> list[tuple[Experiment, list[Cell]]]:
-    """What an id or a document names, with its cells; ``figure-1`` stands for ``fig-1``.
+    """Find the tables and figures of an id or a document, each with its cells; ``figure-1`` stands for ``fig-1``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no table or figure has this name.
     """
     name = name.replace("/figure-", "/fig-").rstrip("/")
     figures = borrowed(name)
@@ -84,7 +84,7 @@ def tables_and_figures(name: str) -> list[tuple[Experiment, list[Cell]]]:
 
 
 def borrowed(name: str = "") -> list[tuple[Experiment, list[Cell]]]:
-    """The figures (all, or an id's or a document's) that show cells of another experiment, as one without claims."""
+    """Find the figures (all, or those of an id or a document) that show cells of another experiment, without claims."""
     named = {id: plot for id, plot in plots().items() if not name or f"{id}/".startswith(f"{name}/")}
     return [_borrowed(id, plot.experiment, plot) for id, plot in named.items() if plot.experiment]
 
@@ -102,23 +102,23 @@ def _borrowed(id: str, source: str, plot: Plot) -> tuple[Experiment, list[Cell]]
 
 
 def is_trained(experiment: Experiment) -> bool:
-    """Whether it takes any run."""
+    """Whether an experiment needs any training; a figure of partitions does not."""
     return plots().get(experiment.id, Plot()).kind != "partition"
 
 
 def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path) -> Path | None:
     """Draw a paper's figure as ``figure.png``, any other experiment's curves as ``curves.png``.
 
-    What is drawn lies beside it as CSV.
+    The drawn numbers are written to a CSV file beside the PNG.
 
     Args:
-        experiment: one of the papers', or a user's own.
-        pairs: its cells and jobs, of which the finished ones are drawn.
-        folder: the folder to write to; it exists.
+        experiment: an experiment of the papers, or a user's own.
+        pairs: the experiment's cells and jobs; only finished jobs are drawn, except for partitions.
+        folder: existing folder to write to.
 
     Returns:
-        The PNG; None where there is nothing to draw: no run is finished, or the runs of a table have one round only or
-        more lines than can be told apart.
+        The path of the PNG; None if there is nothing to draw: no run is finished, or the runs of a table have one round
+        only or more lines than can be told apart.
     """
     plot = plots().get(experiment.id)
     path = folder / ("figure.png" if plot else "curves.png")
@@ -142,7 +142,7 @@ def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: P
 
 
 def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
-    """The first measure, a line a method (or label of the last axis)."""
+    """Plot of the first measure, with one line per method (or per label of the last axis if no axis is ``method``)."""
     axes = list(dict.fromkeys(axis for each in labels for axis in each))
     line = "method" if "method" in axes else axes[-1] if axes else None
     measure = experiment.measures[0]
@@ -150,7 +150,7 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
 
 
 def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Mapping[str, Any]]:
-    """What LossSurface saved after the last round of each cell's run with the first seed."""
+    """Load the surfaces that LossSurface saved after the last round of each cell's run with the first seed."""
     axes = varying([cell.labels for cell, _ in pairs])
     files = {
         name(cell.labels, axes): job.run.arrays("surface").get(job.rounds)

@@ -1,4 +1,4 @@
-"""Jobs: a cell's training with one seed, each in its own process, found again by its settings, gone on with."""
+"""Jobs: train cells with one seed each in processes of their own, and continue jobs that were stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
-# In a job's folder, beside the run that it trains.
+# Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
 
 
@@ -37,11 +37,11 @@ class Job:
     """One cell's training with one seed.
 
     Attributes:
-        group: the experiment and the labels of its cell.
+        group: the experiment's id and the labels of the cell.
         arguments: the arguments of ``fl-lightning fit``, without seed and folder.
         seed: the run's seed.
-        rounds: how many rounds the run takes.
-        folder: the job's folder; the same settings and seed have the same one, whichever experiment asks.
+        rounds: number of rounds of the run.
+        folder: the job's folder; jobs of different experiments with the same settings and seed have the same folder.
     """
 
     group: tuple[str, ...]
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """What progress and failures call the job."""
+        """Name of the job in the progress display and in messages."""
         return f"{' '.join(self.group)} seed {self.seed}"
 
     @property
@@ -62,36 +62,36 @@ class Job:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What a finished job says of itself: ``seconds``, ``seed``, ``arguments``, ``versions``."""
+        """Facts about a finished job: ``seconds``, ``seed``, ``arguments``, ``versions``."""
         return dict(json.loads((self.folder / FINISHED).read_text()))
 
     @cached_property
     def run(self) -> Run:
-        """The run that the job trains; its folder may not be there yet."""
+        """The run that the job trains; the run's folder may not exist yet."""
         return Run(self.folder / EXPERIMENT / "version_0")
 
     @property
     def rounds_done(self) -> int:
-        """Rounds trained so far."""
+        """Number of rounds trained so far."""
         return rounds_in(self.run.folder)
 
     @property
     def log(self) -> Path:
-        """The file with what the job's process has printed."""
+        """The file with the output of the job's process."""
         return self.folder / LOG
 
 
 def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Job]:
-    """Plan the jobs of one cell, one a seed.
+    """Plan the jobs of one cell, one job per seed.
 
     Args:
-        group: the experiment and the labels of its cell.
+        group: the experiment's id and the labels of the cell.
         arguments: the arguments of ``fl-lightning fit``: a config and options.
         seeds: the runs' seeds.
-        folder: where all jobs lie.
+        folder: the folder of all jobs.
 
     Raises:
-        ConfigurationError: the arguments are no run's.
+        ConfigurationError: ``fit`` would refuse the arguments.
     """
     config = config_of(arguments)
     folder = folder / settings_fingerprint(config)
@@ -100,17 +100,17 @@ def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], f
 
 
 def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job]], None]) -> list[Job]:
-    """Train what is not finished, several jobs at a time.
+    """Train all jobs that are not finished, several jobs at a time.
 
     Args:
-        jobs: to be trained; those with the same folder are the same.
-        processes: how many at a time, at least 1.
-        report: called about twice a second with the jobs under way.
+        jobs: jobs to train; jobs with the same folder are trained once.
+        processes: number of jobs at a time, at least 1.
+        report: function that is called about twice a second with the jobs under way.
 
     Returns:
-        The jobs that failed; the end of their log says why.
+        The jobs that failed; the end of a job's log says why.
     """
-    context = multiprocessing.get_context("forkserver")  # imports once, and each run is still a fresh process
+    context = multiprocessing.get_context("forkserver")  # imports modules once, and each run is still a fresh process
     context.set_forkserver_preload(["fl_lightning.fit.command"])
     waiting = [job for job in {job.folder: job for job in jobs}.values() if not job.finished]
     busy: dict[Any, Job] = {}
@@ -133,7 +133,7 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job]],
 
 
 def _work(job: Job) -> None:
-    """Be a process: one job, from where an earlier process left it."""
+    """Train one job in this process, from where an earlier process stopped."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     job.folder.mkdir(parents=True, exist_ok=True)
     log = job.log.open("a")
@@ -141,7 +141,7 @@ def _work(job: Job) -> None:
         os.dup2(log.fileno(), stream.fileno())
     began = time.monotonic()
     status = reported(command, ["fit", *job.arguments, *_own_arguments(job)])
-    atexit._run_exitfuncs()  # multiprocessing leaves without them: W&B would not close its file
+    atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
     if status == 0:
         facts = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed, "arguments": job.arguments}
         facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
@@ -151,20 +151,20 @@ def _work(job: Job) -> None:
 
 
 def _own_arguments(job: Job) -> list[str]:
-    """Seed and folder; and the checkpoint to go on from, if there is one that can be read."""
+    """Make the arguments for seed, folder and checkpoint; without a readable checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
     arguments += [f"--experiment={EXPERIMENT}", "--trainer.enable_progress_bar=false", *_for_wandb(job)]
     checkpoint = last_of_run(job.run.folder)
     try:
         check_readable(checkpoint)
         return [*arguments, f"--ckpt_path={checkpoint}"]
-    except ConfigurationError:  # stopped before its first round was over
+    except ConfigurationError:  # the run was stopped before the end of its first round
         shutil.rmtree(job.run.folder.parent, ignore_errors=True)
         return arguments
 
 
 def _for_wandb(job: Job) -> list[str]:
-    """Where W&B is asked for: cells are its groups, labels its tags, and a run that is gone on with is the same run."""
+    """Make the arguments for W&B, if used: cells are groups, labels are tags, and a continued job keeps its W&B run."""
     if not any("WandbLogger" in argument for argument in job.arguments):
         return []
     settings = {
@@ -179,7 +179,7 @@ def _for_wandb(job: Job) -> list[str]:
 
 
 def _leave_with_parent() -> None:
-    """End this process as soon as the one that started it is gone: two must not train the same run."""
+    """End this process as soon as its parent process ends: two processes must not train the same run."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""What the papers print, and what they claim."""
+"""The papers' tables and figures: the printed numbers and the claims."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Claim:
     """A paper's claim that one method is better than another, in a form that can be tested.
 
     Attributes:
-        text: as it is reported.
-        higher: labels of the cells that are said to be higher; of a list, each.
-        than: labels of the cells that they are compared with; of a list, each. Labels of all other axes are equal.
-        measure: what the papers call a metric (runs/catalogue.py), or its own name.
-        at: the claim is about the mean over the cells with these labels; without it, over all cells. The round is the
-            last unless one is named.
-        along: an axis of numbers along which the difference is said to grow ("-axis": to fall). Without it, the claim
-            is that the difference is above 0.
-        by: a margin within which the two count as equal; with it the claim is that they are.
+        text: the claim in words, for reports.
+        higher: labels of the cells that are claimed to be higher; with a list, the claim is about each of its labels.
+        than: labels of the cells to compare with; with a list, the claim is about each of its labels. The two compared
+            cells have equal labels on all other axes.
+        measure: name of a metric in the papers (runs/catalogue.py), or the metric's own name.
+        at: labels of the cells over which the mean is taken; all cells if empty. The round is the last unless one is
+            named.
+        along: an axis of numbers along which the difference is claimed to grow ("-axis": to fall). Without an axis, the
+            claim is that the difference is above 0.
+        by: a margin; the claim is then that the two sides are equal within the margin.
     """
 
     text: str
@@ -48,15 +49,15 @@ class Experiment:
     Attributes:
         id: document and number.
         source: document and number in full.
-        metric: what the numbers are.
-        claim: what the table shows, in words.
-        rows: its lines: labels of the grid's axes, measures, and ``round`` if the table reads several.
-        config: the file with its settings and its grid.
-        measures: what is read from each run: metrics by what the papers call them, or by their own names. The measures
-            of the rows and the claims, or top-1 where our runs have none of them.
-        claims: to be tested.
-        notes: on the printed numbers.
-        last: a run's result is the mean of so many last rounds.
+        metric: description of the numbers.
+        claim: result of the table, in words.
+        rows: lines of the table: labels of the grid's axes, measures, and ``round`` if the table has several rounds.
+        config: the file with the settings and the grid.
+        measures: metrics to read from each run, by their names in the papers or their own names: the measures of the
+            rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims.
+        claims: claims to test.
+        notes: notes on the printed numbers.
+        last: number of last rounds over which a run's result is averaged.
     """
 
     id: str
@@ -72,19 +73,19 @@ class Experiment:
 
     @property
     def rounds(self) -> list[int]:
-        """The rounds that rows and claims name; where they name none, a run's last is meant."""
+        """The rounds that rows and claims name; empty if the last round of a run is meant."""
         labels = [*self.rows, *(side for claim in self.claims for side in (claim.higher, claim.than, claim.at))]
         named = [each["round"] for each in labels if "round" in each]
         return sorted({round for each in named for round in (each if isinstance(each, list) else [each])})
 
     def cells(self) -> list[Cell]:
-        """All points of its grid."""
+        """All points of the experiment's grid."""
         return grid(self.config)
 
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """All experiments by id."""
+    """All experiments of the papers, by id."""
     content = yaml.safe_load((Path(__file__).parent / "papers.yaml").read_text())
     return {id: _experiment(id, **facts) for id, facts in content.items()}
 
@@ -106,10 +107,10 @@ def _experiment(
 
 
 def find(name: str) -> list[Experiment]:
-    """The experiments of an id, or of a document.
+    """Find the experiment with an id, or all experiments of a document.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no experiment has this name.
     """
     known = experiments()
     found = [known[name]] if name in known else [known[id] for id in known if id.startswith(f"{name.rstrip('/')}/")]

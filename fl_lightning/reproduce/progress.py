@@ -1,4 +1,4 @@
-"""How far the runs are, and how long they will take."""
+"""Progress of the jobs: finished runs and the time left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_lightning.reproduce.jobs import Job, train
 
 
 def train_with_progress(jobs: Sequence[Job], processes: int) -> list[Job]:
-    """Train what is not finished; a bar in a terminal, else a line for each run that ends.
+    """Train all jobs that are not finished, with a bar in a terminal, or else a line for each run that ends.
 
     Returns:
         The jobs that failed.

@@ -1,4 +1,4 @@
-"""From run folders to numbers: one row a seed, then means with intervals beside the paper's."""
+"""Read numbers from run folders, one row per seed, and compare means with intervals to the paper's numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.Data
     """Read the runs of finished jobs.
 
     Returns:
-        One row for each run and round that the table reads: the cell's labels (None on an axis that it lacks),
-        ``round``, ``seed``, the measures, ``seconds`` that training took and the job's ``folder``. Empty, without
+        One row for each run and round that the table reads: the cell's labels (None on an axis that the cell
+        lacks), ``round``, ``seed``, the measures, ``seconds`` of training and the job's ``folder``. Empty, without
         columns, if no run is finished.
     """
     jobs = list(jobs)
@@ -46,14 +46,14 @@ def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> 
 
 
 def axes_of(results: pd.DataFrame) -> list[str]:
-    """The axes of the grid and ``round``: what tells the rows of one seed from one another."""
+    """The axes of the grid and ``round``, which together tell the rows of one seed apart."""
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
 
 
 def measure(metrics: pd.DataFrame, name: str, round: int, last: int) -> float:
-    """One number of one run: a metric's mean over the ``last`` rounds up to ``round``; nan where it was not logged.
+    """Compute a metric's mean over the ``last`` rounds up to ``round``; nan if the metric was not logged.
 
-    The factor γ that FedLAW learns is the mean of the 21 rounds around the middle, as the paper's rounds 90 to 110.
+    The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
     """
     metric, factor = measured(name)
     if metric not in metrics:
@@ -64,16 +64,16 @@ def measure(metrics: pd.DataFrame, name: str, round: int, last: int) -> float:
 
 
 def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
-    """Ours beside the paper's.
+    """Compare the numbers of our runs with the paper's numbers.
 
     Args:
-        experiment: whose rows give the paper's numbers.
-        results: see :func:`collect`.
+        experiment: the experiment, whose rows give the paper's numbers.
+        results: table of our runs, see :func:`collect`.
 
     Returns:
-        One row for each cell, round and measure: labels, ``round``, ``measure``, ``mean`` and ``half_width`` of its
-        95 % t interval over seeds (nan with one seed), ``seeds``, ``paper`` and ``difference`` (nan where nothing is
-        printed).
+        One row for each cell, round and measure: labels, ``round``, ``measure``, ``mean`` and ``half_width`` of the
+        95 % t interval over the seeds (nan with one seed), ``seeds``, ``paper`` and ``difference`` (nan where the paper
+        prints nothing).
     """
     if results.empty:
         return results
@@ -89,9 +89,9 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
 
 
 def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:
-    """The paper's number of a cell; nan where it prints none.
+    """Look up the paper's number for a cell; nan where the paper prints none.
 
-    A cell that lacks an axis (None or nan) stands in all of that axis' columns: FedAvg in those of every proxy set.
+    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
     """
     for row in experiment.rows:
         named = [axis for axis in point if axis in row and not pd.isna(point[axis])]
@@ -101,7 +101,7 @@ def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> floa
 
 
 def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
-    """The paper's numbers of the same cells and rounds as if they were a run's, seed 0."""
+    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0."""
     points = points.drop_duplicates(axes_of(points)).assign(seed=0)
     cells = points[axes_of(points)].to_dict("records")
     numbers = {
@@ -112,5 +112,5 @@ def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two labels are; pandas may have made nan of a null."""
+    """Whether two labels are the same; None equals nan, because pandas may turn None into nan."""
     return bool(one == other) or (pd.isna(one) and pd.isna(other))

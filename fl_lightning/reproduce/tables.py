@@ -1,4 +1,4 @@
-"""The tables: in the terminal, as Markdown, as HTML."""
+"""Write an experiment's tables: for the terminal, as Markdown, as HTML."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fl_lightning.runs.seeds import label
 HERE = Path(__file__).parent
 NOTHING = "No run is finished."
 CLAIMS = ["claim", "ours", "evidence"]
-DIGITS = {100.0: 2, 1.0: 4}  # after the point: of per cent, and of all else
+DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4
 
 
 def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a comparison as text: labels, seeds, then each measure's mean ± half width of the interval.
+    """Write head and rows of a comparison: labels, seeds, then each measure's mean ± half width of the interval.
 
-    Where a paper prints any number of a measure, its number and the difference follow.
+    If the paper prints any number of a measure, the paper's number and the difference follow.
     """
     if compared.empty:
         return [], []
@@ -49,24 +49,24 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 
 def number(value: float, digits: int, sign: str = "") -> str:
-    """So many digits after the point, or a dash."""
+    """Write a number with ``digits`` digits after the point; nan is a dash."""
     return "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
 
 
 def with_interval(mean: float, half_width: float, digits: int) -> str:
-    """``mean ± half width``; the mean alone if there is no interval."""
+    """Write ``mean ± half width``, or the mean alone if there is no interval (half width nan)."""
     return number(mean, digits) if math.isnan(half_width) else f"{mean:.{digits}f} ± {half_width:.{digits}f}"
 
 
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
-    """Rich tables of the numbers and the claims."""
+    """Make Rich tables of the numbers and, if there are any, of the claims."""
     head, rows = lines(compared)
     tables = [Table(title=Text(experiment.source), caption=Text(experiment.metric)), Table(title="claims")]
     for table, names, cells in ((tables[0], head, rows), (tables[1], CLAIMS, judged(verdicts))):
         for name in names:
             table.add_column(Text(name), justify="left" if table is tables[1] else "right")
         for row in cells:
-            table.add_row(*map(Text, row))  # brackets in a label are no markup
+            table.add_row(*map(Text, row))  # as Text, so that brackets in a label are no markup
     return tables if verdicts else tables[:1]
 
 
@@ -77,7 +77,7 @@ def markdown(
     facts: Sequence[str],
     image: Path | None = None,
 ) -> str:
-    """A page: source, what was run, numbers, claims, the PNG beside it, notes."""
+    """Write a page in Markdown: source, facts about the runs, numbers, claims, the PNG beside the page, notes."""
     text = [f"# {experiment.source}", "", about(experiment), ""]
     text += [*(f"- {fact}" for fact in facts), "", *_pipes(*lines(compared)), ""]
     if verdicts:
@@ -95,12 +95,12 @@ def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def about(experiment: Experiment) -> str:
-    """What it shows and what is measured, in a line."""
+    """Describe the experiment's claim and metric in one line."""
     return f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
 
 
 def judged(verdicts: Sequence[Verdict]) -> list[list[str]]:
-    """Rows below CLAIMS."""
+    """Rows of the table of claims; CLAIMS is the head."""
     return [[verdict.text, verdict.verdict, verdict.evidence] for verdict in verdicts]
 
 
@@ -111,7 +111,7 @@ def html(
     facts: Sequence[str],
     image: Path | None = None,
 ) -> str:
-    """The same page as one HTML file that needs nothing else."""
+    """Write the page of :func:`markdown` as HTML that needs no other file."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,

@@ -1,1 +1,1 @@
-"""The run folder, written and read: the only room that knows the name of a file in it."""
+"""Writes and reads run folders: the only package that knows the names of their files."""

@@ -1,4 +1,4 @@
-"""Every metric that runs log: its name, what it is called, and how it is read."""
+"""Catalogue of the metrics that runs log: names, titles, captions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that a run logs once a round.
+    """A number that a run logs, at most once per round.
 
     Attributes:
-        name: ``group/name``; a star at its end stands for a client, a class, a layer or a rank.
-        title: what it is called.
-        caption: what it means, in a sentence.
-        percent: whether it is a share, to be read in per cent.
-        panel: the title of the W&B panel that draws it; "" for none.
-        paper: what the papers' tables call it, there in per cent if it is a share; "" if no table has it.
-        axis: what its axis in a figure is called; "" for its name.
+        name: ``group/name``; a star at the end stands for a client, a class, a layer or a rank.
+        title: title of the metric for readers.
+        caption: meaning of the metric, in a sentence.
+        percent: whether the metric is a share, shown in per cent.
+        panel: title of the W&B panel that draws the metric; "" for none.
+        paper: name of the metric in the papers' tables, which print shares in per cent; "" if no table has the metric.
+        axis: title of the metric's axis in a figure; "" for the metric's name.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Metric:
     axis: str = ""
 
 
-# In the order in which reports show them.
+# The metrics in the order in which reports show them.
 CATALOGUE: Final = (
     Metric(
         "val/top1",
@@ -219,23 +219,28 @@ KNOWN: Final = {metric.name: metric for metric in CATALOGUE}
 PAPER_NAMES: Final = {metric.paper: metric for metric in CATALOGUE if metric.paper}
 
 FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")  # of metrics.csv; the others follow by name
-PROGRESS = ("val/top1", "conflict/ratio", "train/loss")  # in the order in which a narrow terminal keeps them
+PROGRESS = ("val/top1", "conflict/ratio", "train/loss")  # shown first in the progress display, the most important first
 
 
 def about(name: str) -> Metric:
-    """What is known of a metric; an unknown one is titled by its name.
+    """Look up a metric in the catalogue; the title of an unknown metric is its name.
 
     Args:
-        name: a metric's name, or ``prefix/*`` for what is logged of each client.
+        name: a metric's name, or ``prefix/*`` for a metric that is logged for each client.
     """
     return KNOWN.get(name, Metric(name, name))
 
 
 def measured(name: str) -> tuple[str, float]:
-    """The metric that a table's column shows, and the factor between them: the papers print shares in per cent.
+    """Return the metric that a table's column shows, and the factor between them: papers print shares in per cent.
 
     Args:
-        name: what a paper's tables call it, or a metric's own name.
+        name: name of the metric in the papers' tables, or the metric's own name.
+
+    >>> measured("top1")
+    ('val/top1', 100.0)
+    >>> measured("val/top1")
+    ('val/top1', 1.0)
     """
     if name not in PAPER_NAMES:
         return name, 1.0
@@ -244,17 +249,25 @@ def measured(name: str) -> tuple[str, float]:
 
 
 def axis_title(name: str) -> str:
-    """What the axis of a table's column is called in a figure: see :func:`measured` for the name."""
+    """Return the title of a metric's axis in a figure, given a name as in :func:`measured`."""
     metric, factor = measured(name)
     title = about(metric).axis
     return f"{title} (%)" if title and factor != 1 else title or name
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric is one that training lowers, told by its name."""
+    """Whether lower values of a metric are better, judged by its name: a loss or an error."""
     return any(word in name.lower() for word in ("loss", "error"))
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:
-    """Whether a metric is ``prefix/<n>``, one value of many: a client's, a class'."""
+    """Whether a metric is ``prefix/<n>``, the value of one client or class among many.
+
+    Args:
+        name: the metric's name.
+        prefix: regular expression for the part before the number.
+
+    >>> is_item("clients/top1/3"), is_item("clients/top1/3", "fedlaw/weight"), is_item("val/top1")
+    (True, False, False)
+    """
     return re.fullmatch(rf"(?:{prefix})/\d+", name) is not None

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written after every round, found again, and looked at before they are used."""
+"""Checkpoints of a run: written after every round, found again, and checked before use."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, met
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 
-LAST, BEST = "last", "best"  # without suffix
+LAST, BEST = "last", "best"  # file names without suffix
 
 
 class LastCheckpoint(ModelCheckpoint):
-    """Saves ``checkpoints/last.ckpt`` after every round: where a stopped run goes on."""
+    """Saves ``checkpoints/last.ckpt`` after every round, from which a stopped run continues."""
 
     def __init__(self) -> None:
         super().__init__(filename=LAST, save_on_train_epoch_end=True, enable_version_counter=False)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Lightning logs after it saves: a kill in between would leave a checkpoint whose round has no row.
+        # Lightning logs after saving: a kill in between would leave a checkpoint whose round has no row in metrics.csv.
         for logger in trainer.loggers:
             if isinstance(logger, RunFolder):
                 logger.log_metrics(metrics_to_log(trainer))
@@ -33,11 +33,11 @@ class LastCheckpoint(ModelCheckpoint):
 
 
 class BestCheckpoint(OptionalMonitorCheckpoint):
-    """Saves ``checkpoints/best.ckpt``: the round with the best monitored metric, where the model logs it.
+    """Saves ``checkpoints/best.ckpt`` after the round with the best monitored metric, if the model logs this metric.
 
     Args:
         monitor: the name of the metric.
-        mode: "max" or "min".
+        mode: "max" if higher values are better, "min" if lower values are better.
     """
 
     def __init__(self, monitor: str = "val/top1", mode: str = "max") -> None:
@@ -45,15 +45,15 @@ class BestCheckpoint(OptionalMonitorCheckpoint):
 
 
 def last_of_run(folder: Path) -> Path:
-    """The ``last.ckpt`` of a run folder, which may not be there."""
+    """Path of the ``last.ckpt`` of a run folder; the file may not exist."""
     return folder / CHECKPOINTS / f"{LAST}.ckpt"
 
 
 def last_of_experiment(folder: Path) -> Path:
-    """Find the ``last.ckpt`` that was written last in an experiment's versions.
+    """Find the most recently written ``last.ckpt`` of an experiment's versions.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no version has a ``last.ckpt``.
     """
     found = sorted(folder.glob(f"*/{CHECKPOINTS}/{LAST}.ckpt"), key=lambda path: path.stat().st_mtime)
     if not found:
@@ -65,16 +65,16 @@ def last_of_experiment(folder: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint lies in; None if it lies elsewhere."""
+    """The run folder that holds a checkpoint; None for a checkpoint outside of run folders."""
     folder = checkpoint.resolve().parent.parent
     return folder if checkpoint.parent.name == CHECKPOINTS and (folder / CONFIG).is_file() else None
 
 
 def check_readable(path: Path) -> int:
-    """Read how many rounds a checkpoint holds.
+    """Check that a checkpoint can be read, and return the number of its finished rounds.
 
     Raises:
-        ConfigurationError: the file is missing, damaged or not a federated run's; says which, and what to do.
+        ConfigurationError: the file is missing, damaged or not from a federated run; the message says what to do.
     """
     if not path.is_file():
         raise ConfigurationError(f"ckpt_path: there is no file {path}; expected a path to a .ckpt, or 'last'")

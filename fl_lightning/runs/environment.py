@@ -1,4 +1,4 @@
-"""What a run writes down of itself when it begins: config.yaml, environment.yaml, the partition of its data."""
+"""Write the files that describe a run when it begins: config.yaml, environment.yaml, the partition of its data."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from fl_lightning.runs.settings import RULES, data_fingerprint, settings_fingerp
 from fl_lightning.runs.wandb import tell_wandb, wandb_facts, wandb_runs
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
-STEPS = 1000  # of W&B for each round; more in a round do no harm
+STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the run folder's config.yaml when training begins: no run that fails before touches an earlier one's."""
+    """Writes the run folder's config.yaml when training begins, so that a run that fails earlier overwrites nothing."""
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        pass  # where Lightning's own class would write
+        pass  # Lightning's own class would write here
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        config, folder = self.config.clone(), trainer.log_dir  # known to all devices only when all ask
-        config.ckpt_path = None  # a new run that is to be the same starts without
+        config, folder = self.config.clone(), trainer.log_dir  # log_dir is known only when all devices ask for it
+        config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
             path = Path(str(folder)) / CONFIG
             self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
@@ -48,26 +48,26 @@ class SaveConfig(SaveConfigCallback):
 
 
 class RunTracking(Callback):
-    """Keeps what is needed to understand a run later, and makes the round W&B's x-axis. It changes no result.
+    """Records the environment and the partition of a run, and makes the round W&B's x-axis. Changes no result.
 
     When a fit begins, the run folder gets ``environment.yaml`` (versions, device, the rules in their order, a
-    fingerprint of the data, the command, W&B's id of the run) and ``arrays/partition.npz`` (``sizes`` (N,), and
-    ``counts`` (N, C) where there are classes). W&B gets the same facts in its config, and W&B and TensorBoard the plot
+    fingerprint of the data, the command, the id of the W&B run) and ``arrays/partition.npz`` (``sizes`` (N,), and
+    ``counts`` (N, C) where there are classes). W&B gets the same facts in its config. W&B and TensorBoard get the plot
     of the partition.
     """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for run in wandb_runs(trainer):  # before anything is logged
-            for name in ("round", "epoch", "trainer/global_step"):  # no plots of their own
+            for name in ("round", "epoch", "trainer/global_step"):  # these get no plots
                 run.define_metric(name, hidden=True)
             run.define_metric("*", step_metric="round", step_sync=True)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not earlier: no run that fails before touches an earlier one's files.
+        # Not earlier, so that a run that fails before this point overwrites nothing.
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
-            return  # it leaves nothing behind
+            return  # a fast_dev_run writes nothing
         orchestrator = cast(Server, pl_module)
         sizes, counts = orchestrator.data.sizes, orchestrator.data.class_counts()
         save_arrays(orchestrator, "partition", sizes=sizes, **({} if counts is None else {"counts": counts}))
@@ -81,21 +81,21 @@ class RunTracking(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # W&B adds the round to rows that come without one, such as learning rates. Offline, it cannot know at which of
-        # its own steps a run goes on: so each round's steps begin at a number of their own. What a killed process had
-        # sent of a round comes again under the same numbers.
+        # W&B adds the round to rows without one, such as learning rates. Offline, W&B cannot know the step at which a
+        # run continues, so the steps of each round begin at a fixed number. If a process is killed within a round, the
+        # rows of this round are sent again with the same steps.
         round = cast(Server, pl_module).round
         for run in wandb_runs(trainer):
             run.log({"round": round}, step=max(run.step, STEPS * round), commit=False)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # What is logged after a client, not after a round, has the round as its step, too.
+        # Values that are logged after a client, not after a round, get the round as their step, too.
         set_step(trainer, cast(Server, pl_module).round)
 
 
 def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
-    """What a run ran on: ``versions``, ``device``, ``rules``, ``data`` (its fingerprint) and ``command``."""
+    """Collect the facts of a run: ``versions``, ``device``, ``rules``, ``data`` (its fingerprint) and ``command``."""
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -108,6 +108,6 @@ def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
-    before = yaml.safe_load(path.read_text()) if path.exists() else {}  # W&B's id stays, if this fit does without W&B
+    before = yaml.safe_load(path.read_text()) if path.exists() else {}  # keeps W&B's id if this fit is without W&B
     with whole(path) as part:
         part.write_text(yaml.safe_dump(before | facts, sort_keys=False))

@@ -1,4 +1,4 @@
-"""The run folder ``runs/<experiment>/<version>/``: its files' names, who takes it, and metrics.csv."""
+"""The run folder ``runs/<experiment>/<version>/``: names its files, takes a free version, writes metrics.csv."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of the Trainer's run. All devices must ask, or those that do wait for the others."""
+    """Return the folder of the Trainer's run. All devices must call this, or the calling ones wait for the others."""
     return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def array_file(folder: Path, name: str) -> Path:
-    """Where a run folder keeps the arrays of a name; what belongs to a round has its number at the end."""
+    """Path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
     return folder / ARRAYS / f"{name}.npz"
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: give another path to write to, then put that file in the place of this one.
+    """Write a file whole or not at all: yield a temporary path to write to, then move the written file to ``path``.
 
-    Folders are made as needed. If the body raises, the file stays as it was.
+    Missing folders are created. If the body raises, the file at ``path`` stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
@@ -43,13 +43,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 class RunFolder(CSVLogger):
-    """Writes ``metrics.csv``, one row a round, and gives the run its folder.
+    """Writes ``metrics.csv``, one row per round, and chooses the run folder.
 
     Args:
         root: the folder of all runs.
         experiment: the name of the experiment.
-        version: an existing version to continue, or None for the next free ``version_N``.
-        rounds: how many rounds of that version to keep, those that the run goes on from; None for all.
+        version: name of an existing version to continue; None for the next free ``version_N``.
+        rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class RunFolder(CSVLogger):
         self.rounds = rounds
         self._taken = version
         self._rows: dict[int, dict[str, float]] | None = None
-        self._lines: dict[int, str] = {}  # the rows as they stand in the file, but for those that have changed
+        self._lines: dict[int, str] = {}  # the rows as lines of the file, without the rows that have changed
         self._names: set[str] = set()
 
     @property
     @override
     def version(self) -> str:
-        """The run's own folder below the experiment's; taken at first use, so that no two runs share it."""
+        """Name of the run folder in the experiment's folder; taken on first access, so that no two runs share one."""
         if self._taken is None:
             self._taken = next_version(Path(self.root_dir), take=_is_first_process())
         return self._taken
@@ -77,17 +77,17 @@ class RunFolder(CSVLogger):
     @property
     @override
     def experiment(self) -> Any:
-        """The logger itself: it needs no writer, and Lightning's would delete what stands in the folder."""
+        """The logger itself, in place of Lightning's writer, which would delete an earlier ``metrics.csv``."""
         return self
 
     @override
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: config.yaml holds them."""
+        """Do nothing: config.yaml holds the hyper-parameters."""
 
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add to the row of the round that the metrics name, or else of the round under way."""
+        """Add metrics to the row of the round that they name by ``round``, or else to the row of the current round."""
         if self._rows is None:
             self._rows = self._read()
         values = {name: float(value) for name, value in metrics.items()}
@@ -109,7 +109,7 @@ class RunFolder(CSVLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        """Write the file anew, whole or not at all."""
+        """Rewrite ``metrics.csv``, whole or not at all."""
         if not self._rows:
             return
         columns = self._columns(self._rows)
@@ -122,7 +122,7 @@ class RunFolder(CSVLogger):
             file.writelines(self._lines[round] for round in sorted(self._rows))
 
     def _columns(self, rows: Mapping[int, Mapping[str, float]]) -> list[str]:
-        """The names of all values, in their order in the file; a new one makes every line anew."""
+        """Collect the names of the columns in their order; clear all lines if there is a new name."""
         changed = (row for round, row in rows.items() if round not in self._lines)
         if new := {name for row in changed for name in row} - {"epoch"} - self._names:
             self._names |= new
@@ -136,11 +136,11 @@ def _is_first_process() -> bool:
 
 
 def next_version(experiment: Path, take: bool = True) -> str:
-    """Find the first free ``version_N`` of an experiment, and make its folder, which no second process can do.
+    """Find the first free ``version_N`` of an experiment, and create its folder, so that no other process takes it.
 
     Args:
         experiment: the experiment's folder.
-        take: whether to make the folder; else the name alone is returned.
+        take: whether to create the folder; otherwise only the name is returned.
     """
     number = 0
     while True:
@@ -157,7 +157,7 @@ def next_version(experiment: Path, take: bool = True) -> str:
 
 
 def rounds_in(folder: Path) -> int:
-    """How many rounds a run folder's metrics.csv holds, by its lines alone: cheap enough to ask often."""
+    """Count the rounds in a run folder's ``metrics.csv`` by its lines: cheap enough to call often."""
     try:
         return max(len((folder / METRICS).read_text().splitlines()) - 1, 0)
     except OSError:

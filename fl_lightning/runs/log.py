@@ -1,4 +1,4 @@
-"""What monitors leave of a round beside its scalars: values by client, arrays, pictures."""
+"""Log more of a round than its scalars: values by client, arrays, figures."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def is_due(orchestrator: Server, every: int) -> bool:
-    """Whether the round under way is one that ``every`` divides (0: none does), or else the run's last."""
+    """Whether the current round is the run's last or a multiple of ``every``; always False if ``every`` is 0."""
     return bool(every) and (orchestrator.round % every == 0 or orchestrator.round == orchestrator.trainer.max_epochs)
 
 
 def log_each(orchestrator: Server, name: str, keys: Iterable[int], values: Iterable[float]) -> None:
-    """Log a value of each client (or class) in this round as ``name/<key>``: to every logger in one go, not one by one.
+    """Log a value of each client (or class) in this round as ``name/<key>``, in one call to each logger.
 
     Args:
-        orchestrator: the orchestrator, in one of the server's hooks.
-        name: ``group/name``.
-        keys: the clients' ids.
-        values: their values, in the same order.
+        orchestrator: the orchestrator, as a server hook gets it.
+        name: ``group/name`` of the values.
+        keys: ids of the clients (or classes).
+        values: one value for each key, in the same order.
     """
     row = {f"{name}/{key}": float(value) for key, value in zip(keys, values, strict=True)}
     for logger in orchestrator.trainer.loggers:
@@ -38,12 +38,12 @@ def log_each(orchestrator: Server, name: str, keys: Iterable[int], values: Itera
 
 
 def save_arrays(orchestrator: Server, name: str, **arrays: Any) -> None:
-    """Write ``arrays/<name>.npz`` in the run folder, whole or not at all. All devices must call it, one writes.
+    """Write ``arrays/<name>.npz`` in the run folder, whole or not at all. All devices must call this, one writes.
 
     Args:
-        orchestrator: the orchestrator, while a fit lasts.
-        name: the file's name; what belongs to a round has its number at the end, ``cosines_12``.
-        arrays: what NumPy takes for arrays, by name.
+        orchestrator: the orchestrator, during a fit.
+        name: name of the file; the name for one round ends with the round's number, as in ``cosines_12``.
+        arrays: arrays by name, or values that NumPy can convert to arrays.
     """
     file = array_file(run_folder(orchestrator.trainer), name)
     if orchestrator.trainer.is_global_zero:
@@ -53,13 +53,13 @@ def save_arrays(orchestrator: Server, name: str, **arrays: Any) -> None:
 
 @rank_zero_only
 def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], round: int) -> None:
-    """Show a picture in every logger that takes pictures (W&B, TensorBoard); where none does, it is not drawn.
+    """Log a figure to every logger that shows figures (W&B, TensorBoard); without such a logger, draw nothing.
 
     Args:
-        orchestrator: the orchestrator, while a fit lasts.
-        name: ``group/name``.
-        draw: makes the figure, without pyplot, so that nothing has to close it.
-        round: the round that the picture belongs to; 0 for before the first.
+        orchestrator: the orchestrator, during a fit.
+        name: ``group/name`` of the figure.
+        draw: function that makes the figure, without pyplot, so that the figure needs no closing.
+        round: round that the figure belongs to; 0 for a figure from before the first round.
     """
     loggers = [each for each in orchestrator.trainer.loggers if isinstance(each, WandbLogger | TensorBoardLogger)]
     if not loggers:
@@ -73,8 +73,11 @@ def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], roun
 
 
 def _show_in_wandb(logger: WandbLogger, name: str, figure: Figure, round: int) -> None:
-    """As a file: W&B would take one folder of its own for all processes of a sweep, which the first of them removes."""
-    import wandb  # here: it takes a while to import, and few runs need it
+    """Log a figure to W&B as a PNG file.
+
+    W&B's own temporary folder is shared by all processes of a sweep, and the first process to end removes the folder.
+    """
+    import wandb  # here, because the import is slow, and few runs need it
 
     with TemporaryDirectory() as folder:
         figure.savefig(file := str(Path(folder, "picture.png")))

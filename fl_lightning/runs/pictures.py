@@ -1,4 +1,4 @@
-"""Pictures that several rooms draw: who holds what, cosines, loss surfaces; and the colours of all."""
+"""Figures that several packages draw: partitions, cosines and loss surfaces; and the colours of all figures."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which the colour-blind can tell apart, without their yellow, which is faint on white.
+# The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow, which is faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKED = 50  # points of a line up to which each has a mark
+MARKED = 50  # a line with at most this many points marks each point
 LARGEST = 1.0  # diameter of the largest bubble, in cells
-WIDEST = 16.0  # inches of a bubble plot
-DRAWN = 200  # clients in a bubble plot
-NAMED = 40  # clients along an axis of cosines
-LEVELS = 16  # of a loss surface
+WIDEST = 16.0  # largest side of a bubble plot, in inches
+DRAWN = 200  # largest number of clients in a bubble plot
+NAMED = 40  # largest number of clients named along an axis of cosines
+LEVELS = 16  # lines of equal loss on a loss surface
 
 
 def bubbles(counts: Tensor) -> Figure:
-    """Draw examples of each class (down) at each client (across): a bubble's area is the number of examples.
+    """Draw the examples of each class (down) at each client (across): a bubble's area is the number of examples.
 
-    As FedGAM's Fig. 2 and FedLAW's Fig. 13. The largest of all fills its cell.
+    Laid out as FedGAM's Fig. 2 and FedLAW's Fig. 13. The largest bubble fills its cell.
 
     Args:
-        counts: (N, C) examples of each class that each client holds; of many clients the first are drawn.
+        counts: (N, C) number of examples of each class at each client; only the first 200 clients are drawn.
     """
-    from matplotlib.collections import EllipseCollection  # here, because importing it takes half a second
+    from matplotlib.collections import EllipseCollection  # here, because the import takes half a second
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -62,10 +62,10 @@ def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
     """Draw a matrix of cosines: blue where updates agree, red where they conflict, white where they are orthogonal.
 
     Args:
-        cosines: (K, K), in [-1, 1]; nan, where an update is zero, stays grey.
-        clients: the K ids of rows and columns; of many, some are named.
+        cosines: (K, K) cosines in [-1, 1]; nan is drawn grey.
+        clients: K client ids, which name rows and columns; with many clients, only some ids are written.
     """
-    from matplotlib.figure import Figure  # here, because importing it takes half a second
+    from matplotlib.figure import Figure  # here, because the import takes half a second
 
     size = min(3.0 + 0.2 * len(clients), 10.0)  # inches
     figure = Figure((size + 0.8, size), dpi=100, layout="constrained")
@@ -80,13 +80,13 @@ def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
 
 
 def draw_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> Figure:
-    """Draw loss surfaces side by side, by lines of equal loss on the same axes and in the same colours.
+    """Draw loss surfaces side by side, as lines of equal loss with the same axes and colours in every panel.
 
     Args:
-        surfaces: by title, ``steps`` (n,) and ``loss`` (n, n), as :class:`LossSurface` saves them; the title is drawn
-            with the loss in the middle. A loss that is not finite is drawn as high as the highest that is.
+        surfaces: ``steps`` (n,) and ``loss`` (n, n) by title, as :class:`LossSurface` saves them. The loss in the
+            middle is written behind the title. A loss that is nan or infinite is drawn as the highest finite loss.
     """
-    from matplotlib.colors import LogNorm, Normalize  # here, because importing it takes half a second
+    from matplotlib.colors import LogNorm, Normalize  # here, because the import takes half a second
     from matplotlib.figure import Figure
 
     every = np.concatenate([one["loss"].ravel() for one in surfaces.values()])
@@ -100,7 +100,7 @@ def draw_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> Figure:
     panels = figure.subplots(1, len(surfaces), squeeze=False, sharex=True, sharey=True)[0]
     for axes, (title, one) in zip(panels, surfaces.items(), strict=True):
         steps, middle = one["steps"], len(one["steps"]) // 2
-        loss = np.nan_to_num(one["loss"].T, nan=high, posinf=high, neginf=low)  # steps[i] goes across
+        loss = np.nan_to_num(one["loss"].T, nan=high, posinf=high, neginf=low)  # the first direction goes across
         filled = axes.contourf(steps, steps, loss, levels, norm=norm)
         axes.contour(steps, steps, loss, levels, colors="white", linewidths=0.5)
         axes.plot(0, 0, "r+")

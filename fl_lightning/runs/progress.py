@@ -1,4 +1,4 @@
-"""RoundProgress: what a run shows while it runs."""
+"""RoundProgress: the progress display of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ GAP = "  "
 
 @dataclass(frozen=True)
 class Fitting:
-    """One line of the texts, the most important first, without those that the terminal has no room for."""
+    """Shows as many texts as fit on one line of the terminal.
+
+    Attributes:
+        texts: the texts, the most important first.
+    """
 
     texts: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The line for a terminal of this width."""
+        """Make the line for a terminal of this width."""
         line = ""
         for text in self.texts:
             longer = f"{line}{GAP}{text}" if line else text
@@ -40,7 +44,7 @@ class Fitting:
 
 
 class Display(Progress):
-    """Bars, and a line of metrics below them."""
+    """Progress bars, with a line of metrics below."""
 
     metrics: Sequence[str] = ()
 
@@ -51,13 +55,12 @@ class Display(Progress):
 
 
 class RoundProgress(ProgressBar):
-    """Shows rounds, clients within the round and the time left; below them metrics and where the time goes.
+    """Shows the rounds, the round's clients and the time left, with a line of metrics and timings below.
 
-    A narrow terminal drops metrics from the end of their line. Prints one line per round when the output is not a
-    terminal.
+    A narrow terminal shows fewer metrics. Prints one line per round when the output is not a terminal.
 
     Args:
-        timer: the run's own; it comes before this one among the Trainer's callbacks.
+        timer: the run's timer, which must come before RoundProgress among the Trainer's callbacks.
     """
 
     def __init__(self, timer: RoundTimer) -> None:
@@ -68,7 +71,7 @@ class RoundProgress(ProgressBar):
 
     @override
     def disable(self) -> None:
-        self._enabled = False  # on all devices but the first
+        self._enabled = False  # called on all devices but the first
 
     @override
     def enable(self) -> None:

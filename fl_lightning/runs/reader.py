@@ -1,4 +1,4 @@
-"""Run: a run folder read back."""
+"""Run: reads the files of a run folder."""
 
 from __future__ import annotations
 
@@ -24,37 +24,37 @@ MEND = "leave this run out, or train it again"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A run folder. Each file is read when it is first asked for; what is not there is empty.
+    """Reads a run folder, each file on first access. A missing file other than ``metrics.csv`` reads as empty.
 
     Attributes:
         folder: the run folder.
 
     Raises:
-        ConfigurationError: a file that is asked for is damaged; metrics.csv is missing.
+        ConfigurationError: on access, if the file is damaged, or ``metrics.csv`` is missing.
     """
 
     folder: Path
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
-        """``config.yaml``."""
+        """Content of ``config.yaml``."""
         return _mapping(self.folder / CONFIG)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
-        """``environment.yaml``."""
+        """Content of ``environment.yaml``."""
         return _mapping(self.folder / ENVIRONMENT)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """``metrics.csv``, by round."""
+        """Table of ``metrics.csv``, by round."""
         return _table(self.folder / METRICS)
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """``timings.csv``, by round."""
+        """Table of ``timings.csv``, by round."""
         path = self.folder / TIMINGS
-        # A process that was killed may leave a torn line.
+        # A killed process may leave an incomplete line.
         return _table(path).dropna() if path.is_file() else pd.DataFrame()
 
     @property
@@ -64,32 +64,36 @@ class Run:
 
     @property
     def rules(self) -> Sequence[str] | None:
-        """The names of the run's rules, in their order; None for a run folder of version 0.1, which has none."""
+        """The names of the run's rules, in their order; None for a run folder of version 0.1, which has no names."""
         return self.environment.get(RULES)
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that make a difference to the result, by dotted names; empty for a run without config."""
+        """The settings that affect the result, except the seed, by dotted names; empty for a run without config."""
         return named_settings(self.config, self.rules) if self.config else {}
 
     @property
     def names(self) -> list[str]:
-        """The columns of metrics.csv."""
+        """The names of the run's metrics: the columns of ``metrics.csv`` without ``round``."""
         return [str(name) for name in self.metrics]
 
     def items(self, prefix: str) -> pd.DataFrame:
-        """The columns ``prefix/<n>`` of metrics.csv, ascending, named n; rounds without any value are left out."""
+        """Select the columns ``prefix/<n>`` of metrics.csv, named n, ascending, without rounds that have no value."""
         found = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
         columns = {number: self.metrics[found[number]] for number in sorted(found)}
         return pd.DataFrame(columns, index=self.metrics.index).dropna(how="all")
 
     def arrays(self, name: str) -> dict[int, Path]:
-        """The files ``arrays/<name>_<round>.npz``, by round."""
+        """Paths of the files ``arrays/<name>_<round>.npz``, by round."""
         found = {path.stem.rpartition("_")[2]: path for path in (self.folder / ARRAYS).glob(f"{name}_*.npz")}
         return {round: found[str(round)] for round in sorted(int(each) for each in found if each.isdigit())}
 
     def partition(self) -> dict[str, NDArray[Any]]:
-        """``sizes`` (N,) and, where there are classes, ``counts`` (N, C) of the clients' data; empty if not saved."""
+        """Read the number of examples per client, ``sizes`` (N,), and per client and class, ``counts`` (N, C).
+
+        Returns:
+            The arrays by name, without ``counts`` for data without classes; empty if the partition was not saved.
+        """
         path = array_file(self.folder, "partition")
         return load(path, "sizes") if path.is_file() else {}
 
@@ -99,15 +103,18 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
     Args:
         path: the file.
-        names: arrays that it must have; all that it has are returned.
+        names: names of arrays that the file must hold.
+
+    Returns:
+        All arrays of the file, by name.
 
     Raises:
-        ConfigurationError: it cannot be read, or one is not there.
+        ConfigurationError: the file cannot be read, or lacks one of the names.
     """
     try:
         with np.load(path) as file:
             found = {name: file[name] for name in file.files}
-    except Exception as error:  # a damaged archive raises whatever its bytes lead to
+    except Exception as error:  # a damaged archive can raise any exception
         raise ConfigurationError(f"{path} is damaged ({type(error).__name__}): delete it, or {MEND}") from None
     if missing := [name for name in names if name not in found]:
         raise ConfigurationError(
@@ -117,14 +124,14 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
-    """Read run folders, and the run folders within other folders, each once.
+    """Read run folders, and all run folders within other folders, each once.
 
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
     """
     folders = [folder for path in paths for folder in _find(path)]
     runs = [Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
-    for run in runs:  # now, lest a damaged file be found when half the work is done
+    for run in runs:  # read now, so that a damaged file is found before any work is done
         _ = run.config, run.metrics, run.timings, run.environment
     return runs
 
@@ -143,7 +150,7 @@ def _find(path: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[str, int]]:
-    """A key that puts version_10 after version_9."""
+    """Sort key that puts version_10 after version_9."""
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
 
 
@@ -162,7 +169,7 @@ def _mapping(path: Path) -> Mapping[str, Any]:
 def _table(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path)
-    except ValueError:  # pandas' own errors are, too
+    except ValueError:  # covers pandas' own errors, too
         table = pd.DataFrame()
     numbers = all(pd.api.types.is_numeric_dtype(kind) for kind in table.dtypes)
     rounds = table.get("round", pd.Series(dtype=int))

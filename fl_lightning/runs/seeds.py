@@ -1,4 +1,4 @@
-"""Numbers of several seeds: bands over rounds, intervals, and how values and labels are written."""
+"""Summarise runs that differ in their seed: bands over rounds and intervals; and write labels."""
 
 from __future__ import annotations
 
@@ -11,18 +11,28 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
-    """Summarise values that have a column a seed.
+    """Summarise the values of several seeds, row by row.
+
+    Args:
+        values: one column per seed.
 
     Returns:
-        ``mean``, the smallest (``low``) and largest (``high``), and how many ``seeds``, row by row. (A t interval would
-        be nine deviations wide with two seeds, and hide all else.)
+        Columns ``mean``, ``low`` (the smallest value), ``high`` (the largest value) and ``seeds`` (the number of
+        values). The edges are no t interval: with two seeds it would reach nine standard deviations to either side.
     """
     edges = {"low": values.min(axis=1), "high": values.max(axis=1)}
     return pd.DataFrame({"mean": values.mean(axis=1), **edges, "seeds": values.count(axis=1)})
 
 
 def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % t interval (nan for fewer than two values)."""
+    """Compute the mean and half the width of its 95 % t interval (nan for fewer than two values).
+
+    The values 1 and 3 have mean 2 and standard error 1, so half the width is the t quantile with one degree of freedom:
+
+    >>> mean, half_width = interval([1.0, 3.0])
+    >>> mean, round(half_width, 2)
+    (2.0, 12.71)
+    """
     values = pd.Series(values, dtype=float).dropna()
     if len(values) < 2:
         return float(values.mean()), math.nan
@@ -30,7 +40,11 @@ def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
 
 
 def label(value: Any) -> str:
-    """Write a label of an axis as a reader does: an infinite alpha is "IID", none is a dash."""
+    """Write a label of a grid's axis: an infinite alpha is "IID", no label is a dash.
+
+    >>> [label(value) for value in ("FedAvg", 0.1, float("inf"), None)]
+    ['FedAvg', '0.1', 'IID', '–']
+    """
     if isinstance(value, float) and math.isinf(value):
         return "IID"
     return "–" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)

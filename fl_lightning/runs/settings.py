@@ -1,4 +1,4 @@
-"""What tells runs apart: fingerprints of settings and of data, the chain of rules, settings by dotted names."""
+"""Tell runs apart: fingerprints of settings and of data, the chain of rules, settings by dotted names."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from torch import Tensor
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.seeding import isolated, seed_globals
 
-# Where and how a run is done, which does not change what comes out.
+# Settings of where and how a run is trained, which do not change its result.
 ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed"),
     "model": ("seed", "client_states"),
 }
-SAMPLED = 16  # clients of whose data a fingerprint sees two examples
+SAMPLED = 16  # clients at most, two examples of each, in a fingerprint of data
 CPU = torch.device("cpu")
 RULES = "rules"
-CLASS = ".class"  # at the end of the name of a setting that is a class
-# Rules are not written down in run folders of version 0.1: there, these and what is called …Monitor only look on.
+CLASS = ".class"  # ends the name of a setting that is a class
+# Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
+# names end in Monitor are taken for monitors.
 ONCE_NO_RULES = ("LossSurface", "PersonalEvaluation", "SaveCohorts")
 
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
-    """Sixteen hexadecimal digits of all settings that make a difference to the result, but the seed."""
+    """Hash all settings that affect the result, except the seed, to 16 hexadecimal digits."""
     config = copy.deepcopy(dict(config))
     parts: dict[str, Any] = {"": {key: value for key, value in config.items() if not isinstance(value, dict)}}
     parts |= {key: value for key, value in config.items() if isinstance(value, dict)}
@@ -44,14 +45,15 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
 
 
 def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
-    """All settings that make a difference to the result, but the seed, by dotted names.
+    """Collect all settings that affect the result, except the seed, by dotted names.
 
-    ``rules`` are the rules in their order, FedAvg if there are none; their arguments are named after them, as
-    ``FedProx.mu``. The name of a class ends in ``.class``.
+    The entry ``rules`` joins the names of the rules in their order; without any rule, the entry is "FedAvg". The name
+    of a rule's argument begins with the rule, as in ``FedProx.mu``. The name of a setting that is a class ends in
+    ``.class``.
 
     Args:
         config: a run's config.
-        rules: the names of its rules, as environment.yaml has them; None for a run that did not write them down.
+        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
     """
     config = json.loads(json.dumps(config, default=str))  # a copy
     trainer = config.get("trainer") or {}
@@ -67,7 +69,7 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
 
 
 def _flat(value: Any, name: str) -> dict[str, Any]:
-    """Leaves by dotted names, without the levels that jsonargparse puts in between."""
+    """Flatten nested settings to dotted names, without jsonargparse's levels ``class_path`` and ``init_args``."""
     if not isinstance(value, dict):
         return {name: value}
     found: dict[str, Any] = {}
@@ -78,7 +80,7 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
 
 
 def short(path: Any) -> str:
-    """A class path without its module, a setting's name without the part that it belongs to."""
+    """The last part of a dotted name: a class path without its module, a setting without the part it belongs to."""
     return str(path).rpartition(".")[2]
 
 
@@ -90,10 +92,11 @@ def _is_rule(path: str, rules: Sequence[str] | None) -> bool:
 
 
 def data_fingerprint(data: FederatedDataModule) -> str:
-    """16 hexadecimal digits that tell federations apart: of every client's size and class counts, and some examples.
+    """Hash every client's size and class counts, and some examples, to 16 hexadecimal digits.
 
-    Of up to 16 clients the first and the last example count. They are read with fixed seeds, as local training reads
-    them, so augmentation makes no difference; one that cannot be read, or not twice the same, is left out.
+    The examples are the first and the last one of up to 16 clients. They are read with fixed seeds, as in local
+    training, so augmentation makes no difference. A client whose examples cannot be read, or differ when they are read
+    twice, is left out.
 
     Args:
         data: a data module that is set up.
@@ -117,17 +120,17 @@ def _examples(data: FederatedDataModule, client: int) -> bytes:
 
     try:
         return first if (first := read()) == read() else b""
-    except Exception:  # whatever is wrong with it, training says so better
+    except Exception:  # training reports the error more clearly
         return b""
 
 
 def _content(value: Any) -> bytes:
-    """An example's bytes: of tensors, arrays, images, numbers and texts in lists and dicts."""
+    """Convert an example to bytes: tensors, arrays, images, numbers and texts, also in lists, tuples and dicts."""
     if isinstance(value, Mapping):
         value = [each for pair in value.items() for each in pair]
     if isinstance(value, list | tuple):
         return b"".join(map(_content, value))
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
     if array.dtype == object:
-        raise TypeError(f"{type(value).__name__} has no bytes of its own")  # but addresses, another each time
+        raise TypeError(f"{type(value).__name__} has no bytes of its own")  # only addresses, which differ each time
     return f"{array.dtype}{array.shape}".encode() + array.tobytes()

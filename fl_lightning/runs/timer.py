@@ -22,15 +22,15 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class RoundTime:
-    """One round.
+    """Time and memory of one round.
 
     Attributes:
-        round: 1, 2, …
-        seconds: wall time since the last round ended: local training, server, evaluation, checkpoints.
-        local: seconds of local training; with several devices, until the last of them has sent its updates.
-        server: seconds from there until the new global model stands, monitors included.
-        memory_mib: of this process at the end.
-        gpu_mib: the most that tensors on its GPU took so far; 0 without one.
+        round: number of the round: 1, 2, …
+        seconds: wall time since the previous round ended: local training, server, evaluation, checkpoints.
+        local: seconds of local training; with several devices, until the last device has sent its updates.
+        server: seconds from the end of local training until the new global model is ready, monitors included.
+        memory_mib: resident memory of this process at the end of the round, in MiB.
+        gpu_mib: peak memory of tensors on this process's GPU so far, in MiB; 0 without a GPU.
     """
 
     round: int
@@ -42,13 +42,13 @@ class RoundTime:
 
 
 class RoundTimer(Monitor):
-    """Times every round, and writes ``timings.csv`` in the run folder: one row a round, see :class:`RoundTime`.
+    """Times every round, and writes ``timings.csv`` in the run folder: one row per round, see :class:`RoundTime`.
 
-    Times differ from run to run, so they have a file of their own: ``metrics.csv`` depends on the seed alone. To split
-    a round rightly it must be the first of the Trainer's callbacks, as on the command line it is.
+    Times differ from run to run and so have their own file: ``metrics.csv`` depends on the seed alone. RoundTimer must
+    be the first of the Trainer's callbacks to split a round correctly; the command line puts it there.
 
     Attributes:
-        rounds: those of this fit.
+        rounds: times of the rounds of this fit.
     """
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class RoundTimer(Monitor):
 
     @property
     def mean(self) -> float:
-        """Seconds a round of this fit."""
+        """Mean seconds per round of this fit."""
         return sum(row.seconds for row in self.rounds) / len(self.rounds)
 
     @property
     def spoken(self) -> str:
-        """This fit's rounds so far in a few words: "1.84 s/round (local 93%, server 2%)"."""
+        """Summary of this fit's rounds so far, such as "1.84 s/round (local 93%, server 2%)"."""
         total = sum(row.seconds for row in self.rounds)
         local, server = (sum(getattr(row, part) for row in self.rounds) / total for part in ("local", "server"))
         return f"{self.mean:.2f} s/round (local {local:.0%}, server {server:.0%})"
@@ -75,13 +75,13 @@ class RoundTimer(Monitor):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             kept = (
                 self._read(trainer.current_epoch) if self._file.exists() else []
-            )  # the rounds that the run goes on from
+            )  # the rounds up to the resumed checkpoint
             names = [field.name for field in fields(RoundTime)]
             with self._file.open("w", newline="") as file:
                 csv.writer(file).writerows([names, *kept])
 
     def _read(self, rounds: int) -> list[list[str]]:
-        """The rows up to a round; not the torn one that a killed process may leave."""
+        """Read the rows up to a round, without an incomplete row that a killed process may leave."""
         with self._file.open(newline="") as file:
             rows = list(csv.reader(file))[1:]
         return [row for row in rows if len(row) == len(fields(RoundTime)) and int(row[0]) <= rounds]
@@ -97,7 +97,7 @@ class RoundTimer(Monitor):
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self._stepped = time.perf_counter()  # after the last batch, the end of the server's work
+        self._stepped = time.perf_counter()  # after a round's last batch, this is the end of the server's work
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

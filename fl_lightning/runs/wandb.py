@@ -1,4 +1,4 @@
-"""Weights & Biases: which run goes on, where there is no key, what its config says."""
+"""Weights & Biases: continue a run, go offline without a key, and add to a run's config."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fl_lightning.runs.folder import ENVIRONMENT, METRICS
 
 
 def wandb_runs(trainer: Trainer) -> list[Any]:
-    """W&B's runs of this process: only the first device's has any."""
+    """The W&B runs of this process; empty on all devices but the first."""
     loggers = [each for each in trainer.loggers if isinstance(each, WandbLogger)]
     return [each.experiment for each in loggers] if trainer.is_global_zero else []
 
 
 def wandb_facts(trainer: Trainer) -> dict[str, Any]:
-    """What environment.yaml keeps of W&B's run: its id, project and address; nothing without W&B."""
+    """The id, project and URL of the W&B run, for environment.yaml; empty without W&B."""
     for run in wandb_runs(trainer):
         return {"wandb": {"id": run.id, "project": run.project, "url": None if run.offline else run.url}}
     return {}
 
 
 def tell_wandb(trainer: Trainer, config: Mapping[str, Any]) -> None:
-    """Add to the config of W&B's run."""
+    """Add entries to the config of the W&B run."""
     for run in wandb_runs(trainer):
         run.config.update(dict(config), allow_val_change=True)
 
 
 def has_wandb_key() -> bool:
-    """Whether there is an API key for W&B: in WANDB_API_KEY, or where ``wandb login`` puts it."""
+    """Whether there is an API key for W&B: in WANDB_API_KEY, or in the netrc file that ``wandb login`` writes."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     return bool(os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server))
 
 
 def offline_without_key() -> None:
-    """Let W&B write to disk where it has no key to send with."""
+    """Switch W&B to offline mode if there is no API key, unless WANDB_MODE is set."""
     if "WANDB_MODE" not in os.environ and not has_wandb_key():
         os.environ["WANDB_MODE"] = "offline"
         print("W&B: no API key found: this run is recorded offline; send it later with wandb sync wandb/offline-run-*")
@@ -51,13 +51,13 @@ def offline_without_key() -> None:
 
 @rank_zero_only
 def continue_wandb(folder: Path, rounds: int | None) -> None:
-    """Let W&B go on with the run that a run folder names, unless an id was given.
+    """Continue the W&B run that a run folder names, unless the user gives another id.
 
-    W&B takes no rounds back. So a run that goes back to an earlier round than it had reached is a new one there.
+    W&B cannot delete rounds. So a run that goes back to an earlier round becomes a new run in W&B.
 
     Args:
         folder: the run folder.
-        rounds: the round after which training goes on; None to test only.
+        rounds: round after which training continues; None if nothing is trained.
     """
     file = folder / ENVIRONMENT
     known = yaml.safe_load(file.read_text()).get("wandb") if file.is_file() else None
@@ -73,7 +73,7 @@ def continue_wandb(folder: Path, rounds: int | None) -> None:
 
 
 def _finished(metrics: Path) -> int:
-    """The last round that was trained to its end."""
+    """The last round that was trained to its end; 0 if there is none."""
     if not metrics.is_file():
         return 0
     with metrics.open(newline="") as lines:
