@@ -50,19 +50,19 @@ def test_class_form_deals_classes_independently() -> None:
 
 
 def test_class_form_leaves_clients_without_data() -> None:
-    """MNIST's size, 20 clients, alpha = 0.01: 15.2 clients have data, each about as likely as any other.
+    """Deal 60,000 examples of ten classes to 20 clients: at alpha = 0.01 some get none, the last as often as the first.
 
-    One client's share x of a class is Beta(0.01, 0.19). The first client gets no example of it if 6000 x rounds to 0:
-    P(x < 0.5 / 6000) = 0.867. No example of ten classes: 0.867^10 = 0.241. So it has data with probability 0.759, and
-    by symmetry so has the last. Were the cuts before a client of uniform fraction, it would miss a class with
-    probability E max(0, 1 - 6000 x) = 0.865 and have data with 0.766. As nearly all cuts are next to 0 or 6000, the
-    number of clients with data lies between 20 * 0.759 = 15.2 and 20 * 0.766 = 15.3. (Rounding down instead gives the
-    last client data almost surely.)
+    Rounding shares down instead of to the nearest number would give the last client data almost surely.
     """
-    law = stats.beta(0.01, 0.19)
-    exact = 1 - law.cdf(0.5 / 6000) ** 10
-    uniform = 1 - float(np.mean(law.cdf((np.arange(10_000) + 0.5) / 10_000 / 6000))) ** 10
+    law = stats.beta(0.01, 0.19)  # of a client's share x of a class
+    missed_at_the_ends = law.cdf(0.5 / 6000)  # the first and the last client get none of a class if 6000 x rounds to 0
+    # Were the cuts before a client of uniform fraction, the client would miss a class with E max(0, 1 - 6000 x). As
+    # nearly all cuts are next to 0 or 6000, the mean over all clients lies between both.
+    missed_inside = float(np.mean(law.cdf((np.arange(10_000) + 0.5) / 10_000 / 6000)))
+    assert [missed_at_the_ends, missed_inside] == pytest.approx([0.867, 0.865], abs=0.001)
+    exact, uniform = 1 - missed_at_the_ends**10, 1 - missed_inside**10  # chance of data from any of the ten classes
     assert [exact, uniform] == pytest.approx([0.759, 0.766], abs=0.001)
+    assert [20 * exact, 20 * uniform] == pytest.approx([15.2, 15.3], abs=0.05)  # mean number of clients with data
 
     with_data = (many(Dirichlet(0.01), torch.arange(60000) % 10, 20, seeds=200).sum(2) > 0).double()
     ends = with_data[:, [0, -1]].mean(0).tolist()
@@ -91,20 +91,25 @@ def test_infinite_alpha_is_iid(form: str) -> None:
 
 
 def test_client_form_has_equal_sizes_and_dirichlet_mixes() -> None:
-    """Classes of 75 % and 25 %, alpha = 2: mixes ~ Dir(3, 1), so that class 0 has mean 3/4 and variance 0.0375.
+    """Give 2000 clients 100 examples each of classes of 75 % and 25 %, in mixes drawn from Dir(3, 1) at alpha = 2."""
+    a, b = 2 * 2 * 0.75, 2 * 2 * 0.25  # alpha times the number of classes times the class's share
+    mean, variance = a / (a + b), a * b / ((a + b) ** 2 * (a + b + 1))
+    assert (a, b, mean, variance) == pytest.approx((3, 1, 0.75, 0.0375))  # by hand
+    drawn = (mean * (1 - mean) - variance) / 100  # E[q (1 - q)] / 100: what 100 examples drawn from a mix q add
+    expected = variance + drawn
+    assert expected == pytest.approx(0.039)  # by hand
+    asked = 100 * math.sqrt(2000 * expected)  # deviation of the examples of class 0 that independent clients ask for
+    redrawn = 0.4 * asked / 200_000  # mean excess of a normal variable: 0.4 deviations
+    assert redrawn == pytest.approx(0.0018, abs=0.0001)  # changes the variance by less than 2 %
 
-    100 examples drawn from a mix q add E[q (1 - q)] / 100 = (0.1875 - 0.0375) / 100 = 0.0015. Independently of one
-    another, 2000 clients would ask for 100 sqrt(2000 * 0.039) = 883 examples more or fewer of class 0 than there are:
-    the 0.4 * 883 / 200,000 = 0.18 % of the examples that are drawn again change the variance by less than 2 %.
-    """
     labels = (torch.arange(200_000) % 4 == 3).long()
     counts = many(Dirichlet(2.0, form="client"), labels, 2000, seeds=10)
     assert bool((counts.sum(2) == 100).all())
     shares = counts[..., 0].double() / 100
-    excess = float(stats.beta(3, 1).stats("k"))
+    excess = float(stats.beta(a, b).stats("k"))
     sampling = 5 * math.sqrt((excess + 2) / shares.numel())
-    assert shares.var().item() == pytest.approx(0.039, rel=sampling + 0.02)
-    assert float(stats.kstest(shares.flatten().numpy(), stats.beta(3, 1).cdf).statistic) < 0.05  # a uniform law: 0.38
+    assert shares.var().item() == pytest.approx(expected, rel=sampling + 0.02)
+    assert float(stats.kstest(shares.flatten().numpy(), stats.beta(a, b).cdf).statistic) < 0.05  # a uniform law: 0.38
 
 
 def test_client_form_treats_all_clients_alike() -> None:
@@ -119,17 +124,16 @@ def test_client_form_treats_all_clients_alike() -> None:
 
 
 def test_client_form_when_a_class_runs_out() -> None:
-    """Two classes of 30, three clients of 20, each wanting one class alone (alpha -> 0).
-
-    If two want class A, the second served gets the 10 that are left and fills up from B, as the one that wants B has
-    taken its 20. If all want A, they are served 20, 10 and 0, and the rest comes from B. So one client has 20 of
-    class A, one 10 and one none, in any case; which one is divided is a matter of luck, 1/3 each.
-    """
+    """Deal two classes of 30 to three clients of 20 each, where alpha -> 0 makes each client want one class alone."""
+    popular = [20, 30 - 20, 0]  # what the first, the second and the other client get of the class that most want
+    other = [20 - 20, 20 - 10, 20 - 0]  # the other class fills each client up to 20
+    assert sorted(popular) == sorted(other) == [0, 10, 20]  # of class A, whichever class most want
+    deviation = math.sqrt(1 / 3 * 2 / 3 / 900)
     counts = many(Dirichlet(1e-300, form="client"), torch.arange(60) % 2, 3, seeds=900)
     assert bool((counts.sum(2) == 20).all())
     assert bool((counts[..., 0].sort(1).values == torch.tensor([0, 10, 20])).all())
     divided = (counts[..., 0] == 10).double().mean(0).tolist()
-    assert divided == pytest.approx([1 / 3] * 3, abs=5 * math.sqrt(2 / 9 / 900))
+    assert divided == pytest.approx([1 / 3] * 3, abs=5 * deviation)
 
 
 def test_client_form_takes_from_what_is_left_in_proportion() -> None:

@@ -72,25 +72,22 @@ def steps(data: FederatedDataModule, rounds: int = 1, module: LightningModule | 
     ("epochs", "expected"),
     [
         (1, [1, 3, 5, 10]),
-        (2, [2, 6, 10, 20]),
-        (2.0, [2, 6, 10, 20]),
-        (0.5, [1, 2, 2, 5]),
-        (1.5, [1, 5, 7, 15]),
-        (0.25, [1, 1, 1, 2]),
-        (2.75, [3, 8, 14, 28]),
-        (0.01, [1, 1, 1, 1]),
-        (1.01, [1, 3, 5, 10]),
+        (2, [2 * 1, 2 * 3, 2 * 5, 2 * 10]),
+        (2.0, [2 * 1, 2 * 3, 2 * 5, 2 * 10]),
+        (0.5, [1, 2, 2, 5]),  # 0.5, 1.5, 2.5 and 5: 0.5 is rounded to 0, and raised to 1 since it is all there is
+        (1.5, [1 + 0, 3 + 2, 5 + 2, 10 + 5]),  # one epoch; then 0.5, 1.5, 2.5 and 5, where the 0 stays
+        (0.25, [1, 1, 1, 2]),  # 0.25, 0.75, 1.25 and 2.5: the 0 of 0.25 is raised to 1
+        (2.75, [2 + 1, 6 + 2, 10 + 4, 20 + 8]),  # two epochs; then 0.75, 2.25, 3.75 and 7.5
+        (0.01, [1, 1, 1, 1]),  # 0.01, 0.03, 0.05 and 0.1: all 0, raised to 1
+        (1.01, [1 + 0, 3 + 0, 5 + 0, 10 + 0]),
     ],
 )
 def test_of_a_fraction_of_an_epoch_the_nearest_number_of_batches_is_taken(epochs: float, expected: list[int]) -> None:
-    """Clients with 5, 30, 41 and 100 examples have 1, 3, 5 and 10 batches of at most 10.
-
-    The remaining part of an epoch is rounded on its own, halves to the even number: 0.5 of 1, 3, 5, 10 batches is 0.5,
-    1.5, 2.5, 5 ≈ 0, 2, 2, 5, of which the 0 becomes 1 where it is all there is (0.5 epochs) and stays 0 behind a whole
-    epoch (1.5 epochs: 1+0, 3+2, 5+2, 10+5). 0.25: 0.25, 0.75, 1.25, 2.5 ≈ 0→1, 1, 1, 2. 0.75 behind two epochs:
-    0.75, 2.25, 3.75, 7.5 ≈ 1, 2, 4, 8.
-    """
-    assert steps(Rows(5, 30, 41, 100), local_epochs=epochs) == [expected]
+    """Round the part of an epoch on its own, halves to the even number; a client takes at least one batch in all."""
+    sizes = (5, 30, 41, 100)
+    batches = [math.ceil(size / 10) for size in sizes]  # of at most 10 examples
+    assert batches == [1, 3, 5, 10]
+    assert steps(Rows(*sizes), local_epochs=epochs) == [expected]
 
 
 def test_half_an_epoch_sees_half_of_the_examples_and_each_once() -> None:
@@ -218,15 +215,13 @@ def by_hand(decay: float, schedule: float = 1.0, rounds: int = 2) -> list[float]
 
 
 def test_the_rate_decays_from_round_to_round() -> None:
-    """T: client k's error w - B shrinks by the factor (1 - ηA) in each step.
-
-    Round 1, η = 0.1: the ends (0.19, -0.36) and (-1.314, 0.28525) average to w¹ = (-0.938, 0.1239375).
-    Round 2, η = 0.09. Client 0: 1 + (-1.938)(0.91²) = -0.6048578 and -1 + 1.1239375·0.82² = -0.244264425.
-    Client 1: -2 + 1.062·0.73³ = -1.586865946 and 2 - 1.8760625·0.955³ = 0.36595767… w² = (client 0 + 3 client 1)/4.
-    """
-    first = [1 - 1.938 * 0.91**2, -1 + 1.1239375 * 0.82**2]
-    second = [-2 + 1.062 * 0.73**3, 2 - 1.8760625 * 0.955**3]
-    expected = [(x + 3 * y) / 4 for x, y in zip(first, second, strict=True)]
+    """Follow T through a round with the rate 0.1 and a round with 0.09; a step shrinks w - B by the factor 1 - ηA."""
+    x, y = (0.19 + 3 * -1.314) / 4, (-0.36 + 3 * 0.28525) / 4  # round 1 ends in (0.19, -0.36) and (-1.314, 0.28525)
+    assert (x, y) == pytest.approx((-0.938, 0.1239375), abs=1e-12)  # by hand
+    end_0 = (1 + (x - 1) * (1 - 0.09 * 1) ** 2, -1 + (y + 1) * (1 - 0.09 * 2) ** 2)  # client 0: two steps
+    end_1 = (-2 + (x + 2) * (1 - 0.09 * 3) ** 3, 2 + (y - 2) * (1 - 0.09 * 0.5) ** 3)  # client 1: three steps
+    assert [*end_0, *end_1] == pytest.approx([-0.6048578, -0.244264425, -1.586863946, 0.365979814])  # by hand
+    expected = [(end_0[0] + 3 * end_1[0]) / 4, (end_0[1] + 3 * end_1[1]) / 4]
     assert toy.close(decayed(toy.Quadratic(), local_lr_decay=0.9)[0], expected)
     assert by_hand(0.9) == pytest.approx(expected, abs=1e-12)
     assert not toy.close(decayed(toy.Quadratic())[0], expected, 1e-3)

@@ -1,5 +1,6 @@
 """Which clients take part in a round: by size, in turn, or as a file says."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,21 @@ def schedule(folder: Path, text: str) -> FixedSchedule:
 
 
 @pytest.mark.parametrize(
-    ("sampler", "chance"), [(UniformSampler(), (2 / 3, 2 / 3, 2 / 3)), (SizeSampler(), (7 / 12, 7 / 12, 5 / 6))]
+    ("sampler", "by_hand"), [(UniformSampler(), (2 / 3, 2 / 3, 2 / 3)), (SizeSampler(), (7 / 12, 7 / 12, 5 / 6))]
 )
-def test_chance_to_be_drawn(sampler: ClientSampler, chance: tuple[float, ...]) -> None:
-    """Two of three clients with n = (1, 1, 2), beside one without data.
-
-    Uniformly, each comes 2 times in 3. By size, the third is first in 1/2 of the draws, second with 2/3 after one of
-    the others (1/4 each): 1/2 + 2 · 1/4 · 2/3 = 5/6; the others share the rest of 2: 7/12. Over 3000 rounds the
-    standard deviation of a share is at most sqrt(0.25 / 3000) = 0.009; four of them are allowed.
-    """
+def test_chance_to_be_drawn(sampler: ClientSampler, by_hand: tuple[float, ...]) -> None:
+    """Draw two of three clients with n = (1, 1, 2), beside a client without data, in each of 3000 rounds."""
+    first, second = 2 / 4, (1 / 4 + 1 / 4) * 2 / 3  # by size, the client with n = 2 is drawn first, or after another
+    large = first + second if isinstance(sampler, SizeSampler) else 2 / 3
+    small = (2 - large) / 2  # all chances add up to the two clients drawn
+    assert (small, small, large) == pytest.approx(by_hand)
+    deviation = 0.009
+    assert math.sqrt(small * (1 - small) / 3000) == pytest.approx(deviation, abs=0.0005)  # of a client's share
     rounds = [draw(sampler, [1, 0, 1, 2], 2, round) for round in range(1, 3001)]
     assert all(len(set(cohort)) == 2 for cohort in rounds)
     shares = [sum(client in cohort for cohort in rounds) / 3000 for client in range(4)]
     assert shares[1] == 0
-    assert [shares[0], *shares[2:]] == pytest.approx(chance, abs=0.036)
+    assert [shares[0], *shares[2:]] == pytest.approx([small, small, large], abs=4 * deviation)
 
 
 @pytest.mark.parametrize("sampler", [UniformSampler(), SizeSampler(), RoundRobinSampler()])

@@ -49,17 +49,22 @@ def fit(*rules: Any, module: Callable[[], Any] = Net, rounds: int = 2, **setting
     return orchestrator.params.clone()
 
 
-@pytest.mark.parametrize(("scale", "expected"), [("released", RELEASED), ("paper", PAPER)])
-def test_three_features_of_four_examples(scale: Any, expected: float) -> None:
-    """Centred columns: (-3, -1, 1, 3)/2, (-1, -3, 5, -1)/2, (-1, 1, -3, 3)/2; squares 5, 9, 5; products 2, 2, -5.
-
-    Squared correlations: 4/45, 4/25, 25/45, together 181/225. Released: Zᵀ Z is 3 times the correlations, so
-    9·(2·181/225)/6/4 = 181/300 = 0.6033333333. Paper: (3 + 2·181/225)/9 = 0.5120987654.
-
-    1e-8 beside the variances 5/3, 3, 5/3 takes from the squares 1e-8·(14/15, 6/5, 14/15) of themselves, in all
-    1e-8·(29/45·14/15 + 4/25·6/5) = 7.9348e-9: 0.6033333333 - 3/4·7.9348e-9 = 0.6033333274. From the squared diagonal it
-    takes 2e-8·(3/5 + 1/3 + 3/5): 0.5120987654 - (2·7.9348e-9 + 3.0667e-8)/9 = 0.5120987602.
-    """
+@pytest.mark.parametrize(("scale", "by_hand"), [("released", RELEASED), ("paper", PAPER)])
+def test_three_features_of_four_examples(scale: Any, by_hand: float) -> None:
+    """Compute the penalty of three features x, y, z of four examples; 1e-8 is added to the variances."""
+    centred = X - X.mean(0)
+    assert close(centred.T @ centred, ((5, 2, 2), (2, 9, -5), (2, -5, 5)))  # by hand: squares and products
+    var_x, var_y, var_z = 5 / 3 + 1e-8, 9 / 3 + 1e-8, 5 / 3 + 1e-8
+    k_xx, k_yy, k_zz = (5 / 3 / var_x) ** 2, (9 / 3 / var_y) ** 2, (5 / 3 / var_z) ** 2
+    k_xy = (2 / 3) ** 2 / (var_x * var_y)  # squared correlations: about 4/45, 4/25 and 25/45
+    k_xz = (2 / 3) ** 2 / (var_x * var_z)
+    k_yz = (-5 / 3) ** 2 / (var_y * var_z)
+    off_diagonal = 2 * (k_xy + k_xz + k_yz)
+    assert off_diagonal == pytest.approx(2 * 181 / 225)  # by hand
+    released = 3**2 * off_diagonal / 6 / 4  # Zᵀ Z is N - 1 = 3 times the correlations; 6 entries, N = 4
+    paper = (k_xx + k_yy + k_zz + off_diagonal) / 9
+    expected = released if scale == "released" else paper
+    assert expected == pytest.approx(by_hand, abs=1e-9)
     assert float(decorrelation(X, scale)) == pytest.approx(expected, abs=1e-9)
 
 

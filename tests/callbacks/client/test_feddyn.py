@@ -8,7 +8,7 @@ import torch
 from resumed import assert_same
 from resumed import train as train_digits
 from torch import Tensor
-from toy import Capture, Net, Quadratic, Same, Scheduled, ToyData, close, send, train, trainer
+from toy import A, B, Capture, Net, Quadratic, Same, Scheduled, ToyData, close, send, train, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedAvgM, FedDyn
@@ -85,24 +85,32 @@ def test_zero_is_uniform_fedavg_bit_for_bit(momentum: float) -> None:
 
 
 def test_partial_participation() -> None:
-    """Client 0 twice, then client 1; N = 2, α = 0.1.
-
-    Round 1: Δ = (0.189, -0.358), h = -0.05 Δ, w = 1.5 Δ = (0.2835, -0.537). Round 2: g - λ = (-0.7165, 0.926) +
-    (0.0189, -0.0358): (0.35326, -0.62602); (-0.64674, 0.74796) + (0.0189, -0.0358) + 0.1 (0.06976, -0.08902):
-    (0.4153464, -0.6963458). Δ = (0.1318464, -0.1593458): λ_0 = (-0.03208464, 0.05173458), h = (-0.01604232,
-    0.02586729), w = (0.5757696, -0.9550187). Round 3: client 1 begins with λ = 0, client 0 keeps its own.
-    """
+    """Follow client 0 of N = 2 through two rounds of two steps each, then let client 1 take part."""
+    eta, alpha = 0.1, 0.1
+    w = -eta * A[0] * (0 - B[0])  # round 1: λ₀ = 0
+    delta = w - eta * (A[0] * (w - B[0]) + alpha * w)
+    lambda_0, h = -alpha * delta, -alpha / 2 * delta
+    w_1 = delta - h / alpha
+    assert close(w_1, (0.2835, -0.537))  # by hand, as the other pairs of numbers
+    w = w_1 - eta * (A[0] * (w_1 - B[0]) - lambda_0)  # round 2
+    w = w - eta * (A[0] * (w - B[0]) - lambda_0 + alpha * (w - w_1))
+    delta = w - w_1
+    assert close(delta, (0.1318464, -0.1593458))
+    lambda_0, h = lambda_0 - alpha * delta, h - alpha / 2 * delta
+    assert close(lambda_0, (-0.03208464, 0.05173458))
+    w_2 = w_1 + delta - h / alpha
+    assert close(w_2, (0.5757696, -0.9550187))
     before, rule, capture = FedDyn(0.1), FedDyn(0.1), Capture()
-    start = in_turn(before, cohorts=[[0], [0]])
-    assert close(start, (0.5757696, -0.9550187))
+    assert close(in_turn(before, cohorts=[[0], [0]]), w_2)
     assert before.state.keys() == {"lambda/0", "h"}
-    assert close(before.state["lambda/0"], (-0.03208464, 0.05173458))
-    end = in_turn(rule, capture, cohorts=[[0], [0], [1]])
+    assert close(before.state["lambda/0"], lambda_0)
+    w_3 = in_turn(rule, capture, cohorts=[[0], [0], [1]])
     delta = capture.cohort.deltas[0]
     assert torch.equal(rule.state["lambda/0"], before.state["lambda/0"])
-    assert close(rule.state["lambda/1"], -0.1 * delta)
-    assert close(rule.state["h"], before.state["h"] - 0.05 * delta)
-    assert close(end, start + delta - 10 * rule.state["h"])
+    assert close(rule.state["lambda/1"], -alpha * delta)  # client 1 began with λ₁ = 0
+    h = h - alpha / 2 * delta
+    assert close(rule.state["h"], h)
+    assert close(w_3, w_2 + delta - h / alpha)
 
 
 class Spoil(FederatedCallback):

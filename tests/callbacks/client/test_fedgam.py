@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from toy import (
+    A,
     Capture,
     Net,
     Normalized,
@@ -45,14 +46,19 @@ def test_first_step_of_the_paper() -> None:
 
 
 def test_first_step_of_the_released_code() -> None:
-    """Client 0: g₀ = (-1, 2); g₁ = g₀ + 0.02 (-1, 4)/√5 = (-1.0089442719, 2.0357770876); e = 0.2 (-1, 4)/√17 =
-    (-0.0485071250, 0.1940285000); g₂ = g₀ + (1, 2) ∘ e = (-1.0485071250, 2.3880570001), of norm 2.6080929;
-    g₃ = g₂ + 0.02 (1, 2) ∘ g₂/2.6080929 = (-1.0565475168, 2.4246822427).
-
-    G = g₁ + g₃ = (-2.0654917887, 4.4604593303), g₀ + g₂ = (-2.0485071250, 4.3880570001), of which the part orthogonal
-    to G is (-0.0136215801, -0.0063077050); 0.03 of it is taken off G. Client 1 likewise.
-    """
-    assert close(first_steps(FedGAM()), RELEASED)
+    """Work out the released code's gradient at w = 0 for T's clients, whose gradient at w + e is g₀ + A ∘ e."""
+    expected = []
+    for a, g_0 in zip(A, torch.tensor([[-1.0, 2.0], [6.0, -1.0]], dtype=torch.float64), strict=True):
+        bend = a * g_0  # (-1, 4) and (18, -0.5)
+        g_1 = g_0 + 0.02 * bend / g_0.norm()
+        e = 0.2 * bend / bend.norm()  # g₁ - g₀ has the direction of the bend
+        g_2 = g_0 + a * e
+        g_3 = g_2 + 0.02 * a * g_2 / g_2.norm()
+        total, plain = g_1 + g_3, g_0 + g_2
+        across = torch.stack([-total[1], total[0]]) / total.norm()  # of length 1, orthogonal to the total
+        expected.append(total - 0.03 * (plain @ across) * across)
+    assert close(torch.stack(expected), RELEASED)
+    assert close(first_steps(FedGAM()), torch.stack(expected))
 
 
 def test_the_arguments_that_act_in_each_variant() -> None:

@@ -10,6 +10,8 @@ from resumed import assert_same, tensors
 from resumed import train as train_digits
 from torch import Tensor
 from toy import (
+    A,
+    B,
     Capture,
     Net,
     Normalized,
@@ -29,39 +31,56 @@ from fl_lightning.callbacks import FedAvg, FedDyn, FedSAM, FedSMOO
 from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
-ROUNDS = [  # w, s, μ, h
+ROUNDS = [  # w, s, μ₀, μ₁, h₀, h₁
     (
         (-1.1644200833513647, -0.10373693086501701),
         (0.08806390225519063, 0.047378594060777594),
-        ((-0.09469235624992053, 0.17606198613281981), (0.29099605539470375, -0.07045011752110944)),
-        ((0.19797730069194208, -0.3894558031923643), (-1.3623973840433068, 0.2857188723273473)),
+        (-0.09469235624992053, 0.17606198613281981),
+        (0.29099605539470375, -0.07045011752110944),
+        (0.19797730069194208, -0.3894558031923643),
+        (-1.3623973840433068, 0.2857188723273473),
     ),
     (
         (-1.8914506821378052, -0.1930751714179216),
         (-0.06598926731952122, -0.07513587829134324),
-        ((-0.43477484782548204, 0.19577790560416317), (0.27374713957931796, -0.37912527071028473)),
-        ((0.6188167418660154, -0.7237712474397665), (-1.9280573823281384, 0.5825645414543534)),
+        (-0.43477484782548204, 0.19577790560416317),
+        (0.27374713957931796, -0.37912527071028473),
+        (0.6188167418660154, -0.7237712474397665),
+        (-1.9280573823281384, 0.5825645414543534),
     ),
 ]
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_the_toy_problem(rounds: int) -> None:
-    """λ = r = 0.1. Client 0 begins with d = g = (-1, 2), ŝ = μ = 0.1 d/√5 = (-0.04472136, 0.08944272).
+    """Follow T through one and two rounds; the released code adds 1e-7 to the norms of d and of the mean μ."""
+    eta, penalty, r = 0.1, 0.1, 0.1
+    w = s = h_0 = h_1 = mu_0 = mu_1 = torch.zeros(2, dtype=torch.float64)
 
-    w = -0.1 (g + A ∘ ŝ) = (0.10447214, -0.21788854). Then g = (-0.89552786, 1.56422291), d = g - μ = (-0.85080650,
-    1.47478019) of norm 1.70260872, ŝ = (-0.04997077, 0.08661886): μ = (-0.09469213, 0.17606158). The gradient is
-    g + A ∘ ŝ + 0.1 w = (-0.93505142, 1.71567178): h = Δ = (0.19797728, -0.38945572). The mean μ over both, (0.09815185,
-    0.05280593), has the norm 0.11145526: s is 0.1 / 0.11145526 of it. λ_i = -0.1 h_i, and h = -0.1 · the mean h_i.
-    (The 1e-7 on the norms of d and μ̄ moves some 1e-8.)
-    """
-    w, s, mu, h = (torch.tensor(value, dtype=torch.float64) for value in ROUNDS[rounds - 1])
-    rule = FedSMOO(0.1, 0.1)
+    def step(client: int, x: Tensor, mu: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        g = A[client] * (x - B[client])
+        d = g - mu - s
+        s_hat = r * d / (d.norm() + 1e-7)
+        return x - eta * (g + A[client] * s_hat + penalty * (h + x - w)), mu + s_hat - s
+
+    first, mu_first = step(0, w, mu_0, h_0)  # g = (-1, 2), of norm √5
+    assert close(first, (0.10447214, -0.21788854), 1e-8)  # by hand, as the next line
+    assert close(mu_first, (-0.04472136, 0.08944272), 1e-8)
+    for _ in range(rounds):
+        x_0, mu_0 = step(0, *step(0, w, mu_0, h_0), h_0)
+        x_1, mu_1 = step(1, *step(1, *step(1, w, mu_1, h_1), h_1), h_1)
+        h_0, h_1 = h_0 + x_0 - w, h_1 + x_1 - w
+        mu_mean = (mu_0 + mu_1) / 2
+        s = r * mu_mean / (mu_mean.norm() + 1e-7)
+        w = (x_0 + x_1) / 2 + (h_0 + h_1) / 2
+    assert close(torch.stack([w, s, mu_0, mu_1, h_0, h_1]), ROUNDS[rounds - 1])
+    rule = FedSMOO(penalty, r)
     assert close(train(rule, rounds=rounds), w)
     assert close(rule.state["s"], s)
-    assert close(torch.stack([rule.state["mu/0"], rule.state["mu/1"]]), mu)
-    assert close(-10 * torch.stack([rule.state["lambda/0"], rule.state["lambda/1"]]), h)
-    assert close(-10 * rule.state["h"], h.mean(0))
+    assert close(torch.stack([rule.state["mu/0"], rule.state["mu/1"]]), torch.stack([mu_0, mu_1]))
+    # The rule keeps FedDyn's variables, -0.1 h.
+    assert close(-10 * torch.stack([rule.state["lambda/0"], rule.state["lambda/1"]]), torch.stack([h_0, h_1]))
+    assert close(-10 * rule.state["h"], (h_0 + h_1) / 2)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

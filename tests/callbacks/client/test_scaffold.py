@@ -9,7 +9,7 @@ from command import TINY, fit_on
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import ETA, Capture, GivenData, Linear, Net, Quadratic, Same, ToyData, close, send, train, trainer
+from toy import ETA, A, B, Capture, GivenData, Linear, Net, Quadratic, Same, ToyData, close, send, train, trainer
 
 from fl_lightning import (
     ClientSampler,
@@ -38,30 +38,48 @@ def test_option_ii_round_1() -> None:
 
 
 def test_option_ii_round_2() -> None:
-    """First coordinates. Client 0, corrected by 1.715 + 0.95 = 2.665: -0.562 - 0.1(-1.562 + 2.665) = -0.6723, then
-    -0.6723 - 0.1(-1.6723 + 2.665) = -0.77157. c_0 = -2.665 + 0.20957/0.2 = -1.61715, the mean of -1.562 and -1.6723.
-
-    Client 1, corrected by 1.715 - 4.38 = -2.665: g = 4.314, 3.8193, 3.47301, of mean 3.86877 = c_1, so that it ends in
-    -0.562 - 0.3(3.86877 - 2.665) = -0.923131. The mean of both ends is -0.8473505, and c = (-1.61715 + 3.86877)/2.
-    """
+    """Follow both clients through round 2 of T: the new variates are the means of the gradients before correction."""
+    delta_0, delta_1 = torch.tensor([[0.19, -0.36], [-1.314, 0.28525]], dtype=torch.float64)  # round 1
+    w, c_0, c_1 = (delta_0 + delta_1) / 2, -delta_0 / 0.2, -delta_1 / 0.3
+    c = (c_0 + c_1) / 2
+    g_1 = A[0] * (w - B[0])  # client 0, two steps
+    x = w - 0.1 * (g_1 + c - c_0)
+    g_2 = A[0] * (x - B[0])
+    end_0, c_0_new = x - 0.1 * (g_2 + c - c_0), (g_1 + g_2) / 2
+    g_1 = A[1] * (w - B[1])  # client 1, three steps
+    x = w - 0.1 * (g_1 + c - c_1)
+    g_2 = A[1] * (x - B[1])
+    x = x - 0.1 * (g_2 + c - c_1)
+    g_3 = A[1] * (x - B[1])
+    end_1, c_1_new = x - 0.1 * (g_3 + c - c_1), (g_1 + g_2 + g_3) / 3
+    c_new = (c_0_new + c_1_new) / 2
+    assert [float(end_0[0]), float(end_1[0])] == pytest.approx([-0.77157, -0.923131])  # by hand, as the next line
+    assert [float(v[0]) for v in (c_new, c_0_new, c_1_new)] == pytest.approx([1.12581, -1.61715, 3.86877])
     rule = Scaffold()
-    assert close(train(rule, rounds=2), (-0.8473505, -0.13773849739583338))
-    ours = ((1.12581, 0.41701999131944445), (-1.61715, 1.8702666666666667), (3.86877, -1.0362266840277778))
-    assert close(variates(rule), ours)
+    assert close(train(rule, rounds=2), (end_0 + end_1) / 2)
+    assert close(variates(rule), torch.stack([c_new, c_0_new, c_1_new]))
 
 
 def test_option_i() -> None:
-    """c_i = A_i ∘ (x - B_i) at the round's global model: at 0, (-1, 2) and (6, -1); at (-0.562, -0.037375), (-1.562,
-    1.92525) and (4.314, -1.0186875). c is their mean.
-
-    Round 2, first coordinates. Client 0, corrected by 2.5 + 1: -0.562 - 0.1(-1.562 + 3.5) = -0.7558, -0.7558 -
-    0.1(-1.7558 + 3.5) = -0.93022. Client 1, by 2.5 - 6: -0.6434, then -0.1(1.3566·3 - 3.5): -0.70038, -0.740266.
-    """
+    """Follow both clients through two rounds of T: the variates are the gradients at the round's global model."""
+    c_0, c_1 = A[0] * (0 - B[0]), A[1] * (0 - B[1])  # round 1, which is FedAvg's: all variates start at 0
+    c = (c_0 + c_1) / 2
     rule = Scaffold("I")
     assert torch.equal(train(rule), train(FedAvg("uniform")))
-    assert close(variates(rule), ((2.5, 0.5), (-1, 2), (6, -1)))
-    assert close(train(rule, rounds=2), ((-0.93022 - 0.740266) / 2, -0.14429469531250003))
-    assert close(variates(rule), ((1.376, 0.45328125), (-1.562, 1.92525), (4.314, -1.0186875)))
+    assert close(variates(rule), torch.stack([c, c_0, c_1]))
+    assert close(variates(rule), ((2.5, 0.5), (-1, 2), (6, -1)))  # by hand
+    w = torch.tensor([0.19 - 1.314, -0.36 + 0.28525], dtype=torch.float64) / 2
+    x = w - 0.1 * (A[0] * (w - B[0]) + c - c_0)  # round 2: client 0 takes two steps
+    end_0 = x - 0.1 * (A[0] * (x - B[0]) + c - c_0)
+    x = w - 0.1 * (A[1] * (w - B[1]) + c - c_1)  # client 1 takes three
+    x = x - 0.1 * (A[1] * (x - B[1]) + c - c_1)
+    end_1 = x - 0.1 * (A[1] * (x - B[1]) + c - c_1)
+    assert [float(end_0[0]), float(end_1[0])] == pytest.approx([-0.93022, -0.740266])  # by hand
+    c_0, c_1 = A[0] * (w - B[0]), A[1] * (w - B[1])
+    c = (c_0 + c_1) / 2
+    assert close(train(rule, rounds=2), (end_0 + end_1) / 2)
+    assert close(variates(rule), torch.stack([c, c_0, c_1]))
+    assert close(variates(rule), ((1.376, 0.45328125), (-1.562, 1.92525), (4.314, -1.0186875)))  # by hand
 
 
 def test_the_server_learning_rate() -> None:

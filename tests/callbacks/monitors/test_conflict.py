@@ -28,18 +28,12 @@ from fl_lightning.callbacks import (
     Scaffold,
 )
 
+COSINE_12, COSINE_13, COSINE_23 = -2 / (4 * 2) ** 0.5, -2 / (4 * 5) ** 0.5, -1 / (2 * 5) ** 0.5  # g_i·g_j by norms
 BEFORE = {
-    "conflict/ratio": 1.0,
-    "conflict/min_cosine": -(0.5**0.5),
-    "conflict/mean_cosine": -(0.5**0.5 + 0.2**0.5 + 0.1**0.5) / 3,
+    "conflict/ratio": 3 / 3,
+    "conflict/min_cosine": COSINE_12,
+    "conflict/mean_cosine": (COSINE_12 + COSINE_13 + COSINE_23) / 3,
     "conflict/weighted_ratio": 1.0,
-}
-AFTER = {
-    "conflict/ratio_after": 2 / 3,
-    "conflict/min_cosine_after": -1.0,
-    "conflict/mean_cosine_after": -1 / 3,
-    "conflict/removed": (2.6**0.5 / 2 + 0.5**0.5 + 0.2**0.5) / 3,
-    "conflict/angle": math.degrees(math.atan(0.5)),
 }
 
 
@@ -49,19 +43,30 @@ def conflict(metrics: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("monitor_first", [False, True])
 def test_before_and_after_harmonization(monitor_first: bool, tmp_path: Path) -> None:
-    """Products -2, -2, -1; norms 2, √2, √5: cosines -1/√2, -1/√5, -1/√10; three pairs of three in conflict.
-
-    Harmonised in ascending order (0.4, -0.2), (-0.4, 0.2), (-1, -1): products -0.2, -0.2, 0.2; norms √0.2, √0.2, √2:
-    cosines -1, -1/√10, 1/√10; two pairs of three. What was removed, (1.6, 0.2), (-0.6, 0.8), (0, -1), has the norms
-    √2.6, 1, 1. By n = (1, 1, 2) the corrected ones average to (-1/2, -1/2) and the given ones to (-1/4, -3/4): cosine
-    2/√5, tangent 1/2. The place in the list of callbacks changes nothing.
-    """
+    """Measure the conflicts of three updates before and after harmonization, wherever the monitor is in the list."""
+    g1, g2, g3 = torch.tensor(UPDATES, dtype=torch.float64)
+    h1 = g1 + 2 / 2 * g2 + 3 / 5 * g3  # harmonised: off g₂, then off g₃: (0.4, -0.2)
+    h2 = g2 + 2 / 4 * g1 + 2 / 5 * g3  # off g₁, then off g₃: (-0.4, 0.2)
+    h3 = g3 + 2 / 4 * g1 + 2 / 2 * g2  # off g₁, then off g₂: (-1, -1)
+    cosine_12, cosine_13, cosine_23 = -0.2 / 0.2, -0.2 / (0.2 * 2) ** 0.5, 0.2 / (0.2 * 2) ** 0.5  # ‖h‖² = 0.2, 0.2, 2
+    removed = [float((g1 - h1).norm()) / 2, float((g2 - h2).norm()) / 2**0.5, float((g3 - h3).norm()) / 5**0.5]
+    assert removed == pytest.approx([2.6**0.5 / 2, 1 / 2**0.5, 1 / 5**0.5])  # by hand
+    given, corrected = (g1 + g2 + 2 * g3) / 4, (h1 + h2 + 2 * h3) / 4  # (-1/4, -3/4) and (-1/2, -1/2)
+    cosine = float(given @ corrected / (given.norm() * corrected.norm()))
+    assert cosine == pytest.approx(2 / 5**0.5)  # by hand
+    expected = BEFORE | {
+        "conflict/ratio_after": 2 / 3,
+        "conflict/min_cosine_after": cosine_12,
+        "conflict/mean_cosine_after": (cosine_12 + cosine_13 + cosine_23) / 3,
+        "conflict/removed": sum(removed) / 3,
+        "conflict/angle": math.degrees(math.acos(cosine)),
+    }
     rules = [GradientHarmonization(order="ascending"), ConflictMonitor()]
     run = trainer(*(rules[::-1] if monitor_first else rules), logger=CSVLogger(tmp_path), log_every_n_steps=1)
     data = GivenData(-torch.tensor(UPDATES, dtype=torch.float64), samples=[1, 1, 2])
     run.fit(FederatedOrchestrator(Linear(2)), datamodule=data)
-    assert conflict(run.callback_metrics) == pytest.approx(BEFORE | AFTER, abs=1e-6)
-    assert conflict(run.logged_metrics) == pytest.approx(BEFORE | AFTER, abs=1e-6)
+    assert conflict(run.callback_metrics) == pytest.approx(expected, abs=1e-6)
+    assert conflict(run.logged_metrics) == pytest.approx(expected, abs=1e-6)
 
 
 def measured(updates: Any, *rules: Any, samples: Any = None) -> dict[str, float]:

@@ -81,25 +81,31 @@ def evaluate(rounds: int = 1, every: int = 1, points: Any = POINTS) -> tuple[dic
 
 
 def test_two_participants_of_three_clients() -> None:
-    """With n = (1, 3), w = (0.5, 3). Participants' own models: (2, 0) and (0, 4).
-
-    Global: 0.25 + 9 = 9.25 from (1, 0); (9.25 + 1.25) / 2 = 5.25 from (0, 0) and (0, 2); 20.25 + 1 = 21.25 from (5, 2):
-    mean 35.75 / 3, worst error 21.25. Own: 1 from (1, 0); (16 + 4) / 2 = 10: mean 5.5, worst 10, spread 4.5; weighted
-    by n, 31/4.
-    """
+    """Evaluate the global model on three clients, and their own models on the two participants, with n = (1, 3)."""
     logged, capture = evaluate()
-    mean = 35.75 / 3
-    spread = (((9.25 - mean) ** 2 + (5.25 - mean) ** 2 + (21.25 - mean) ** 2) / 3) ** 0.5
-    expected = {"clients/error_mean": mean, "clients/error_worst": 21.25, "clients/error_spread": spread}
-    expected |= {"own/error_mean": 5.5, "own/error_worst": 10.0, "own/error_spread": 4.5, "own/error": 31 / 4}
+    model = ((2 + 3 * 0) / 4, (0 + 3 * 4) / 4)  # own models (2, 0) and (0, 4)
+    assert model == (0.5, 3)  # by hand
+    error_0 = 0.5**2 + 3**2  # squared distances to (1, 0)
+    error_1 = ((0.5**2 + 3**2) + (0.5**2 + 1**2)) / 2  # to (0, 0) and (0, 2)
+    error_2 = 4.5**2 + 1**2  # to (5, 2)
+    assert (error_0, error_1, error_2) == (9.25, 5.25, 21.25)  # by hand
+    mean = (error_0 + error_1 + error_2) / 3
+    spread = (((error_0 - mean) ** 2 + (error_1 - mean) ** 2 + (error_2 - mean) ** 2) / 3) ** 0.5
+    own_0 = 1**2 + 0**2  # (2, 0) to (1, 0)
+    own_1 = (4**2 + 2**2) / 2  # (0, 4) to (0, 0) and (0, 2)
+    own_mean, own_spread, own_weighted = (own_0 + own_1) / 2, (own_1 - own_0) / 2, (own_0 + 3 * own_1) / 4
+    assert (own_mean, own_spread, own_weighted) == (5.5, 4.5, 7.75)  # by hand
+    expected = {"clients/error_mean": mean, "clients/error_worst": error_2, "clients/error_spread": spread}
+    expected |= {"own/error_mean": own_mean, "own/error_worst": own_1, "own/error_spread": own_spread}
+    expected |= {"own/error": own_weighted}
     for name in list(expected):
         sign = 1 if name.endswith("spread") else -1  # the worst score is the smallest
         expected[name.replace("error", "score")] = sign * expected[name]
     assert {name for name in logged if name.startswith(("clients/", "own/"))} == set(expected)
     assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     own = [result.metrics["own/error"] for result in capture.cohort.results]
-    assert own == pytest.approx([1.0, 10.0], abs=1e-9)
-    assert close(capture.cohort.anchor + capture.cohort.update, (0.5, 3.0))
+    assert own == pytest.approx([own_0, own_1], abs=1e-9)
+    assert close(capture.cohort.anchor + capture.cohort.update, model)
 
 
 def test_clients_that_hold_nothing_out_do_not_count() -> None:

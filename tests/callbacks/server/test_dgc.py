@@ -39,15 +39,19 @@ def test_rank_is_projection_over_loss_to_nine_digits(shift: float, expected: lis
 
 
 @pytest.mark.parametrize(
-    ("ratio", "mean"), [(0.3, (-0.2, -2.2 / 3)), (0.5, (1.6 / 3, -2.2 / 3)), (1.0, (-0.2, 0.0))], ids=str
+    ("ratio", "by_hand"), [(0.3, (-0.2, -2.2 / 3)), (0.5, (1.6 / 3, -2.2 / 3)), (1.0, (-0.2, 0.0))], ids=str
 )
-def test_three_updates_in_conflict(ratio: float, mean: tuple[float, float]) -> None:
-    """L = (0.5, 1, 2), dominant in turn: update 3, then 1, then 2; n = (1, 1, 2) does not count.
-
-    λ = 0.3, off g₃: (2, 0) + 2/5 (-1, -2) = (1.6, -0.8); (-1, 1) + 1/5 (-1, -2) = (-1.2, 0.6); g₃ stays.
-    λ = 0.5, then off g₁: (-1.2, 0.6)·g₁ = -2.4: + 0.6 (2, 0) = (0, 0.6); g₃·g₁ = -2: (-1, -2) + (1, 0) = (0, -2).
-    λ = 1, then off g₂: (1.6, -0.8)·g₂ = -2.4: + 1.2 (-1, 1) = (0.4, 0.4); (0, -2)·g₂ = -2: + (-1, 1) = (-1, -1).
-    """
+def test_three_updates_in_conflict(ratio: float, by_hand: tuple[float, float]) -> None:
+    """Project three updates off g₃, then off g₁, then off g₂, as the ratio λ makes one, two or three dominant."""
+    g1, g2, g3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; products with g₃: g₁ -2, g₂ -1
+    off_3 = (g1 + 2 / 5 * g3, g2 + 1 / 5 * g3, g3)  # (1.6, -0.8), (-1.2, 0.6), (-1, -2)
+    h1, h2, h3 = off_3  # products with g₁: h₂ -2.4, h₃ -2
+    off_31 = (h1, h2 + 2.4 / 4 * g1, h3 + 2 / 4 * g1)  # (1.6, -0.8), (0, 0.6), (0, -2)
+    h1, h2, h3 = off_31  # products with g₂: h₁ -2.4, h₃ -2
+    off_312 = (h1 + 2.4 / 2 * g2, h2, h3 + 2 / 2 * g2)  # (0.4, 0.4), (0, 0.6), (-1, -1)
+    first, second, third = {0.3: off_3, 0.5: off_31, 1.0: off_312}[ratio]
+    mean = (first + second + third) / 3  # the numbers of samples, (1, 1, 2), do not count
+    assert close(mean, by_hand)
     model, _ = send(UPDATES, DominantGradientCorrection(ratio), losses=[0.5, 1.0, 2.0], samples=[1, 1, 2])
     assert close(model, mean)
 

@@ -4,14 +4,14 @@ from typing import Literal
 
 import pytest
 import torch
-from toy import Capture, close, send, train
+from toy import A, B, Capture, close, send, train
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedAvg
 
 
 @pytest.mark.parametrize(
-    ("weighting", "momentum", "expected"),
+    ("weighting", "momentum", "by_hand"),
     [
         ("samples", 0.0, (-0.938, 0.1239375)),
         ("uniform", 0.0, (-0.562, -0.037375)),
@@ -19,14 +19,22 @@ from fl_lightning.callbacks import FedAvg
     ],
 )
 def test_one_round_of_the_toy_problem(
-    weighting: Literal["samples", "uniform"], momentum: float, expected: tuple[float, float]
+    weighting: Literal["samples", "uniform"], momentum: float, by_hand: tuple[float, float]
 ) -> None:
-    """By samples: ((0.19 - 3·1.314)/4, (-0.36 + 3·0.28525)/4); uniform: half the sum of both.
-
-    Momentum 0.9, its buffer fresh each round. Client 0: g = (-1, 2), w = (0.1, -0.2); g = (-0.9, 1.6), v = (-1.8, 3.4),
-    w = (0.28, -0.54). Client 1: g = (6, -1), w = (-0.6, 0.1); g = (4.2, -0.95), v = (9.6, -1.85), w = (-1.56, 0.285);
-    g = (1.32, -0.8575), v = (9.96, -2.5225), w = (-2.556, 0.53725). ((0.28 - 7.668)/4, (-0.54 + 1.61175)/4).
-    """
+    """Average the ends of T's two clients by samples or uniformly; each client's momentum starts from zero."""
+    v = A[0] * (0 - B[0])  # client 0, two steps: (-1, 2)
+    w = -0.1 * v  # (0.1, -0.2)
+    v = momentum * v + A[0] * (w - B[0])  # the gradient is (-0.9, 1.6)
+    end_0 = w - 0.1 * v
+    v = A[1] * (0 - B[1])  # client 1, three steps: (6, -1)
+    w = -0.1 * v  # (-0.6, 0.1)
+    v = momentum * v + A[1] * (w - B[1])  # the gradient is (4.2, -0.95)
+    w = w - 0.1 * v
+    v = momentum * v + A[1] * (w - B[1])
+    end_1 = w - 0.1 * v
+    n_0, n_1 = (1, 3) if weighting == "samples" else (1, 1)
+    expected = (n_0 * end_0 + n_1 * end_1) / (n_0 + n_1)
+    assert close(expected, by_hand)
     assert close(train(FedAvg(weighting), momentum=momentum), expected)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy import UPDATES, Quadratic, ToyData, close, send, train, trainer
+from toy import UPDATES, A, B, Quadratic, ToyData, close, send, train, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedAvgM, GradientHarmonization
@@ -16,25 +16,31 @@ CONVENTIONS: list[Any] = ["heavy ball", "ema", "nesterov"]
 
 
 @pytest.mark.parametrize(
-    ("convention", "first", "second"),
+    ("convention", "by_hand"),
     [
-        ("heavy ball", (-0.562, -0.037375), (-1.391793, -0.0989946953125)),
-        ("ema", (-0.0562, -0.0037375), (-0.16059993, -0.010744821953125)),
-        ("nesterov", (-1.0678, -0.0710125), (-1.73161473, -0.138390725078125)),
+        ("heavy ball", ((-0.562, -0.037375), (-1.391793, -0.0989946953125))),
+        ("ema", ((-0.0562, -0.0037375), (-0.16059993, -0.010744821953125))),
+        ("nesterov", ((-1.0678, -0.0710125), (-1.73161473, -0.138390725078125))),
     ],
 )
-def test_two_rounds_of_the_toy_problem(convention: Any, first: Any, second: Any) -> None:
-    """β = 0.9 and uniform weights. From (x, y), (w - B) shrinks by (0.81, 0.64) and (0.343, 0.857375): see test_fedavg.
+def test_two_rounds_of_the_toy_problem(convention: Any, by_hand: Any) -> None:
+    """Follow two rounds of T with server momentum β = 0.9 and uniform weights in each convention."""
+    shrink_0, shrink_1 = (1 - 0.1 * A[0]) ** 2, (1 - 0.1 * A[1]) ** 3  # of w - B_i in two and in three local steps
 
-    Twice the update is (1 + 0.81(x - 1) - 2 + 0.343(x + 2) - 2x, -1 + 0.64(y + 1) + 2 + 0.857375(y - 2) - 2y), so that
-    u = (-0.562 - 0.4235 x, -0.037375 - 0.2513125 y), and u₁ = (-0.562, -0.037375).
-    Heavy ball: w₁ = u₁, u₂ = (-0.323993, -0.0279821953125), w₂ = w₁ + 0.9 u₁ + u₂.
-    EMA: w₁ = 0.1 u₁, u₂ = (-0.5381993, -0.03643571953125), w₂ = w₁ + 0.09 u₁ + 0.1 u₂.
-    Nesterov: w₁ = 1.9 u₁, u₂ = (-0.1097867, -0.01952867109375), v₂ = 0.9 u₁ + u₂, w₂ = w₁ + 0.9 v₂ + u₂.
-    """
+    def update(w: Tensor) -> Tensor:
+        end_0, end_1 = B[0] + shrink_0 * (w - B[0]), B[1] + shrink_1 * (w - B[1])
+        return (end_0 + end_1) / 2 - w
+
+    u_1 = update(torch.zeros(2, dtype=torch.float64))
+    assert close(u_1, (-0.562, -0.037375))  # by hand
+    w_1 = {"heavy ball": u_1, "ema": 0.1 * u_1, "nesterov": 0.9 * u_1 + u_1}[convention]
+    u_2 = update(w_1)
+    v_2 = 0.9 * u_1 + u_2
+    w_2 = w_1 + {"heavy ball": v_2, "ema": 0.1 * v_2, "nesterov": 0.9 * v_2 + u_2}[convention]
+    assert close(torch.stack([w_1, w_2]), by_hand)
     rules = (FedAvg("uniform"), FedAvgM(0.9, convention))
-    assert close(train(*rules), first)
-    assert close(train(*rules, rounds=2), second)
+    assert close(train(*rules), w_1)
+    assert close(train(*rules, rounds=2), w_2)
 
 
 def test_heavy_ball_is_the_server_optimizer_with_momentum() -> None:

@@ -19,9 +19,6 @@ from fl_lightning.callbacks.server.feddf import distillation_loss
 
 UPDATES = torch.tensor([[3.0, 4.0, 0.0, 1.0], [0.0, 2.0, 0.0, 0.0]], dtype=torch.float64)
 START = torch.tensor([1.0, 1.0, 1.0, 1.0], dtype=torch.float64)
-# See test_the_ensemble.
-CENTRE = torch.tensor([1.05, 3.15, 0.0, 0.25], dtype=torch.float64)
-SPREAD = torch.tensor([0.105, 0.035, 0.05 * math.sqrt(1e-5), 0.025], dtype=torch.float64)
 
 
 class TwoTensors(Head):
@@ -84,17 +81,22 @@ def test_the_length_of_an_update_changes_the_mean_length_alone() -> None:
 
 
 def test_the_ensemble() -> None:
-    """From w = (1, 1, 1, 1), n = (1, 3). The average moves by (0.75, 2.5, 0, 0.25).
-
-    w's updates (3, 4), (0, 2) as above: centre 3.5·(0.3, 0.9), spread 3.5·0.1·(0.3, 0.1). v's are (0, 1), (0, 0):
-    mean (0, 0.5), variance (0, 0.25), the first raised to 1e-5, mean norm 0.5: centre (0, 0.25), spread
-    0.5·0.1·(√1e-5, 0.5).
-    """
+    """Check the teachers of a round: the average by n = (1, 3), two draws around the average, the clients' models."""
+    length_w, length_v = (5 + 2) / 2, (1 + 0) / 2  # w's updates are (3, 4) and (0, 2), v's (0, 1) and (0, 0)
+    mean_w, mean_v = ((0.6 + 0) / 2, (0.8 + 1) / 2), ((0 + 0) / 2, (1 + 0) / 2)  # of the directions
+    deviation_w = ((0.6 - 0) / 2, (1 - 0.8) / 2)
+    deviation_v = (math.sqrt(1e-5), (1 - 0) / 2)  # a variance of 0 is raised to 1e-5
+    centre = [length_w * mean_w[0], length_w * mean_w[1], length_v * mean_v[0], length_v * mean_v[1]]
+    assert centre == pytest.approx([1.05, 3.15, 0.0, 0.25])  # by hand, as the next line
+    spread = [0.1 * length_w * entry for entry in deviation_w] + [0.1 * length_v * entry for entry in deviation_v]
+    assert spread == pytest.approx([0.105, 0.035, 0.05 * math.sqrt(1e-5), 0.025])
+    average = START + (UPDATES[0] + 3 * UPDATES[1]) / 4
+    assert close(average - START, (0.75, 2.5, 0.0, 0.25))  # by hand
     rule = Seen(num_samples=2)
-    orchestrator = fit(rule)
-    generator = orchestrator.generator("fedbe", 1)
-    draws = [START + CENTRE + SPREAD * torch.randn(4, generator=generator, dtype=torch.float64) for _ in range(2)]
-    average = START + torch.tensor([0.75, 2.5, 0.0, 0.25], dtype=torch.float64)
+    generator = fit(rule).generator("fedbe", 1)
+    around, width = torch.tensor([centre, spread], dtype=torch.float64)
+    noise = [torch.randn(4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    draws = [START + around + width * epsilon for epsilon in noise]
     assert close(torch.stack([params for params, _ in rule.seen]), torch.stack([average, *draws, *(START + UPDATES)]))
 
 

@@ -16,33 +16,38 @@ from fl_lightning.callbacks.server.fedfv import fair_projection
 from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
-RISING = (0.5, 1.0, 2.0)
+RISING, FALLING, EQUAL = (0.5, 1.0, 2.0), (2.0, 1.0, 0.5), (1.0, 1.0, 1.0)  # the clients' losses
+G1, G2, G3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; g₁·g₂ = g₁·g₃ = -2, g₂·g₃ = -1
+# An update meets the others from the smallest loss to the largest: an h in conflict with g becomes h + (-h·g)/‖g‖² g.
+RISING_1 = G1 + 2 / 2 * G2 + 3 / 5 * G3  # off g₂: (1, 1), whose product with g₃ is -3; off g₃: (0.4, -0.2)
+RISING_2 = G2 + 2 / 4 * G1 + 2 / 5 * G3  # off g₁: (0, 1), whose product with g₃ is -2; off g₃: (-0.4, 0.2)
+RISING_3 = G3 + 2 / 4 * G1 + 2 / 2 * G2  # off g₁: (0, -2), whose product with g₂ is -2; off g₂: (-1, -1)
+FALLING_2 = G2 + 1 / 5 * G3 + 2.4 / 4 * G1  # off g₃: (-1.2, 0.6), whose product with g₁ is -2.4; off g₁: (0, 0.6)
+FALLING_3 = G3 + 1 / 2 * G2 + 3 / 4 * G1  # off g₂: (-1.5, -1.5), whose product with g₁ is -3; off g₁: (0, -1.5)
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.1])
 @pytest.mark.parametrize(
-    ("losses", "alpha", "projected", "direction"),
+    ("losses", "alpha", "projected", "by_hand"),
     [
-        (RISING, 0.1, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -2.0)), (-1.0, -2.0)),
-        (RISING, 0.0, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -1.0)), (-1.0, -1.0)),
-        (RISING, 0.5, ((0.4, -0.2), (-1.0, 1.0), (-1.0, -2.0)), (-1.6, -1.2)),
-        ((2.0, 1.0, 0.5), 0.1, ((2.0, 0.0), (0.0, 0.6), (0.0, -1.5)), (2.0, -0.9)),
-        ((1.0, 1.0, 1.0), 0.1, ((0.4, -0.2), (-0.4, 0.2), (-1.0, -2.0)), (-1.0, -2.0)),
+        (RISING, 0.1, (RISING_1, RISING_2, G3), (-1.0, -2.0)),  # of places 0, 1, 2, place ⌈2 · 0.9⌉ = 2 is kept
+        (RISING, 0.0, (RISING_1, RISING_2, RISING_3), (-1.0, -1.0)),  # none is kept
+        (RISING, 0.5, (RISING_1, G2, G3), (-1.6, -1.2)),  # places ⌈2 · 0.5⌉ = 1 and 2 are kept
+        (FALLING, 0.1, (G1, FALLING_2, FALLING_3), (2.0, -0.9)),
+        (EQUAL, 0.1, (RISING_1, RISING_2, G3), (-1.0, -2.0)),  # equal losses are ordered by client
     ],
 )
-def test_internal_conflicts(losses: Any, alpha: float, projected: Any, direction: Any, lr: float) -> None:
-    """The mean before is (0, -1)/3, so the step is 1/3 long, along the sum of the projected; n = (1, 1, 2) is nothing.
-
-    Losses rising: others are met in ascending order, which gives (0.4, -0.2), (-0.4, 0.2), (-1, -1), see test_gh. Of
-    three, α = 0.1 keeps those from place ⌈2 · 0.9⌉ = 2 on, g₃; α = 0.5 from ⌈2 · 0.5⌉ = 1 on, g₂ and g₃; α = 0 none.
-    Sums: (-1, -2), (-1.6, -1.2) and (-1, -1). Losses falling: g₁ is kept; g₂ meets g₃ first: (0, 0.6); g₃ meets g₂
-    first: (0, -1.5). Sum (2, -0.9). Equal losses are ordered by client.
-    """
+def test_internal_conflicts(losses: Any, alpha: float, projected: Any, by_hand: Any, lr: float) -> None:
+    """Keep the updates of the largest losses, project the others, and restore the length of the mean update."""
+    direction = projected[0] + projected[1] + projected[2]
+    assert close(direction, by_hand)
+    length = ((G1 + G2 + G3) / 3).norm()
+    assert float(length) == pytest.approx(1 / 3, abs=1e-12)  # by hand: the mean is (0, -1/3)
+    scale = length / (direction / 3).norm()
     model, capture = send(UPDATES, FedFV(alpha, tau=0), samples=[1, 1, 2], losses=losses, lr=lr)
-    step = torch.tensor(direction, dtype=torch.float64)
-    assert close(model, step / step.norm() / 3)
-    assert close(capture.corrected, torch.tensor(projected) * (1 / step.norm()), 1e-7)
-    assert close(capture.cohort.weights, [1 / 3] * 3)
+    assert close(model, scale * direction / 3)
+    assert close(capture.corrected, scale * torch.stack(projected))
+    assert close(capture.cohort.weights, [1 / 3] * 3)  # whatever the numbers of samples
 
 
 @pytest.mark.parametrize("losses", [(0.5, 1.0, math.nan), (math.nan, 1.0, 0.5)], ids=str)

@@ -65,17 +65,25 @@ def first_gradients(*rules: Any) -> list[Tensor]:
 
 
 def test_first_loss_and_gradients() -> None:
-    """γ = 1, λ = (1/4, 3/4): w = (0.25, 1.5, 0.75, 0.125).
-
-    The logits (0.25, 0.75), (1.5, 0.125), (1.75, 0.875), (0.5, -0.6875) have, for y = (0, 1, 1, 0), the cross-entropies
-    log(1 + e^d) with d = 0.5, 1.375, 0.875, -1.1875: 0.974077, 1.600413, 1.223445, 0.266190, mean 1.0160310134.
-    With s_k = ⟨∂L/∂w, W_k⟩: ∂γ̂ = s₁/4 + 3 s₂/4 and ∂x₁ = -∂x₂ = (3/16)(s₁ - s₂).
-    """
+    """Work out the first proxy loss, at γ = 1 and λ = (1/4, 3/4), and its gradients in γ̂ = log γ and in x."""
+    w = W[0] / 4 + 3 * W[1] / 4
+    assert close(w, (0.25, 1.5, 0.75, 0.125))  # by hand
+    logits_0, logits_1 = X @ w[:2], X @ w[2:]
+    d = (logits_1 - logits_0) * torch.tensor([1, -1, -1, 1])  # the wrong class's logit less the right one's
+    assert close(d, (0.5, 1.375, 0.875, -1.1875))  # by hand
+    losses = [math.log(1 + math.exp(difference)) for difference in d.tolist()]
+    assert losses == pytest.approx([0.974077, 1.600413, 1.223445, 0.266190])  # by hand
+    loss = sum(losses) / 4
+    p = [1 / (1 + math.exp(-difference)) for difference in d.tolist()]  # the wrong class's probability
+    slope = (-p[0] * X[0] + p[1] * X[1] + p[2] * X[2] - p[3] * X[3]) / 4  # ∂L/∂w for class 0; for class 1, -slope
+    s_1, s_2 = (float(slope @ end[:2] - slope @ end[2:]) for end in W)  # s_k = ⟨∂L/∂w, W_k⟩
+    by_gamma, by_x = 1 / 4 * s_1 + 3 / 4 * s_2, 1 / 4 * 3 / 4 * (s_1 - s_2)
+    assert (loss, by_gamma, by_x) == pytest.approx((1.0160310134, 0.4371930214, -0.1328312091), abs=1e-9)
     _, orchestrator, _ = fit(FedLAW())
-    assert orchestrator.client.proxy_losses[0] == pytest.approx(1.0160310134, abs=1e-9)  # type: ignore[union-attr]
+    assert orchestrator.client.proxy_losses[0] == pytest.approx(loss, abs=1e-9)  # type: ignore[union-attr]
     log_gamma, scores = first_gradients(FedLAW(epochs=1))
-    assert close(log_gamma, 0.4371930214)
-    assert close(scores, (-0.1328312091, 0.1328312091))
+    assert close(log_gamma, by_gamma)
+    assert close(scores, (by_x, -by_x))
 
 
 @pytest.mark.parametrize(

@@ -4,34 +4,40 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, Quadratic, ToyData, close, send, train, trainer
+from toy import A, B, Capture, GivenData, Linear, Quadratic, ToyData, close, send, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedNova, FedProx
 
-MOMENTUM = (2.9, 5.61)
-PROXIMAL = (1.95, 2.8525)
+PLAIN = (1.0 + 1, 1.0 + 1 + 1)  # ‖a₀‖₁ and ‖a₁‖₁ of two and three steps
+MOMENTUM = (1 + 1.9, 1 + 1.9 + 2.71)  # β = 0.9: sums of 1, 1 + 0.9 and 1 + 0.9 + 0.81
+PROXIMAL = (1 + 0.95, 1 + 0.95 + 0.9025)  # 1 - ημ = 0.95: sums of 1, 0.95 and 0.95²
 
 
 @pytest.mark.parametrize(
-    ("momentum", "mu", "normalizers", "expected"),
+    ("momentum", "mu", "normalizers", "by_hand"),
     [
-        (0.0, 0.0, (2.0, 3.0), (-0.8380625, 0.072359375)),
-        (0.9, 0.0, MOMENTUM, (-1.5664302968836437, 0.12465977376452128)),
-        (0.0, 0.5, PROXIMAL, (-0.7965528098243779, 0.06930088105912487)),
+        (0.0, 0.0, PLAIN, ((0.19, -0.36), (-1.314, 0.28525))),
+        (0.9, 0.0, MOMENTUM, ((0.28, -0.54), (-2.556, 0.53725))),
+        (0.0, 0.5, PROXIMAL, ((0.185, -0.35), (-1.2435, 0.271))),
     ],
 )
-def test_one_round_of_the_toy_problem(
-    momentum: float, mu: float, normalizers: tuple[float, float], expected: tuple[float, float]
-) -> None:
-    """w⁺ = τ_eff Σ p_k Δ_k / ‖a_k‖₁ with p = (1/4, 3/4) and τ_eff = Σ p_k ‖a_k‖₁.
-
-    Plain: a = (2, 3), τ_eff = 2.75; 2.75·(0.19/8 - 3·1.314/12), 2.75·(-0.36/8 + 3·0.28525/12).
-    Momentum 0.9: a₀ = 1 + 1.9 = 2.9, a₁ = 1 + 1.9 + 2.71 = 5.61, τ_eff = 4.9325, Δ = (0.28, -0.54), (-2.556, 0.53725);
-    4.9325·(0.07/2.9 - 1.917/5.61), 4.9325·(-0.135/2.9 + 0.4029375/5.61).
-    Proximal μ = 0.5, ημ = 0.05: a₀ = 1 + 0.95 = 1.95, a₁ = 1 + 0.95 + 0.9025 = 2.8525, τ_eff = 2.626875,
-    Δ = (0.185, -0.35), (-1.2435, 0.271).
-    """
+def test_one_round_of_the_toy_problem(momentum: float, mu: float, normalizers: Any, by_hand: Any) -> None:
+    """Average T's two updates per unit of local work ‖a_k‖₁, for plain SGD, for momentum, and with FedProx."""
+    v = A[0] * (0 - B[0])  # client 0, two steps; FedProx adds μ w to the gradient
+    w = -0.1 * v
+    v = momentum * v + A[0] * (w - B[0]) + mu * w
+    delta_0 = w - 0.1 * v
+    v = A[1] * (0 - B[1])  # client 1, three steps
+    w = -0.1 * v
+    v = momentum * v + A[1] * (w - B[1]) + mu * w
+    w = w - 0.1 * v
+    v = momentum * v + A[1] * (w - B[1]) + mu * w
+    delta_1 = w - 0.1 * v
+    assert close(torch.stack([delta_0, delta_1]), by_hand)
+    a_0, a_1 = normalizers
+    tau_eff = 1 / 4 * a_0 + 3 / 4 * a_1  # n = (1, 3)
+    expected = tau_eff * (1 / 4 * delta_0 / a_0 + 3 / 4 * delta_1 / a_1)
     capture = Capture()
     assert close(train(FedProx(mu), FedNova(), capture, momentum=momentum), expected)
     assert close(capture.cohort.normalizers, normalizers)

@@ -10,40 +10,48 @@ from toy import UPDATES, Capture, GivenData, Linear, close, send, train, trainer
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, GradientHarmonization
 
-PAPER_ASCENDING = ((0.4, -0.2), (-0.4, 0.2), (-1.0, -1.0))
-PAPER_DESCENDING = ((0.4, 0.4), (0.0, 0.6), (0.0, -1.5))
-SLIDES_ASCENDING = ((0.4, -0.2), (0.0, 0.0), (-1.0, -2.0))
-SLIDES_DESCENDING = ((0.4, 0.4), (-0.9, 0.9), (0.0, 0.0))
+G1, G2, G3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; g₁·g₂ = g₁·g₃ = -2, g₂·g₃ = -1
+# An update h that conflicts with g becomes h + (-h·g)/‖g‖² g. The paper projects off the updates as sent.
+PAPER_ASCENDING = (
+    G1 + 2 / 2 * G2 + 3 / 5 * G3,  # off g₂: (1, 1), whose product with g₃ is -3; off g₃: (0.4, -0.2)
+    G2 + 2 / 4 * G1 + 2 / 5 * G3,  # off g₁: (0, 1), whose product with g₃ is -2; off g₃: (-0.4, 0.2)
+    G3 + 2 / 4 * G1 + 2 / 2 * G2,  # off g₁: (0, -2), whose product with g₂ is -2; off g₂: (-1, -1)
+)
+PAPER_DESCENDING = (
+    G1 + 2 / 5 * G3 + 2.4 / 2 * G2,  # off g₃: (1.6, -0.8), whose product with g₂ is -2.4; off g₂: (0.4, 0.4)
+    G2 + 1 / 5 * G3 + 2.4 / 4 * G1,  # off g₃: (-1.2, 0.6), whose product with g₁ is -2.4; off g₁: (0, 0.6)
+    G3 + 1 / 2 * G2 + 3 / 4 * G1,  # off g₂: (-1.5, -1.5), whose product with g₁ is -3; off g₁: (0, -1.5)
+)
+# The slides project off the updates as harmonised so far. Their first update u₁ or d₁ is the paper's.
+UP_1 = PAPER_ASCENDING[0]  # ‖u₁‖² = 0.2, u₁·g₂ = -0.6, u₁·g₃ = 0
+UP_2 = G2 + 0.6 / 0.2 * UP_1 + 1 / 5 * G3  # off u₁: (0.2, 0.4), whose product with g₃ is -1; off g₃: (0, 0)
+SLIDES_ASCENDING = (UP_1, UP_2, G3)  # g₃ conflicts with neither u₁ nor u₂
+DOWN_1 = PAPER_DESCENDING[0]  # ‖d₁‖² = 0.32
+DOWN_2 = G2 + 1 / 5 * G3 + 0.24 / 0.32 * DOWN_1  # off g₃: (-1.2, 0.6), with product -0.24 with d₁; off d₁: (-0.9, 0.9)
+DOWN_3 = G3 + 0.9 / 1.62 * DOWN_2 + 1.2 / 0.32 * DOWN_1  # off d₂: (-1.5, -1.5), with product -1.2 with d₁; off d₁: 0
+SLIDES_DESCENDING = (DOWN_1, DOWN_2, DOWN_3)
+BY_SAMPLES, EVEN = (1 / 4, 1 / 4, 2 / 4), (1 / 3, 1 / 3, 1 / 3)
 
 
 @pytest.mark.parametrize("lr", [1.0, 0.1])
 @pytest.mark.parametrize(
-    ("rules", "harmonised", "mean"),
+    ("rules", "harmonised", "weights", "by_hand"),
     [
-        ([GradientHarmonization(order="ascending")], PAPER_ASCENDING, (-0.5, -0.5)),
-        ([FedAvg("uniform"), GradientHarmonization(order="ascending")], PAPER_ASCENDING, (-1 / 3, -1 / 3)),
-        ([GradientHarmonization(order="descending")], PAPER_DESCENDING, (0.1, -0.5)),
-        ([FedAvg("uniform"), GradientHarmonization(order="descending")], PAPER_DESCENDING, (0.4 / 3, -0.5 / 3)),
-        ([GradientHarmonization("slides", "ascending")], SLIDES_ASCENDING, (-0.2, -2.2 / 3)),
-        ([GradientHarmonization("slides", "descending")], SLIDES_DESCENDING, (-0.5 / 3, 1.3 / 3)),
+        ([GradientHarmonization(order="ascending")], PAPER_ASCENDING, BY_SAMPLES, (-0.5, -0.5)),
+        ([FedAvg("uniform"), GradientHarmonization(order="ascending")], PAPER_ASCENDING, EVEN, (-1 / 3, -1 / 3)),
+        ([GradientHarmonization(order="descending")], PAPER_DESCENDING, BY_SAMPLES, (0.1, -0.5)),
+        ([FedAvg("uniform"), GradientHarmonization(order="descending")], PAPER_DESCENDING, EVEN, (0.4 / 3, -0.5 / 3)),
+        ([GradientHarmonization("slides", "ascending")], SLIDES_ASCENDING, EVEN, (-0.2, -2.2 / 3)),
+        ([GradientHarmonization("slides", "descending")], SLIDES_DESCENDING, EVEN, (-0.5 / 3, 1.3 / 3)),
     ],
 )
-def test_three_updates_in_conflict(rules: list[Any], harmonised: Any, mean: tuple[float, float], lr: float) -> None:
-    """N = (1, 1, 2); ‖g‖² = (4, 2, 5). A client's learning rate changes nothing.
-
-    Paper, ascending. g₁: off g₂ (-2/2): (2, 0) + (-1, 1) = (1, 1); (1, 1)·g₃ = -3: (1, 1) + 3/5 (-1, -2) = (0.4, -0.2).
-    g₂: off g₁ (-2/4): (0, 1); (0, 1)·g₃ = -2: (0, 1) + 2/5 (-1, -2) = (-0.4, 0.2).
-    g₃: off g₁ (-2/4): (0, -2); (0, -2)·g₂ = -2: (0, -2) + (-1, 1) = (-1, -1).
-    Paper, descending. g₁: off g₃ (-2/5): (1.6, -0.8); ·g₂ = -2.4: + 1.2 (-1, 1) = (0.4, 0.4).
-    g₂: off g₃ (-1/5): (-1.2, 0.6); ·g₁ = -2.4: + 0.6 (2, 0) = (0, 0.6). g₃: off g₂ (-1/2): (-1.5, -1.5); ·g₁ = -3:
-    + 0.75 (2, 0) = (0, -1.5).
-    Slides, ascending. g₁ becomes (0.4, -0.2) as above. g₂·g₁ = -0.6, ‖g₁‖² = 0.2: (-1, 1) + 3 (0.4, -0.2) = (0.2, 0.4);
-    ·g₃ = -1: + 1/5 (-1, -2) = (0, 0). g₃·g₁ = 0: stays; g₂ has no direction left.
-    Slides, descending. g₁ becomes (0.4, 0.4). g₂: off g₃ (-1/5): (-1.2, 0.6); ·g₁ = -0.24, ‖g₁‖² = 0.32: + 0.75 (0.4,
-    0.4) = (-0.9, 0.9). g₃·g₂ = -0.9, ‖g₂‖² = 1.62: + 5/9 (-0.9, 0.9) = (-1.5, -1.5); ·g₁ = -1.2: + 3.75 (0.4, 0.4) = 0.
-    """
+def test_three_updates_in_conflict(rules: list[Any], harmonised: Any, weights: Any, by_hand: Any, lr: float) -> None:
+    """Harmonise three updates, all in conflict, by both variants in both orders; the clients' η changes nothing."""
+    first, second, third = harmonised
+    mean = weights[0] * first + weights[1] * second + weights[2] * third
+    assert close(mean, by_hand)
     model, capture = send(UPDATES, *rules, samples=[1, 1, 2], lr=lr)
-    assert close(capture.corrected, harmonised)
+    assert close(capture.corrected, torch.stack(harmonised))
     assert close(model, mean)
 
 

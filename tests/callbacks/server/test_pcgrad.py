@@ -10,30 +10,36 @@ from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import CAGrad, ConflictMonitor, FedAvg, GradientHarmonization, PCGrad
 
-ASCENDING = ((0.4, -0.2), (-0.4, 0.2), (-1.0, -1.0))
-DESCENDING = ((0.4, 0.4), (0.0, 0.6), (0.0, -1.5))
+G1, G2, G3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; g₁·g₂ = g₁·g₃ = -2, g₂·g₃ = -1
+# An update h that conflicts with g becomes h + (-h·g)/‖g‖² g.
+ASCENDING = (
+    G1 + 2 / 2 * G2 + 3 / 5 * G3,  # off g₂: (1, 1), whose product with g₃ is -3; off g₃: (0.4, -0.2)
+    G2 + 2 / 4 * G1 + 2 / 5 * G3,  # off g₁: (0, 1), whose product with g₃ is -2; off g₃: (-0.4, 0.2)
+    G3 + 2 / 4 * G1 + 2 / 2 * G2,  # off g₁: (0, -2), whose product with g₂ is -2; off g₂: (-1, -1)
+)
+DESCENDING = (
+    G1 + 2 / 5 * G3 + 2.4 / 2 * G2,  # off g₃: (1.6, -0.8), whose product with g₂ is -2.4; off g₂: (0.4, 0.4)
+    G2 + 1 / 5 * G3 + 2.4 / 4 * G1,  # off g₃: (-1.2, 0.6), whose product with g₁ is -2.4; off g₁: (0, 0.6)
+    G3 + 1 / 2 * G2 + 3 / 4 * G1,  # off g₂: (-1.5, -1.5), whose product with g₁ is -3; off g₁: (0, -1.5)
+)
 
 
 @pytest.mark.parametrize(
-    ("rule", "projected", "step"),
+    ("rule", "projected", "divisor", "by_hand"),
     [
-        (PCGrad(order="ascending"), ASCENDING, (-1 / 3, -1 / 3)),
-        (PCGrad(order="descending"), DESCENDING, (0.4 / 3, -0.5 / 3)),
-        (PCGrad("sum", "ascending"), ASCENDING, (-1.0, -1.0)),
-        (PCGrad("sum", "descending"), DESCENDING, (0.4, -0.5)),
+        (PCGrad(order="ascending"), ASCENDING, 3, (-1 / 3, -1 / 3)),
+        (PCGrad(order="descending"), DESCENDING, 3, (0.4 / 3, -0.5 / 3)),
+        (PCGrad("sum", "ascending"), ASCENDING, 1, (-1.0, -1.0)),
+        (PCGrad("sum", "descending"), DESCENDING, 1, (0.4, -0.5)),
     ],
 )
-def test_three_updates_in_conflict(rule: PCGrad, projected: Any, step: tuple[float, float]) -> None:
-    """The n = (1, 1, 2) change nothing; ‖g‖² = (4, 2, 5).
-
-    Ascending. g₁: off g₂ (-2/2): (1, 1); ·g₃ = -3: + 3/5 (-1, -2) = (0.4, -0.2). g₂: off g₁ (-2/4): (0, 1); ·g₃ = -2:
-    + 2/5 (-1, -2) = (-0.4, 0.2). g₃: off g₁ (-2/4): (0, -2); ·g₂ = -2: + (-1, 1) = (-1, -1). Sum (-1, -1).
-    Descending. g₁: off g₃ (-2/5): (1.6, -0.8); ·g₂ = -2.4: + 1.2 (-1, 1) = (0.4, 0.4). g₂: off g₃ (-1/5): (-1.2, 0.6);
-    ·g₁ = -2.4: + 0.6 (2, 0) = (0, 0.6). g₃: off g₂ (-1/2): (-1.5, -1.5); ·g₁ = -3: + 0.75 (2, 0) = (0, -1.5). Sum
-    (0.4, -0.5).
-    """
+def test_three_updates_in_conflict(rule: PCGrad, projected: Any, divisor: int, by_hand: Any) -> None:
+    """Project three updates, all in conflict, in both orders; PCGrad ignores the numbers of samples, (1, 1, 2)."""
+    first, second, third = projected
+    step = (first + second + third) / divisor
+    assert close(step, by_hand)
     model, capture = send(UPDATES, rule, samples=[1, 1, 2])
-    assert close(capture.corrected, projected)
+    assert close(capture.corrected, torch.stack(projected))
     assert close(model, step)
 
 
