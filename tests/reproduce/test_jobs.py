@@ -23,7 +23,7 @@ from fl_lightning.runs.settings import settings_fingerprint
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
 # While the file ``hold`` is there, runs with seed 2 wait in round 3: the second job of the sweep is then under
-# way for as long as a test wants.
+# way for as long as a test wants. Lightning stops a run at the end of a batch, so the wait ends when it is asked to.
 HOLD = """
 import time
 from pathlib import Path
@@ -31,7 +31,8 @@ from fl_lightning import FederatedCallback
 
 class Hold(FederatedCallback):
     def on_client_start(self, orchestrator, run):
-        while run.round == 3 and orchestrator.seed == 2 and Path("hold").exists():
+        waits = run.round == 3 and orchestrator.seed == 2
+        while waits and Path("hold").exists() and not orchestrator.trainer.received_sigterm:
             time.sleep(0.01)
 """
 LONG = [*SWEEP[:-1], "5", "--trainer.callbacks+=hold.Hold"]
