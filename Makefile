@@ -11,7 +11,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
@@ -22,6 +22,7 @@ format: .venv/installed
 
 lists: .venv/installed
 	$(BIN)/python tools/lists.py
+	PYTHONPATH=tests:tools $(BIN)/python tests/callbacks/test_properties.py
 
 layers: .venv/installed
 	$(BIN)/python tools/layers.py

@@ -132,7 +132,7 @@ KINDS: dict[str, dict[str, Make]] = {
 
 
 def _add_the_rest() -> None:
-    """Add the rules that ship and that nothing above names: as their YAML sets them, by what they declare to settle."""
+    """Add the rules that nothing above names, with the arguments in their YAML, under the kind that they settle."""
     for folder in ("server", "client"):
         for rule in lists.callbacks(folder):
             if rule in NAMED:

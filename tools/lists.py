@@ -133,7 +133,7 @@ def table(folder: str) -> list[str]:
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for cls in callbacks(folder):
         cells = [f"`{cls.__name__}({arguments(cls)})`", first_sentence(cls)]
-        cells += [", ".join(settled(cls))] if folder != "monitors" else []
+        cells += [", ".join(settled(cls)) or "–"] if folder != "monitors" else []
         rows.append(f"| {' | '.join([*cells, ', '.join(configs_of(cls))])} |")
     return rows
 

@@ -1,13 +1,16 @@
-"""The table of properties in docs/rules.md: every cell is tried out here, in both directions.
+"""The table of properties in docs/rules.md: the tests try every cell, in both directions.
 
-``python tests/test_properties.py`` prints the table as it is, to be pasted into the docs.
+Run as a script (by ``make lists``), this file measures the properties of all rules and writes the table.
 """
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lists
 import pytest
 import torch
 from rules import SERVER_RULES, Make
@@ -184,4 +187,6 @@ def test_no_rule_is_missing_from_the_docs_table() -> None:
 
 
 if __name__ == "__main__":
-    print("\n".join(table()))
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.simplefilter("ignore")
+    DOCS.write_text(lists.with_lists(DOCS.read_text(), {"properties": table()}))
