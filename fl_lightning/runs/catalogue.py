@@ -44,7 +44,7 @@ CATALOGUE: Final = (
     Metric(
         "val/top3",
         "Validation accuracy, top 3",
-        "The right class is among the three most likely ones.",
+        "Share of examples whose right class is among the three most likely ones.",
         percent=True,
         panel="top-3 accuracy",
         paper="top3",
@@ -82,46 +82,46 @@ CATALOGUE: Final = (
     Metric(
         "conflict/ratio_after",
         "Conflict ratio, after correction",
-        "The same share among the updates as the rules have corrected them.",
+        "Share of the pairs of corrected updates that point against each other.",
         percent=True,
         panel="conflict ratio",
     ),
     Metric(
         "conflict/weighted_ratio",
         "Weighted conflict ratio",
-        "As the conflict ratio, each pair by the product of its aggregation weights.",
+        "Conflict ratio in which a pair counts by the product of its two aggregation weights.",
         percent=True,
         panel="conflict ratio, weighted",
     ),
     Metric(
         "conflict/mean_cosine",
         "Mean cosine",
-        "Over all pairs of updates: 1 is the same direction, 0 unrelated.",
+        "Mean over all pairs of updates: 1 is the same direction, 0 is unrelated.",
         panel="mean cosine",
     ),
     Metric(
         "conflict/mean_cosine_after",
         "Mean cosine, after correction",
-        "The same of the corrected updates.",
+        "Mean over all pairs of corrected updates.",
         panel="mean cosine",
     ),
     Metric(
         "conflict/min_cosine",
         "Smallest cosine",
-        "Of the two updates that disagree most: −1 is opposite.",
+        "Cosine of the two updates that disagree most: −1 is opposite.",
         panel="least cosine",
         paper="min_cosine",
     ),
     Metric(
         "conflict/min_cosine_after",
         "Smallest cosine, after correction",
-        "The same of the corrected updates.",
+        "Cosine of the two corrected updates that disagree most.",
         panel="least cosine",
     ),
     Metric(
         "conflict/removed",
         "Size of the correction",
-        "How far the rules moved an update, relative to its length; mean over the clients.",
+        "How far the rules moved an update, relative to the update's length; mean over the clients.",
         panel="removed by the rules",
     ),
     Metric(
@@ -146,19 +146,19 @@ CATALOGUE: Final = (
     Metric(
         "updates/norm_mean",
         "Mean length of an update",
-        "How far a client's training moves the model.",
+        "How far a client's training moves the model; mean over the clients.",
         panel="size and drift of updates",
     ),
     Metric(
         "updates/norm_max",
         "Largest length of an update",
-        "The client that moves the model farthest.",
+        "How far the model moves at the client that moves it farthest.",
         panel="size and drift of updates",
     ),
     Metric(
         "updates/drift",
         "Client drift",
-        "Mean distance of a client's update from the combined one.",
+        "Mean distance of the clients' updates from the combined update.",
         panel="size and drift of updates",
     ),
     Metric(
@@ -172,19 +172,19 @@ CATALOGUE: Final = (
     Metric(
         "fedlaw/ratio",
         "Update against shrinking",
-        "The global update's length over that of the shrinking.",
+        "Length of the global update divided by the length of the shrinking.",
         panel="ratio of the two parts",
     ),
     Metric(
         "fedlaw/global_gradient",
         "Length of the global update",
-        "Of the part of the step that clients make.",
+        "Length of the part of the step that the clients make.",
         panel="two parts of the step",
     ),
     Metric(
         "fedlaw/shrinking_gradient",
         "Length of the shrinking",
-        "Of the part of the step that γ makes.",
+        "Length of the part of the step that γ makes.",
         panel="two parts of the step",
     ),
     Metric(
@@ -205,13 +205,13 @@ CATALOGUE: Final = (
     Metric(
         "hessian/eigenvalue_1",
         "Largest eigenvalue",
-        "Of the Hessian of the loss: the sharpest direction; flat minima have small ones.",
+        "Curvature of the loss in its sharpest direction: small at a flat minimum.",
     ),
     Metric("hessian/eigenvalue_*", "eigenvalue", panel="largest eigenvalues of the Hessian"),
     Metric(
         "hessian/ratio_1_5",
         "Ratio of the eigenvalues 1 and 5",
-        "Small if curvature is alike in many directions.",
+        "Near 1 if the five sharpest directions have about the same curvature.",
         panel="largest over fifth",
     ),
 )
