@@ -1,0 +1,421 @@
+"""Runs whose rules keep tensors for their clients lose nothing by a stop, a move of the run folder or a kill."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import toy
+from command import HANG, TINY, fit, fit_on, rows, run
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from resumed import assert_same
+from safetensors.torch import load_file
+from torch.utils.data import DataLoader
+from totals import CLIENTS, SIZE, UPDATES, Often, Totals, equal, files, last, per_client, train
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.engine.client_states import DiskState
+from fl_lightning.runs.checkpoints import LastCheckpoint
+
+# Stop and resume
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+@pytest.mark.parametrize(
+    "checkpoints",
+    [[LastCheckpoint], [LastCheckpoint, Often], [Often, LastCheckpoint]],
+    ids=["last", "last and best", "best and last"],
+)
+def test_a_stopped_run_goes_on(tmp_path: Path, states: str, checkpoints: Sequence[type[Callback]]) -> None:
+    """Half of the clients a round: those not drawn since keep what they had. 5 rounds of 8, then the rest."""
+    whole, kept = train(tmp_path / "whole", 8, *(make() for make in checkpoints), states=states)
+    part = tmp_path / "part"
+    train(part, 5, *(make() for make in checkpoints), states=states)
+    resumed, again = train(part, 8, *(make() for make in checkpoints), states=states, resume=last(part))
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+    assert_same(last(tmp_path / "whole"), last(part))
+    assert max(per_client(part).values(), default=0) <= 2
+
+
+def test_a_run_with_a_checkpoint_every_three_rounds_goes_on_from_it(tmp_path: Path) -> None:
+    """Stopped after round 8, whose last checkpoint is that of round 6; rounds 7 and 8 are done again."""
+    whole, kept = train(tmp_path / "whole", 10)
+
+    def every() -> ModelCheckpoint:
+        return ModelCheckpoint(dirpath=tmp_path / "part", filename="{epoch}", every_n_epochs=3, save_top_k=-1)
+
+    train(tmp_path / "part", 8, every())
+    resumed, again = train(tmp_path / "part", 10, every(), resume=tmp_path / "part" / "epoch=5.ckpt")
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+
+
+def test_an_older_checkpoint_serves_as_long_as_its_files_are_there(tmp_path: Path) -> None:
+    """Going on from round 4 (of 5, saved every round) must not spoil what round 5's checkpoint names."""
+
+    def each() -> ModelCheckpoint:
+        return ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+
+    whole, _ = train(tmp_path / "whole", 6)
+    train(tmp_path, 5, each())
+    fifth = torch.load(tmp_path / "epoch=4.ckpt", weights_only=True)["callbacks"]["Totals"]["files"]
+    before = {n: load_file(tmp_path / f"states/Totals/{file}.safetensors") for n, file in fifth.items()}
+    resumed, _ = train(tmp_path, 5, each(), resume=tmp_path / "epoch=3.ckpt")
+    assert torch.equal(resumed.params, train(tmp_path / "five", 5)[0].params)
+    for name, file in fifth.items():
+        assert torch.equal(load_file(tmp_path / f"states/Totals/{file}.safetensors")["value"], before[name]["value"])
+    resumed, _ = train(tmp_path, 6, each(), resume=tmp_path / "epoch=4.ckpt")
+    assert torch.equal(whole.params, resumed.params)
+
+
+def test_a_checkpoint_whose_files_are_gone_is_refused_in_one_line(tmp_path: Path) -> None:
+    """The fourth checkpoint before the last one; and the last one when a file was lost."""
+    keep_all = ModelCheckpoint(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    train(tmp_path, 6, keep_all, participation=CLIENTS)
+    with pytest.raises(ConfigurationError) as refused:
+        train(tmp_path, 7, resume=tmp_path / "epoch=1.ckpt", participation=CLIENTS)
+    gone = tmp_path / "states/Totals/sum/0.7.safetensors"
+    assert str(refused.value) == (
+        f"the checkpoint needs 6 client states that are gone, such as {gone}: go on from the run's last.ckpt, with the "
+        "run folder where it was"
+    )
+    (tmp_path / "states/Totals" / files(tmp_path)[-1]).unlink()
+    with pytest.raises(ConfigurationError, match="needs 1 client states that are gone"):
+        train(tmp_path, 7, resume=tmp_path / "epoch=5.ckpt", participation=CLIENTS)
+
+
+@pytest.mark.parametrize(("before", "now", "where"), [("memory", "disk", "in memory"), ("disk", "memory", "on disk")])
+def test_the_place_cannot_change_in_between(tmp_path: Path, before: str, now: str, where: str) -> None:
+    train(tmp_path, 2, states=before)
+    with pytest.raises(ConfigurationError) as refused:
+        train(tmp_path, 3, states=now, resume=last(tmp_path))
+    assert str(refused.value) == (
+        f"the checkpoint keeps the client states of Totals {where}: set model.client_states as it was"
+    )
+
+
+def test_a_run_whose_rules_keep_nothing_may_change_it(tmp_path: Path) -> None:
+    train(tmp_path, 1, rule=FederatedCallback(), states="disk")
+    train(tmp_path, 2, rule=FederatedCallback(), states="memory", resume=last(tmp_path))
+    train(tmp_path, 3, rule=FederatedCallback(), states="disk", resume=last(tmp_path))
+    assert torch.load(last(tmp_path), weights_only=True)["rounds_done"] == 3
+
+
+def test_stops_leave_no_files_behind(tmp_path: Path) -> None:
+    """Stopped after each of 6 rounds: what a checkpoint no longer needs is deleted by the run that goes on from it."""
+    for rounds in range(1, 7):
+        resume = last(tmp_path) if rounds > 1 else None
+        train(tmp_path, rounds, participation=CLIENTS, resume=resume)
+        assert set(per_client(tmp_path).values()) == {min(rounds, 2)}
+
+
+# Folders
+
+
+def test_a_run_folder_may_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Moved, and gone on with from another working directory; then its old place is another run's."""
+    whole, kept = train(tmp_path / "whole", 8)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train(Path("before"), 5)
+    shutil.move("before", "after")
+    train(Path("before"), 5, rule=Totals(), participation=2)
+    monkeypatch.chdir("elsewhere")
+    resumed, again = train(Path("../after"), 8, resume=last(tmp_path / "after"))
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+
+
+def test_a_run_may_go_on_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """As loggers with a new version each do. What it came from stays as it is, and it can be followed again."""
+    whole, kept = train(tmp_path / "whole", 9)
+    train(tmp_path / "a", 4)
+    content = {file: (tmp_path / "a/states/Totals" / file).read_bytes() for file in files(tmp_path / "a")}
+    train(tmp_path / "b", 7, resume=last(tmp_path / "a"))
+    resumed, again = train(tmp_path / "c", 9, resume=last(tmp_path / "b"))
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+    assert content == {file: (tmp_path / "a/states/Totals" / file).read_bytes() for file in files(tmp_path / "a")}
+    shutil.rmtree(tmp_path / "a/states")
+    with pytest.raises(ConfigurationError, match=r"client states that are gone, such as .*/a/states/Totals/"):
+        train(tmp_path / "d", 7, resume=last(tmp_path / "a"))
+
+
+def test_a_run_that_is_alike_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    """Another run in the new folder has files of the same names, with other values: its numbers are not used."""
+    whole, kept = train(tmp_path / "whole", 6)
+    train(tmp_path / "a", 4)
+
+    class Doubled(Totals):
+        def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
+            super().aggregate(orchestrator, cohort.replace(deltas=2 * cohort.deltas))
+            return cohort
+
+    Doubled.__name__ = Doubled.__qualname__ = "Totals"
+    train(tmp_path / "b", 4, rule=Doubled())
+    other = {file: (tmp_path / "b/states/Totals" / file).read_bytes() for file in files(tmp_path / "b")}
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    resumed, again = train(tmp_path / "b", 6, resume=last(tmp_path / "a"))
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+    assert {file: (tmp_path / "b/states/Totals" / file).read_bytes() for file in other} == other
+    shutil.move(tmp_path / "a", tmp_path / "moved")
+    shutil.copytree(tmp_path / "b", tmp_path / "a")
+    with pytest.raises(ConfigurationError, match="client states that are gone"):
+        train(tmp_path / "c", 6, resume=last(tmp_path / "moved"))
+
+
+def test_a_second_run_in_one_folder_leaves_the_first_ones_files(tmp_path: Path) -> None:
+    """Without a logger, all runs share a folder; the first one's checkpoint still serves."""
+    whole, _ = train(tmp_path / "whole", 6)
+    train(tmp_path, 4)
+    shutil.copy(last(tmp_path), tmp_path / "first.ckpt")
+    train(tmp_path, 4, rule=Totals(), participation=2)
+    resumed, _ = train(tmp_path, 6, resume=tmp_path / "first.ckpt")
+    assert torch.equal(whole.params, resumed.params)
+
+
+def test_two_runs_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
+    one, other = DiskState(writes=True), DiskState(writes=True)
+    one.open(tmp_path, lambda: 1)
+    other.open(tmp_path, lambda: 1)
+    one["c/0"] = torch.ones(1)
+    with pytest.raises(ConfigurationError, match=r"^another run keeps its client states in .* at this time: give each"):
+        other["c/0"] = torch.zeros(1)
+    assert torch.equal(one["c/0"], torch.ones(1))
+
+
+def test_two_rules_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None:
+    class Outer:
+        class Totals(Totals):
+            pass
+
+    class Both(FederatedCallback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            assert len({rule.state_key for rule in pl_module.rules}) == 3
+
+    other = Outer.Totals()
+    _, rule = train(tmp_path, 3, Both(), other, LastCheckpoint())
+    assert equal(rule.state, other.state)
+    assert len(list((tmp_path / "states").iterdir())) == 2
+
+
+def test_a_trial_run_leaves_its_states_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fast_dev_run has no log folder; the working directory stays clean."""
+    monkeypatch.chdir(tmp_path)
+    orchestrator = FederatedOrchestrator(toy.Linear(SIZE), client_states="disk")
+    trainer = toy.trainer(Totals(), fast_dev_run=True, logger=True, default_root_dir="root")
+    trainer.fit(orchestrator, datamodule=toy.GivenData(-UPDATES))
+    assert [path.name for path in tmp_path.iterdir()] == ["root"]
+    assert len(files(tmp_path / "root")) == 1, "one batch of one client"
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+def test_a_test_after_the_fit_keeps_the_states(tmp_path: Path, states: Any) -> None:
+    """They can be looked at, and the Trainer's own save_checkpoint holds them."""
+
+    class Tested(toy.Linear):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            pass
+
+    class Data(toy.GivenData):
+        def test_dataloader(self) -> Any:
+            return DataLoader([0])  # type: ignore[arg-type]
+
+    orchestrator, rule, data = FederatedOrchestrator(Tested(SIZE), client_states=states), Totals(), Data(-UPDATES)
+    trainer = toy.trainer(rule, rounds=2, default_root_dir=tmp_path)
+    trainer.fit(orchestrator, datamodule=data)
+    kept = {name: value.clone() for name, value in rule.state.items()}
+    assert len(kept) == CLIENTS + 1
+    trainer.test(orchestrator, datamodule=data, verbose=False)
+    assert equal(rule.state, kept)
+    trainer.save_checkpoint(tmp_path / "own.ckpt")
+    _, resumed = train(tmp_path, 2, resume=tmp_path / "own.ckpt", states=states)
+    assert equal(resumed.state, kept)
+
+
+# Several devices, the command line, and kills
+
+
+RULE = """
+import os, time
+import torch
+from fl_lightning import FederatedCallback
+
+class Totals(FederatedCallback):
+    def on_before_client_step(self, run):
+        run.grads.add_(self.recall(f"sum/{run.client}", torch.zeros_like(run.grads)), alpha=0.1)
+
+    def aggregate(self, orchestrator, cohort):
+        if orchestrator.trainer.global_rank == 0 and orchestrator.trainer.world_size > 1:
+            time.sleep(0.3)  # the others are ahead of the one that writes
+        for client, delta in zip(cohort.clients, cohort.deltas):
+            self.state[f"sum/{client}"] = self.recall(f"sum/{client}", torch.zeros_like(delta)) + delta
+        return cohort
+
+    def update(self, orchestrator, cohort, update):
+        with open(f"{os.getpid()}.rank", "w") as file:
+            file.write(str(getattr(self.state, "_writes", None)))
+        return update + 0.01 * sum(self.state[f"sum/{client}"] for client in cohort.clients)
+
+class Hold(FederatedCallback):  # lest the run end before it is killed
+    def on_client_start(self, orchestrator, run):
+        while os.path.exists("hold") and run.round > int(open("hold").read()):
+            time.sleep(0.01)
+"""
+
+
+def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes over gloo: one of them writes, both read in the same round and in the next."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(RULE)
+    Path("tiny.yaml").write_text(TINY)
+    settings = ["--trainer.callbacks+=own.Totals", "--model.client_states", "disk"]
+    settings += ["--trainer.max_epochs", "4", "--data.participation", "3"]
+    for devices in 1, 2:
+        fit_on(devices, *settings, "--experiment", f"on{devices}")
+    assert sorted(file.read_text() for file in tmp_path.glob("*.rank")) == ["False", "True", "True"]
+    one, two = (tmp_path / "runs" / f"on{devices}" / "version_0" for devices in "12")
+    assert_same(last(one), last(two))
+    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
+    assert files(one) == files(two)
+    assert all(torch.equal(*(load_file(f / "states/Totals" / n)["value"] for f in (one, two))) for n in files(one))
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """clients/state_bytes is the clients that took part, by 4 bytes, by P; a run goes on from ``last``, from another
+    working directory too; testing an old checkpoint needs no file; a lost one is one line.
+    """
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(RULE)
+    Path("tiny.yaml").write_text(TINY)
+    options = ["--trainer.callbacks+=own.Totals", "--model.client_states", "disk", "--data.participation", 1]
+    fit(*options, "--trainer.max_epochs", 6, "--experiment", "whole")
+    fit(*options, "--trainer.max_epochs", 3, "--experiment", "part")
+    fit(*options, "--trainer.max_epochs", 6, "--experiment", "part", "--ckpt_path", "last")
+    whole, part = tmp_path / "runs/whole/version_0", tmp_path / "runs/part/version_0"
+    assert_same(last(whole), last(part))
+    assert (whole / "metrics.csv").read_text() == (part / "metrics.csv").read_text()
+    size = sum(value.numel() for value in torch.load(last(part))["state_dict"].values() if value.is_floating_point())
+    kept = [row["clients/state_bytes"] / 4 / size for row in rows(part / "metrics.csv")]
+    assert kept[0] == pytest.approx(1, rel=1e-4)
+    assert all(later - earlier in (0, pytest.approx(1, rel=1e-4)) for earlier, later in pairwise(kept))
+
+    for file in files(part):
+        (part / "states/Totals" / file).unlink()
+    tested = run("test", "--config", "tiny.yaml", *options, "--ckpt_path", part / "checkpoints/last.ckpt")
+    assert tested.status == 0, tested.err
+    refused = run("fit", "--config", "tiny.yaml", *options, "--trainer.max_epochs", 7, "--ckpt_path", last(part))
+    assert refused.status == 2
+    assert refused.err.startswith("fl-lightning: error: the checkpoint needs ")
+    assert refused.err.count("\n") == 1
+    refused = run(
+        "fit", "--config", "tiny.yaml", *options, "--model.client_states", "memory", "--ckpt_path", last(part)
+    )
+    assert refused.err == (
+        "fl-lightning: error: the checkpoint keeps the client states of Totals on disk: set model.client_states as it "
+        "was\n"
+    )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import totals
+from fl_lightning.engine import client_states
+from fl_lightning.runs.checkpoints import LastCheckpoint
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Killed(totals.Totals):
+    def aggregate(self, orchestrator, cohort):
+        if moment == "before any" and cohort.round == 5:
+            die()
+        super().aggregate(orchestrator, cohort)
+        if moment == "all set" and cohort.round == 5:
+            die()
+        return cohort
+
+    def state_dict(self):
+        saved = super().state_dict()
+        if moment == "checkpoint" and self.state._round() == 6:
+            die()
+        return saved
+
+Killed.__name__ = Killed.__qualname__ = "Totals"
+save, saves = client_states.save_file, []
+
+def save_file(tensors, path):
+    saves.append(path)
+    if moment == "half a file" and len(saves) == 14:
+        Path(path).write_bytes(b"half")
+        die()
+    save(tensors, path)
+
+client_states.save_file = save_file
+totals.train(folder, 8, LastCheckpoint(), rule=Killed())
+"""
+
+
+@pytest.mark.parametrize("moment", ["before any", "half a file", "all set", "checkpoint"])
+def test_killed_in_round_5_at_the_worst_moments(tmp_path: Path, moment: str) -> None:
+    """Before a state of the round is set; in the middle of the second one's file (the 14th); when all are set; when the
+    checkpoint of the round has been collected, but is not written. The last checkpoint is that of round 4.
+    """
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py"), str(tmp_path / "part"), moment]
+    path = os.pathsep.join([*map(str, Path(__file__).parents[:2]), *sys.path])
+    finished = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=HANG)
+    assert finished.returncode == -signal.SIGKILL, finished.stderr.decode()
+    assert torch.load(last(tmp_path / "part"), weights_only=True)["rounds_done"] == 4
+    whole, kept = train(tmp_path / "whole", 8)
+    resumed, again = train(tmp_path / "part", 8, resume=last(tmp_path / "part"))
+    assert torch.equal(whole.params, resumed.params)
+    assert equal(kept.state, again.state)
+
+
+def test_killed_at_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times, each time gone on from ``last``; in the end as if nothing had happened, with states in memory."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(RULE)
+    Path("tiny.yaml").write_text(TINY)
+    options = ["--config", "tiny.yaml", "--trainer.callbacks+=own.Totals", "--trainer.callbacks+=own.Hold"]
+    options += ["--data.participation", "3", "--trainer.max_epochs", "40", "--experiment", "killed"]
+    command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", *options, "--model.client_states", "disk"]
+    metrics = Path("runs/killed/version_0/metrics.csv")
+    for rounds in (4, 12, 20):
+        Path("hold").write_text(str(rounds + 10))
+        resume = ["--ckpt_path", "last"] if metrics.exists() else []
+        running = subprocess.Popen([*command, *resume], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + HANG
+        while not (metrics.exists() and len(metrics.read_text().splitlines()) > rounds):
+            assert running.poll() is None, "it ended by itself"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        time.sleep(random.random() * 0.2)
+        running.send_signal(signal.SIGKILL)
+        assert running.wait() == -signal.SIGKILL
+    Path("hold").unlink()
+    fit(*options[2:], "--model.client_states", "disk", "--ckpt_path", "last")
+    fit(*options[2:-1], "whole", "--model.client_states", "memory")
+    whole = Path("runs/whole/version_0")
+    assert_same(last(whole), last(metrics.parent))
+    assert metrics.read_text() == (whole / "metrics.csv").read_text()
+    kept = torch.load(last(whole), weights_only=True)["callbacks"]["Totals"]
+    filed = torch.load(last(metrics.parent), weights_only=True)["callbacks"]["Totals"]["files"]
+    root = metrics.parent / "states/Totals"
+    assert equal(kept, {name: load_file(root / f"{file}.safetensors")["value"] for name, file in filed.items()})
