@@ -1,6 +1,6 @@
 """FedDF: ensemble distillation into the averaged model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,10 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
+from fl_lightning.engine.module_state import Buffers
 from fl_lightning.engine.server import evaluating
 
-Model = tuple[Tensor, Sequence[Tensor]]  # parameters (P,) and buffers
+Model = tuple[Tensor, Buffers]  # parameters (P,) and buffers
 
 
 def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> Tensor:

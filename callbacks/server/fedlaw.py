@@ -10,7 +10,6 @@ from torch.optim.swa_utils import SWALR
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.engine.params import copy_buffers, set_buffers
 from fl_lightning.errors import check_choice
 
 Mode = Literal["joint", "shrinking", "attentive", "swa"]
@@ -164,10 +163,10 @@ class FedLAW(FederatedCallback):
             "swa": swa if self.swa_order == "gamma first" else swa[::-1],
         }[self.mode]
         with orchestrator.server_side("fedlaw"):
-            set_buffers(orchestrator.client, cohort.buffers)
+            orchestrator.write_buffers(cohort.buffers)
             for learned, average in stages:
                 fit.stage(learned, average, self.lr, self.epochs // len(stages), self.decay_every)
-            moved = copy_buffers(orchestrator.client)
+            moved = orchestrator.read_buffers()
         self.trajectory = torch.stack(fit.rows)
         return fit.candidate.replace(buffers=cohort.buffers if self.buffers == "average" else moved)
 

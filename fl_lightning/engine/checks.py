@@ -185,6 +185,26 @@ def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[F
         raise ConfigurationError(f"{twice} needs gradients in their true size: use bf16-mixed instead of 16-mixed")
 
 
+def check_trainable(module: LightningModule, expected: Sequence[Tensor], found: Sequence[Tensor], round: int) -> None:
+    """Refuse a set of trainable parameters that has changed since the fit began.
+
+    Args:
+        module: the client module.
+        expected: the trainable parameters when the fit began.
+        found: the trainable parameters now.
+        round: the round that begins.
+    """
+    if len(expected) == len(found) and all(one is other for one, other in zip(expected, found, strict=True)):
+        return
+    odd = {id(each) for each in expected} ^ {id(each) for each in found}
+    names = [name for name, parameter in module.named_parameters() if id(parameter) in odd]
+    raise ConfigurationError(
+        f"round {round}: the trainable parameters of {type(module).__name__} have changed since the fit began "
+        f"({', '.join(names[:3]) or 'a parameter is new or gone'}): rules need one set for a whole fit; freeze and "
+        "unfreeze before it, or start a second fit from this one's checkpoint"
+    )
+
+
 def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]) -> None:
     """Stop the run if rules made a vector with infinite or nan entries from finite updates.
 

@@ -1,13 +1,14 @@
-"""A client's optimizers and schedules: made for each client, scaled by the round, measured for FedNova."""
+"""A client's optimizers and schedules: made for each client, their rates set by the round, measured for FedNova."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning.engine.lightning_private import configured
 from fl_lightning.errors import ConfigurationError
@@ -41,18 +42,67 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
     return optimizers, configs
 
 
-def scale_rates(optimizers: Sequence[Optimizer], schedules: Sequence[LRSchedulerConfig], factor: float) -> None:
-    """Multiply all learning rates by ``factor``, including the rates that schedules start from and rise to."""
-    if factor == 1:
+def scale_rates(
+    optimizers: Sequence[Optimizer], schedules: Sequence[LRSchedulerConfig], factors: Sequence[Sequence[float]]
+) -> None:
+    """Multiply all learning rates, including the rates that schedules start from and rise to.
+
+    Args:
+        optimizers: a client's optimizers.
+        schedules: their schedules.
+        factors: one factor for each parameter group of each optimizer.
+    """
+    if all(factor == 1 for each in factors for factor in each):
         return
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
+    for optimizer, each in zip(optimizers, factors, strict=True):
+        for group, factor in zip(optimizer.param_groups, each, strict=True):
             group.update({name: factor * group[name] for name in RATES if name in group})
+    by_optimizer = {id(optimizer): each for optimizer, each in zip(optimizers, factors, strict=True)}
     for config in schedules:
         for scheduler in _with_parts(config.scheduler):
+            each = by_optimizer[id(scheduler.optimizer)]
             for name in ("base_lrs", "max_lrs"):
                 if hasattr(scheduler, name):
-                    setattr(scheduler, name, [factor * rate for rate in getattr(scheduler, name)])
+                    rates = getattr(scheduler, name)
+                    setattr(scheduler, name, [factor * rate for factor, rate in zip(each, rates, strict=True)])
+
+
+class RoundRates:
+    """The clients' learning rates in each round, shown by optimizers that never step.
+
+    Args:
+        optimizers: a client's optimizers.
+        make_scheduler: makes a schedule of a client's optimizer, stepped once a round; None for ``decay``.
+        decay: factor on all rates, per round.
+
+    Attributes:
+        optimizers: a client's optimizers, with the rates of the present round.
+        schedulers: the schedules, one per optimizer.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], make_scheduler: Callable[[Optimizer], Any] | None, decay: float
+    ) -> None:
+        self.optimizers = list(optimizers)
+        for group in self._groups():  # the rates before a schedule within a round
+            group["lr"] = group.pop("initial_lr", group["lr"])
+        self._start = [float(group["lr"]) for group in self._groups()]
+        self._decay = None if make_scheduler else decay
+        make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, lambda round: decay**round))
+        self.schedulers = [make(optimizer) for optimizer in optimizers]
+
+    def factors(self, round: int) -> list[list[float]]:
+        """Return the factor on the rate of each parameter group of each optimizer, in a round 1, 2, …"""
+        if self._decay is not None:
+            return [[self._decay ** (round - 1)] * len(optimizer.param_groups) for optimizer in self.optimizers]
+        start = iter(self._start)
+        return [
+            [float(group["lr"]) / rate if (rate := next(start)) else 1.0 for group in optimizer.param_groups]
+            for optimizer in self.optimizers
+        ]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
 def _with_parts(scheduler: Any) -> Iterator[Any]:

@@ -27,8 +27,11 @@ class ClientResult:
         num_steps: τ_k, the number of optimizer steps taken.
         loss: mean training loss over the local steps; nan without a step.
         normalizer: ‖a_k‖₁, the total weight of the client's gradients in its update (FedNova).
-        buffers: the module's buffers after local training.
-        metrics: the logged metrics, each averaged over the local steps.
+        buffers: the module's buffers after local training, followed by its frozen parameters. A buffer that is None
+            everywhere is None here, too.
+        metrics: the logged metrics, each reduced over the local steps.
+        reductions: "sum", "min" or "max" for each logged metric that is not averaged.
+        loss_scale: scale and growth tracker of the client's GradScaler at its end; None without a GradScaler.
         learning_rate: η_k, the unit of the normalizer.
         vectors: tensors that rules sent with :meth:`LocalRun.send`, by name.
     """
@@ -38,8 +41,10 @@ class ClientResult:
     num_steps: int
     loss: float
     normalizer: float
-    buffers: list[Tensor] = field(default_factory=list)
+    buffers: list[Tensor | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    reductions: dict[str, str] = field(default_factory=dict)
+    loss_scale: tuple[float, int] | None = None
     learning_rate: float = 0.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
 
@@ -87,10 +92,10 @@ class Cohort:
         weights: (K,) aggregation weights, float64.
         mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
-        buffers: buffers of the new global model: the mean weighted by n_k of float buffers, the maximum of integer
-            buffers.
+        buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
+            maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
-            them.
+            them; sums, minima and maxima of metrics that were logged so.
         results: one :class:`ClientResult` per client, with the client's own buffers and metrics, and the vectors that
             rules sent.
     """
@@ -107,7 +112,7 @@ class Cohort:
     weights: Tensor
     mixing: Tensor
     shrinking: float = 1.0
-    buffers: Sequence[Tensor] = ()
+    buffers: Sequence[Tensor | None] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     results: Sequence[ClientResult] = ()
 
@@ -198,10 +203,19 @@ class Cohort:
 
 
 def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
-    """Average the training loss and each metric over the clients that logged it, weighted by n_k."""
+    """Reduce the training loss and each metric over the clients that logged it, by default to the mean by n_k."""
     columns: dict[str, list[tuple[int, float]]] = {}
+    reductions: dict[str, str] = {}
     for result in results:
         trained = {} if math.isnan(result.loss) else {"train/loss": result.loss}
         for name, value in {**trained, **result.metrics}.items():
             columns.setdefault(name, []).append((result.num_samples, value))
-    return {name: sum(n * v for n, v in pairs) / sum(n for n, _ in pairs) for name, pairs in columns.items()}
+        reductions |= result.reductions
+    return {name: _reduce(pairs, reductions.get(name, "mean")) for name, pairs in columns.items()}
+
+
+def _reduce(pairs: Sequence[tuple[int, float]], reduction: str) -> float:
+    if reduction == "mean":
+        return sum(n * v for n, v in pairs) / sum(n for n, _ in pairs)
+    values = torch.tensor([value for _, value in pairs], dtype=torch.float64)
+    return float(getattr(values, reduction)())

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.lightning_private import keep_samplers
+from fl_lightning.engine.module_state import Buffers
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -21,7 +22,8 @@ class ClientParallelStrategy(DDPStrategy):
 
     Every device computes the same round from all updates, so the result does not depend on the number of devices.
     (Plain DDP would split each client's batches, which means fewer local steps and so another algorithm.) Every device
-    evaluates the whole test set: a distributed sampler would pad the test set and so change the metrics.
+    evaluates the whole test set: a distributed sampler would pad the test set and so change the metrics. So no metric
+    is summed over devices, and ``all_gather`` in a module returns what it returns on one device.
     """
 
     strategy_name = "client_parallel"
@@ -34,6 +36,20 @@ class ClientParallelStrategy(DDPStrategy):
     @override
     def configure_ddp(self) -> None:
         pass  # DDP wraps the module here
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return tensor  # a metric: every device has evaluated everything
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        return tensor  # as on one device
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        votes = torch.tensor(int(decision), device=self.root_device)
+        torch.distributed.all_reduce(votes)
+        return int(votes) >= (self.world_size if all else 1)
 
     @classmethod
     @override
@@ -52,13 +68,16 @@ def agree(trainer: Trainer, update: Tensor) -> None:
         torch.distributed.broadcast(update, src=0)
 
 
-def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) -> tuple[Tensor, list[ClientResult]]:
+def gather_clients(
+    trainer: Trainer, rows: Tensor, results: list[ClientResult], buffers: Buffers
+) -> tuple[Tensor, list[ClientResult]]:
     """Gather the updates and results of all devices, on every device.
 
     Args:
         trainer: the Trainer, which knows the devices.
         rows: (R, P) one row for each client of this device's share of the cohort, with the same R on every device.
         results: results of the first ``len(results)`` rows; padding and failed clients leave rows unused.
+        buffers: the global model's buffers; of the clients' own, only those that have changed travel.
 
     Returns:
         The updates (K, P) and their results, ordered by client.
@@ -67,17 +86,24 @@ def gather_clients(trainer: Trainer, rows: Tensor, results: list[ClientResult]) 
         shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
         torch.distributed.all_gather(shares, rows)
         lists: list[Any] = [None] * trainer.world_size
-        on_cpu = [
+        light = [
             replace(
                 result,
-                buffers=[buffer.cpu() for buffer in result.buffers],
+                buffers=[
+                    None if own is shared or own is None else own.cpu()
+                    for shared, own in zip(buffers, result.buffers, strict=True)
+                ],
                 vectors={name: vector.cpu() for name, vector in result.vectors.items()},
             )
             for result in results
         ]
-        torch.distributed.all_gather_object(lists, on_cpu)
+        torch.distributed.all_gather_object(lists, light)
         rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
-        results = [result for part in lists for result in part]
+        results = [
+            replace(result, buffers=[b if a is None else a for a, b in zip(result.buffers, buffers, strict=True)])
+            for part in lists
+            for result in part
+        ]
     order = sorted(range(len(results)), key=lambda i: results[i].client)
     rows = rows[: len(order)] if order == sorted(order) else rows[order]
     return rows, [results[i] for i in order]

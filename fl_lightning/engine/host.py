@@ -10,11 +10,15 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
+from torchmetrics import Metric
 from typing_extensions import override
 
+from fl_lightning.engine.client_optimizers import RoundRates
+from fl_lightning.engine.client_trainer import ClientTrainer
 from fl_lightning.engine.data import ClientIds
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.server import Server
 
 EVALUATION_HOOKS = tuple(
@@ -39,8 +43,11 @@ class ClientHost(Server):
         seed: the seed of local randomness and of rules that draw.
     """
 
+    settings: LocalSettings  # the local work of every client
     _run: LocalRun | None = None  # the client that trains at the moment, if any
     _training: LocalTraining
+    _rates: RoundRates | None = None  # the clients' learning rates; made when a fit starts
+    _shown: ClientTrainer  # the Trainer as the client module sees it
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
@@ -59,7 +66,13 @@ class ClientHost(Server):
         for step in EVALUATION_STEPS:
             if is_overridden(step, self.client, LightningModule):
                 setattr(self, step, getattr(self.client, step))  # Lightning reads the signature of the module's step
-        self._spares = None
+        self._spares, self._rates = None, None
+        for part in self.client.modules():
+            if isinstance(part, Metric):  # each device evaluates everything, and trains other clients
+                part.distributed_available_fn = _alone
+        self.client.trainer = self._shown = ClientTrainer(self.trainer, self.settings)  # type: ignore[assignment]  # stands for it
+        if stage == "fit":
+            self._shown.begin()
         self.client.setup(stage)
 
     @override
@@ -105,6 +118,7 @@ class ClientHost(Server):
         # Batches that need no transfer, hooks or conversion skip all three, which saves a tiny client half its time.
         self._batches_ready = self.device.type == "cpu" and not hooked and not converted
         self.client.on_fit_start()
+        self._shown.end()
 
     @override
     def on_fit_end(self) -> None:
@@ -118,7 +132,7 @@ class ClientHost(Server):
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if self._run is not None:
-            self._run.log(name, value)
+            self._run.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
 
@@ -127,9 +141,20 @@ class ClientHost(Server):
             self._training.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        optimizers = self._run.optimizers if self._run else []
+        """The client's optimizers; outside of a client, optimizers that show the rates of the round."""
+        if self._run is None:
+            optimizers: list[Any] = self._rates.optimizers if self._rates else []
+        elif use_pl_optimizer and not self.client.automatic_optimization:
+            optimizers = self._training.hooked_optimizers(self._run)
+        else:
+            optimizers = self._run.optimizers
         return optimizers[0] if len(optimizers) == 1 else optimizers
 
     def _client_schedulers(self) -> Any:
         schedulers = self._run.schedulers if self._run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
+
+
+def _alone() -> bool:
+    """Tell a torchmetrics object that there are no other devices."""
+    return False

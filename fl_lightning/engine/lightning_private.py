@@ -6,12 +6,15 @@ an upgrade fails in one place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.core.optimizer import (
+    LightningOptimizer,
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
     _configure_schedulers_manual_opt,
@@ -91,6 +94,13 @@ def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSche
     if automatic:
         return optimizers, _configure_schedulers_automatic_opt(schedules, monitor)
     return optimizers, _configure_schedulers_manual_opt(schedules)
+
+
+def hooked(optimizer: Optimizer, module: LightningModule, step: Callable[..., Any]) -> LightningOptimizer:
+    """Wrap an optimizer as Lightning does for a module, so that ``step(optimizer, closure)`` takes its steps."""
+    wrapped = LightningOptimizer(optimizer)
+    wrapped._strategy = SimpleNamespace(lightning_module=module, optimizer_step=step)  # type: ignore[assignment]  # all that the wrapper needs of a strategy
+    return wrapped
 
 
 # ModelCheckpoint

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.engine.client_optimizers import displacement, make_optimizers, scale_rates
+from fl_lightning.engine.client_optimizers import displacement
 from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.logged import kept, means
-from fl_lightning.engine.params import FlatParameters, copy_buffers, set_buffers
+from fl_lightning.engine.local_work import Work
+from fl_lightning.engine.logged import MetricLog
+from fl_lightning.engine.module_state import Buffers, ModuleState
+from fl_lightning.engine.params import FlatParameters
 
 
 class LocalRun:
@@ -23,11 +26,12 @@ class LocalRun:
     Args:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
+        state: the rest of the global module.
         client: the client's id.
         round: the round's number, 1, 2, …
         num_samples: n_k, the client's number of training examples.
         anchor: (P,) the global model that the client starts from.
-        rate_factor: factor on the client's learning rates in this round.
+        work: the client's work in this round.
 
     Attributes:
         client: the client's id.
@@ -35,10 +39,16 @@ class LocalRun:
         module: the LightningModule that trains.
         anchor: (P,) the global model that the client starts from.
         num_samples: n_k, the client's number of training examples.
+        work: the client's work in this round.
+        epoch: the number of the local epoch, 0, 1, …
+        global_step: number of steps of all optimizers so far, as the Trainer counts them.
+        is_last_batch: whether the current batch is the last of its epoch.
+        should_stop: whether the client stops after the current batch, which the module may set.
         proximal: the total μ of the proximal terms that rules add to the gradient, which enters ``normalizer``.
-        optimizers: the client's optimizers, made for this run.
+        optimizers: the client's optimizers, made for this run; empty while the module makes them.
         schedules: Lightning's configurations of the optimizers' learning-rate schedules.
-        losses: the training loss of each local step so far, scalars without graph.
+        losses: the training loss of each batch so far, scalars without graph.
+        batch_size: number of examples in the current batch; None outside of a batch.
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
     """
@@ -47,22 +57,25 @@ class LocalRun:
         self,
         module: LightningModule,
         flat: FlatParameters,
+        state: ModuleState,
         client: int,
         round: int,
         num_samples: int,
         anchor: Tensor,
-        rate_factor: float = 1.0,
+        work: Work,
     ) -> None:
         self.module, self.client, self.round = module, client, round
         self.num_samples, self.anchor, self.proximal = num_samples, anchor, 0.0
-        self.optimizers, self.schedules = make_optimizers(module)
-        scale_rates(self.optimizers, self.schedules, rate_factor)
-        self.optimizers[0].register_step_post_hook(self._count)
+        self.work, self.epoch, self.global_step = work, 0, 0
+        self.is_last_batch = self.should_stop = self.has_gradient = False
+        self.optimizers: list[Optimizer] = []
+        self.schedules: list[LRSchedulerConfig] = []
         self.losses: list[Tensor] = []
-        self.has_gradient = False
-        self._flat = flat
+        self.batch_size: int | None = None
+        self._flat, self._state = flat, state
+        self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
-        self._logged: dict[str, list[tuple[Any, float]]] = {}
+        self._logged = MetricLog()
         self._vectors: dict[str, Tensor] = {}
 
     @property
@@ -87,13 +100,19 @@ class LocalRun:
 
     @property
     def loss(self) -> float:
-        """Mean training loss over the local steps so far; nan before the first."""
-        return float(torch.stack(self.losses).mean()) if self.losses else float("nan")
+        """Mean training loss so far, each batch weighted by its number of examples; nan before the first step."""
+        if not self.losses:
+            return float("nan")
+        losses, sizes = torch.stack(self.losses), self._batch_sizes
+        if len(set(sizes)) == 1:
+            return float(losses.mean())
+        weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
+        return float((losses * weights).sum() / weights.sum())
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The logged metrics, each averaged over the local steps."""
-        return means(self._logged)
+        """The metrics logged so far, each reduced over the local steps."""
+        return self._logged.collect()
 
     @property
     def normalizer(self) -> float:
@@ -117,26 +136,36 @@ class LocalRun:
         """Send a tensor to the server beside the update; the server reads it as ``cohort.results[k].vectors[name]``."""
         self._vectors[name] = vector.detach().clone()
 
-    def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
-        """Log a metric of this client, as the module's ``self.log`` does; the round logs the mean over its clients."""
-        self._logged.setdefault(name, []).append((kept(value), 1.0))
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a metric of this client, with the arguments of ``LightningModule.log``.
+
+        Steps are reduced as ``reduce_fx`` says. The round logs the mean over its clients, weighted by n_k, or their
+        sum, minimum or maximum.
+        """
+        self._logged.add(name, value, *args, in_batch=self.batch_size, **kwargs)
+
+    def add_loss(self, loss: Tensor | None) -> None:
+        """Add the training loss of the current batch, if there is one."""
+        if loss is not None:
+            self.losses.append(loss.detach())
+            self._batch_sizes.append(self.batch_size or 1)
 
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
         """Give the module other parameters (P,) inside a ``with`` block, for rules that evaluate at other points.
 
-        At the end of the block, parameters and buffers are restored, so that BatchNorm statistics count one pass only.
-        Metrics that the module logs inside the block are dropped. Do not use the block between a forward pass and its
-        backward pass: autograd detects that buffers have changed.
+        At the end of the block, parameters, frozen parameters and buffers are restored, so that BatchNorm statistics
+        count one pass only. Metrics that the module logs inside the block are dropped. Do not use the block between a
+        forward pass and its backward pass: autograd detects that buffers have changed.
         """
-        params, buffers, logged = self.params.clone(), copy_buffers(self.module), self._logged
-        self._logged = {}
+        params, buffers, logged = self.params.clone(), self._state.read(), self._logged
+        self._logged = MetricLog()
         try:
             self.params.copy_(point)
             yield
         finally:
             self.params.copy_(params)
-            set_buffers(self.module, buffers)
+            self._state.write(buffers)
             self._logged = logged
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
@@ -148,21 +177,29 @@ class LocalRun:
             closure()
             return self.grads.clone()
 
-    def result(self, buffers: list[Tensor]) -> ClientResult:
-        """Collect the values that this client sends beside its update."""
+    def result(self, buffers: Buffers, loss_scale: tuple[float, int] | None) -> ClientResult:
+        """Collect the values that this client sends beside its update.
+
+        Args:
+            buffers: the client's buffers and frozen parameters.
+            loss_scale: scale and growth tracker of the client's GradScaler, None without a scaler.
+        """
         return ClientResult(
             client=self.client,
             num_samples=self.num_samples,
             num_steps=self.num_steps,
             loss=self.loss,
             normalizer=self.normalizer,
-            buffers=buffers,
+            buffers=list(buffers),
             metrics=self.metrics,
+            reductions=self._logged.reductions(),
+            loss_scale=loss_scale,
             learning_rate=self.learning_rate,
             vectors=self._vectors,
         )
 
-    def _count(self, optimizer: Optimizer, *_: Any) -> None:
+    def count_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Count a step of the first optimizer, if it has a gradient."""
         if self.has_gradient or not self.module.automatic_optimization:
             self._step_sizes.append(float(optimizer.param_groups[0]["lr"]))
         self.has_gradient = False

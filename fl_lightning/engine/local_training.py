@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,8 +16,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.engine.callback import FederatedCallback, overrides
+from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
+from fl_lightning.engine.client_trainer import ClientTrainer
+from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.data import TrainingBatch
+from fl_lightning.engine.lightning_private import hooked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import LocalSettings
+from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.params import FlatParameters
 from fl_lightning.errors import ConfigurationError
 
@@ -46,7 +53,7 @@ class LocalTraining:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
         settings: the local work of every client in a round.
-        precision: the Trainer's precision plugin.
+        trainer: the Trainer as the module sees it.
         callbacks: the run's federated callbacks.
     """
 
@@ -55,65 +62,114 @@ class LocalTraining:
         module: LightningModule,
         flat: FlatParameters,
         settings: LocalSettings,
-        precision: Precision,
+        trainer: ClientTrainer,
         callbacks: Sequence[FederatedCallback],
     ) -> None:
-        self.module, self.flat, self.settings = module, flat, settings
+        self.module, self.flat, self.settings, self.trainer = module, flat, settings, trainer
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
+        self.precision = precision = trainer.precision_plugin
         plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
         self.forward_context: Callable[[], AbstractContextManager[None]]
         self.forward_context = nullcontext if plain else precision.train_step_context
-        self.scaler: Any = getattr(precision, "scaler", None)
+        self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.automatic = module.automatic_optimization
+        self.hooked: list[Any] | None = None  # the client's optimizers as a module with manual optimization sees them
+        self.in_hooked_step = False
         self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
         self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
         self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
 
-    def start(self, client: int, round: int, num_samples: int, anchor: Tensor) -> LocalRun:
-        """Start a client's run in a round, with new optimizers and the learning rates of this round."""
-        factor = self.settings.lr_decay ** (round - 1)
-        run = LocalRun(self.module, self.flat, client, round, num_samples, anchor, factor)
-        for optimizer in () if self.automatic else run.optimizers:
-            optimizer.register_step_pre_hook(lambda optimizer, *_: self._before_step(run, optimizer))
+    def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> LocalRun:
+        """Let the module make the optimizers of a client's run, with the learning rates of this round.
+
+        Args:
+            run: the client's run.
+            factors: factors on the learning rates, as :meth:`RoundRates.factors` returns them; None for the module's.
+        """
+        self.trainer.begin(run)
+        run.optimizers, run.schedules = make_optimizers(self.module)
+        if factors is not None:
+            scale_rates(run.optimizers, run.schedules, factors)
+        run.optimizers[0].register_step_post_hook(run.count_step)
+        self.scaler = deepcopy(getattr(self.precision, "scaler", None))
+        self.hooked = None
+        if not self.automatic:
+            self._attach(run)
         return run
 
-    def train(
-        self,
-        run: LocalRun,
-        batches: Callable[[int], Iterable[Any]],
-        num_batches: int,
-        epochs: float | None,
-        steps: int | None,
-    ) -> None:
-        """Train a client for a number of epochs or steps.
+    def hooked_optimizers(self, run: LocalRun) -> list[Any]:
+        """The client's optimizers as Lightning gives them to a module with manual optimization."""
+        if self.hooked is None:
+
+            def step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+                def evaluate() -> Any:
+                    result = closure()
+                    self._before_step(run, optimizer)
+                    return result
+
+                self.in_hooked_step = True
+                try:
+                    return optimizer.step(evaluate, **kwargs)
+                finally:
+                    self.in_hooked_step = False
+
+            self.hooked = [hooked(optimizer, self.module, step) for optimizer in run.optimizers]
+        return self.hooked
+
+    def _attach(self, run: LocalRun) -> None:
+        """Call the rules and hooks, and count, when a module with manual optimization steps an optimizer."""
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            if not self.in_hooked_step:
+                self._before_step(run, optimizer)
+
+        def after(*_: Any) -> None:
+            run.global_step += 1
+
+        for optimizer in run.optimizers:
+            optimizer.register_step_pre_hook(before)
+            optimizer.register_step_post_hook(after)
+
+    def loss_scale(self) -> tuple[float, int] | None:
+        """Scale and growth tracker of the client's GradScaler, or None without a scaler."""
+        state = self.scaler.state_dict() if self.scaler is not None else {}
+        return (state["scale"], state["_growth_tracker"]) if state else None
+
+    def end_round(self, results: Sequence[ClientResult]) -> None:
+        """Start the next round's clients from the smallest loss scale of this round's."""
+        scales = [result.loss_scale for result in results if result.loss_scale is not None]
+        if scales:
+            scale, tracker = min(scales)
+            shared: Any = self.precision.scaler
+            shared.load_state_dict({**shared.state_dict(), "scale": scale, "_growth_tracker": tracker})
+
+    def train(self, run: LocalRun, batches: Callable[[int], Iterable[Any]]) -> None:
+        """Train a client.
 
         Args:
             run: the client's run.
             batches: returns the batches of local epoch 0, 1, …, on the device.
-            num_batches: number of batches in a whole epoch, used for a fraction of an epoch.
-            epochs: passes over the batches, or None if ``steps`` is given; a fraction of a pass is rounded to the
-                nearest whole number of batches, at least one in all.
-            steps: number of batches, or None if ``epochs`` is given.
 
         Raises:
             ConfigurationError: the loss has no gradient, or there are no batches.
         """
-        epoch, left = 0, steps
+        work, left = run.work, run.work.steps
         self._call("on_train_start")
-        while left != 0 and (epochs is None or epoch < epochs):
-            if epochs is not None and epochs < epoch + 1:
-                left = max(round((epochs - epoch) * num_batches), 0 if epoch else 1)  # at least one batch in all
+        while left != 0 and not run.should_stop and (work.epochs is None or run.epoch < work.epochs):
+            if work.epochs is not None and run.epoch == work.whole_epochs:
+                left = work.last_batches
                 if not left:
                     break
             self._call("on_train_epoch_start")
-            taken = self._epoch(run, batches(epoch), epoch, left)
+            taken = self._epoch(run, batches(run.epoch), left)
             self._call("on_train_epoch_end")
             if not taken:
                 raise ConfigurationError(f"client {run.client} has no batches: a client without data must not be drawn")
             left = None if left is None else left - taken
-            epoch += 1
+            run.epoch += 1
         self._call("on_train_end")
+        self.flat.take_in()
         self.flat.clear_gradient()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -126,21 +182,26 @@ class LocalTraining:
     def _call(self, hook: str, *args: Any) -> Any:
         return self.hooks[hook](*args) if hook in self.hooks else None
 
-    def _epoch(self, run: LocalRun, batches: Iterable[Any], epoch: int, limit: int | None) -> int:
+    def _epoch(self, run: LocalRun, batches: Iterable[Any], limit: int | None) -> int:
         """Train on one epoch's batches, at most ``limit`` of them; return the number of batches."""
         index = -1
         for index, (batch, last) in enumerate(with_last(batches, limit)):
+            run.is_last_batch = last
+            run.batch_size = batch[0].shape[0] if type(batch) is TrainingBatch else examples_in(batch)
             leave = self._call("on_train_batch_start", batch, index) == -1
             stepping = last or leave or (index + 1) % self.settings.accumulate == 0
             outputs = None if leave else self._batch(run, batch, index, stepping)
             if stepping:
                 self._step_schedules(run, "step", index)
             if last or leave:
-                self._step_schedules(run, "epoch", epoch)
+                self._step_schedules(run, "epoch", run.epoch)
             if leave:
                 break
             if "on_train_batch_end" in self.hooks:
                 self._call("on_train_batch_end", self._shown(outputs), batch, index)
+            if run.should_stop:
+                break
+        run.batch_size = None
         return index + 1
 
     def _batch(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
@@ -148,7 +209,7 @@ class LocalTraining:
         outputs = None
         if not self.automatic:
             outputs = self._forward(batch, index)
-            _add_loss(run, outputs.get("loss") if isinstance(outputs, dict) else outputs)
+            run.add_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             return outputs
         accumulate = self.settings.accumulate
 
@@ -171,7 +232,7 @@ class LocalTraining:
         if stepping:
             self._step(run, evaluate, index)
         else:
-            _add_loss(run, evaluate())
+            run.add_loss(evaluate())
         return outputs
 
     def _forward(self, batch: Any, index: int) -> Any:
@@ -201,30 +262,34 @@ class LocalTraining:
         optimizer = run.optimizers[0]
         self._call("on_before_zero_grad", optimizer)
         if "optimizer_zero_grad" in self.hooks:
-            self.hooks["optimizer_zero_grad"](run.round - 1, index, optimizer)
+            self.hooks["optimizer_zero_grad"](run.epoch, index, optimizer)
         else:
             self.flat.clear_gradient()
 
     def _step(self, run: LocalRun, evaluate: Callable[[], Tensor | None], index: int) -> None:
-        optimizer, scaler = run.optimizers[0], self.scaler
+        optimizer: Any = run.optimizers[0]
+        scaler = self.scaler
 
         def closure() -> Tensor | None:
             loss = evaluate()
-            _add_loss(run, loss)
-            if scaler is not None:
+            run.add_loss(loss)
+            if scaler is not None and loss is not None:
                 scaler.unscale_(optimizer)
             self._before_step(run, optimizer)
             self._clip(optimizer)
             return loss
 
-        if scaler is not None:
-            closure()
-            scaler.step(optimizer)
-            scaler.update()
-        elif "optimizer_step" in self.hooks:
-            self.hooks["optimizer_step"](run.round - 1, index, optimizer, closure)
+        shown = optimizer if scaler is None else hooked(optimizer, self.module, self._scaled_step)
+        if "optimizer_step" in self.hooks:
+            self.hooks["optimizer_step"](run.epoch, index, shown, closure)
         else:
-            optimizer.step(closure)  # type: ignore[arg-type]  # the closure may return None, as a training_step may
+            shown.step(closure)
+        run.global_step += 1
+
+    def _scaled_step(self, optimizer: Optimizer, closure: Callable[[], Tensor | None], **kwargs: Any) -> None:
+        if closure() is not None:  # without a loss, there is nothing to scale back
+            self.scaler.step(optimizer, **kwargs)
+            self.scaler.update()
 
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
         """Let the rules correct the gradients of this optimizer's parameters; all other gradients are restored."""
@@ -236,6 +301,9 @@ class LocalTraining:
             hook(run)
         for parameter, gradient in others.items():
             parameter.grad = gradient
+        if self.before_step and isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
+            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+                parameter.grad = parameter.grad.to_sparse(1)
         self._call("on_before_optimizer_step", optimizer)
 
     def _clip(self, optimizer: Optimizer) -> None:
@@ -255,11 +323,6 @@ class LocalTraining:
                     self.hooks["lr_scheduler_step"](config.scheduler, None)
                 else:
                     config.scheduler.step()  # type: ignore[call-arg]  # no metric: plateau schedulers are refused
-
-
-def _add_loss(run: LocalRun, loss: Tensor | None) -> None:
-    if loss is not None:
-        run.losses.append(loss.detach())
 
 
 def with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:

@@ -1,8 +1,10 @@
-"""LocalSettings: the work of a client, and of a straggler, in a round."""
+"""LocalSettings and Work: the work of every client in a round, and of one client."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, inf
 from typing import Literal
 
@@ -55,9 +57,79 @@ class LocalSettings:
             raise ConfigurationError(f"gradient_clip_val must be positive, or null for none, got {self.clip}")
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
-    def work(self, generator: torch.Generator) -> tuple[float | None, int | None]:
-        """Draw a client's epochs and steps in a round, one of them None; ``generator`` is keyed by client and round."""
-        if self.stragglers and float(torch.rand((), generator=generator)) < self.stragglers:
+    def work(self, generator: torch.Generator | None = None, count: Callable[[], int] | None = None) -> Work:
+        """Settle a client's work in a round.
+
+        Args:
+            generator: decides whether the client is a straggler, keyed by client and round; None for no stragglers.
+            count: counts the batches in one pass over the client's data; None if the client is not known yet.
+        """
+        if generator and self.stragglers and float(torch.rand((), generator=generator)) < self.stragglers:
             fewer = int(torch.randint(1, ceil(self.steps or self.epochs or 1) + 1, (), generator=generator))
-            return (None, fewer) if self.epochs is None else (min(fewer, self.epochs), None)
-        return self.epochs, self.steps
+            if self.epochs is None:
+                return Work(self, None, fewer, count)
+            return Work(self, min(fewer, self.epochs), None, count)
+        return Work(self, self.epochs, self.steps, count)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One client's work in a round.
+
+    Attributes:
+        settings: the local work of every client.
+        epochs: passes over the client's data, or None if ``steps`` is given.
+        steps: number of batches, or None if ``epochs`` is given.
+        count: counts the batches in one pass over the client's data; None if the client is not known yet.
+    """
+
+    settings: LocalSettings
+    epochs: int | float | None
+    steps: int | None
+    count: Callable[[], int] | None
+
+    @cached_property
+    def num_batches(self) -> int:
+        """Number of batches in one pass over the client's data.
+
+        Raises:
+            ConfigurationError: the client is not known yet.
+        """
+        if self.count is None:
+            raise ConfigurationError(
+                "clients differ in their numbers of batches, so setup and on_fit_start cannot know them: ask for "
+                "self.trainer.num_training_batches or estimated_stepping_batches in configure_optimizers or a training "
+                "hook"
+            )
+        return self.count()
+
+    @cached_property
+    def whole_epochs(self) -> int:
+        """Number of whole passes over the client's data."""
+        return int(self.epochs) if self.steps is None else self.steps // self.num_batches  # type: ignore[arg-type]  # one is given
+
+    @cached_property
+    def last_batches(self) -> int:
+        """Number of batches after the whole passes; a fraction of a pass is at least one batch in all."""
+        if self.steps is not None:
+            return self.steps % self.num_batches
+        fraction = self.epochs - self.whole_epochs  # type: ignore[operator]  # epochs or steps is given
+        return max(round(fraction * self.num_batches), 0 if self.whole_epochs else 1) if fraction else 0
+
+    @property
+    def max_epochs(self) -> int:
+        """Number of passes, a fraction of a pass counted as one."""
+        if self.steps is None:
+            return ceil(self.epochs)  # type: ignore[arg-type]  # epochs or steps is given
+        return self.whole_epochs + (self.last_batches > 0)
+
+    @property
+    def max_steps(self) -> int:
+        """Number of optimizer steps if ``steps`` is given, else -1, which stands for no limit."""
+        return -1 if self.steps is None else self.optimizer_steps
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Number of optimizer steps, if every batch has a loss."""
+        each, accumulate = self.num_batches, self.settings.accumulate
+        return self.whole_epochs * -(-each // accumulate) + -(-self.last_batches // accumulate)

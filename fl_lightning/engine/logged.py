@@ -1,44 +1,138 @@
-"""Averages of the metrics that a module logs in several steps, and copies of its torchmetrics objects."""
+"""The metrics that a module logs in several steps, one number each, and copies of its torchmetrics objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.errors import ConfigurationError
+
 Spare = tuple[nn.Module, str, Metric | MetricCollection]  # parent, name in the parent, copy of the metric
 
-
-def kept(value: Any) -> Any:
-    """Return a detached copy of a logged tensor; return other values, such as torchmetrics objects, as they are."""
-    return value.detach().clone() if isinstance(value, Tensor) else value
+REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max"}
 
 
-def means(logged: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, float]:
-    """Average the values of each name over the steps, given pairs of value and weight.
+@dataclass
+class _Entry:
+    """The values logged under one name, with their weights."""
 
-    A torchmetrics object collects all steps itself: its result on this device is taken (other devices train other
-    clients), and the object is reset.
+    reduction: str
+    forked: bool
+    values: list[Any] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+
+    def reduce(self) -> float:
+        if isinstance(self.values[-1], Metric):
+            return _computed(self.values[-1])
+        values = torch.tensor([float(value) for value in self.values], dtype=torch.float64)
+        if self.reduction != "mean":
+            return float(getattr(values, self.reduction)())
+        weights = torch.tensor(self.weights, dtype=torch.float64) / self.weights[0]
+        return float((values * weights).sum() / weights.sum())
+
+    def last(self) -> float:
+        value = self.values[-1]
+        return _computed(value) if isinstance(value, Metric) else float(value)
+
+
+class MetricLog:
+    """Collects the metrics that a module logs, and reduces each to one number, as Lightning does over an epoch.
+
+    A mean weighs each value by the examples in its batch. A torchmetrics object collects all steps itself: its result
+    on this device is taken (other devices train other clients), and the object is not reset.
+
+    Args:
+        training: whether the module trains: within a batch, values then count as logged on each step.
     """
-    result = {}
-    for name, pairs in logged.items():
-        metric = pairs[-1][0]
-        if isinstance(metric, Metric):
-            available, metric.distributed_available_fn = metric.distributed_available_fn, bool  # bool() is False
-            try:
-                result[name] = float(metric.compute())
-            finally:
-                metric.distributed_available_fn = available
-            metric.reset()
-        else:
-            values, weights = torch.tensor([[float(x) for x in pair] for pair in pairs], dtype=torch.float64).T
-            result[name] = float((values * weights).sum() / weights.sum())
-    return result
+
+    def __init__(self, training: bool = True) -> None:
+        self._training = training
+        self._entries: dict[str, _Entry] = {}
+
+    def add(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: Any = "mean",
+        *_: Any,
+        batch_size: int | None = None,
+        in_batch: int | None = None,
+        **__: Any,
+    ) -> None:
+        """Add a value, with the arguments of ``LightningModule.log``.
+
+        Args:
+            name: the metric's name.
+            value: a number, a tensor of one element or a torchmetrics object.
+            prog_bar: unused.
+            logger: unused.
+            on_step: as for Lightning; with ``on_epoch``, the metric is also named ``name_step`` and ``name_epoch``.
+            on_epoch: as for Lightning.
+            reduce_fx: the reduction over the steps: mean, sum, min or max.
+            batch_size: the value's weight in a mean; by default the number of examples in the batch.
+            in_batch: number of examples in the current batch, None outside of a batch.
+
+        Raises:
+            ConfigurationError: ``reduce_fx`` is something else.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            by_step = self._training and in_batch is not None if on_step is None else on_step
+            forked = bool(by_step and (not self._training if on_epoch is None else on_epoch))
+            entry = self._entries[name] = _Entry(reduction_named(reduce_fx), forked)
+        entry.values.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        entry.weights.append(float(batch_size or in_batch or 1))
+
+    def collect(self) -> dict[str, float]:
+        """Return the metrics by name, each reduced over the steps."""
+        result = {}
+        for name, entry in self._entries.items():
+            result[name] = entry.reduce()
+            if entry.forked:
+                result |= {f"{name}_step": entry.last(), f"{name}_epoch": result[name]}
+        return result
+
+    def reductions(self) -> dict[str, str]:
+        """Return the reductions by name, where they are not the mean."""
+        others = {name: entry for name, entry in self._entries.items() if entry.reduction != "mean"}
+        return {n: e.reduction for name, e in others.items() for n in (name, *([f"{name}_epoch"] if e.forked else []))}
+
+
+def reduction_named(reduce_fx: Any) -> str:
+    """Return the name of a reduction: "mean", "sum", "min" or "max", given the name or a function such as torch.sum."""
+    name = getattr(reduce_fx, "__name__", reduce_fx)
+    if name not in REDUCTIONS:
+        raise ConfigurationError(f"expected self.log(…, reduce_fx=mean, sum, min or max), got {name}")
+    return REDUCTIONS[name]
+
+
+def _computed(metric: Metric) -> float:
+    available, metric.distributed_available_fn = metric.distributed_available_fn, bool  # bool() is False
+    try:
+        return float(metric.compute())
+    finally:
+        metric.distributed_available_fn = available
+
+
+def examples_in(batch: Any) -> int:
+    """Number of examples in a batch, 1 if the batch does not say."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        return 1
 
 
 def spare_metrics(module: nn.Module) -> list[Spare]:

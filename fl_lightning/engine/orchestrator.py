@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -11,8 +11,11 @@ from urllib.parse import quote
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
+from torch._dynamo import OptimizedModule
 from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
@@ -23,18 +26,22 @@ from fl_lightning.engine.checks import (
     check_rules,
     check_sampler,
     check_state,
+    check_trainable,
     check_trainer,
 )
+from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
 from fl_lightning.engine.cohort import ClientResult, Cohort
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.host import ClientHost
+from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
-from fl_lightning.engine.params import FlatParameters, copy_buffers, is_finite, set_buffers, turned_bad
+from fl_lightning.engine.module_state import ModuleState
+from fl_lightning.engine.params import FlatParameters, is_finite, turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
-from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.errors import ConfigurationError, check_choice
 
 
@@ -51,6 +58,8 @@ class FederatedOrchestrator(ClientHost):
         local_epochs: passes over a client's data per round, 1 unless ``local_steps`` is given; 0.5 is half a pass.
         local_steps: batches per client and round, in place of ``local_epochs``.
         local_lr_decay: factor on the clients' learning rates, per round (0.99 in FedLAW, 0.998 in FedSMOO).
+        local_lr_scheduler: schedule of the clients' learning rates over the rounds: any torch scheduler, stepped after
+            each round (``local_lr_decay`` is ExponentialLR).
         stragglers: share of clients, drawn by the seed, that do less work in a round: from 1 to ``local_epochs`` epochs
             (or ``local_steps`` steps) each (FedProx, Li et al., 2020, Section 5.2).
         server_optimizer: optimizer of the global parameters, whose gradient is -update; SGD(1.0) is FedAvg.
@@ -74,6 +83,7 @@ class FederatedOrchestrator(ClientHost):
         local_epochs: int | float | None = None,
         local_steps: int | None = None,
         local_lr_decay: float = 1.0,
+        local_lr_scheduler: LRSchedulerCallable | None = None,
         stragglers: float = 0.0,
         server_optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=1.0),
         server_scheduler: LRSchedulerCallable | None = None,
@@ -84,7 +94,7 @@ class FederatedOrchestrator(ClientHost):
         on_bad_update: Literal["skip", "raise"] = "skip",
         seed: int = 0,
     ) -> None:
-        super().__init__(client, seed)
+        super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         check_choice("on_bad_update", on_bad_update, "skip", "raise")
         check_choice("client_states", client_states, "memory", "disk")
         self.client_states = client_states
@@ -98,6 +108,11 @@ class FederatedOrchestrator(ClientHost):
             clip=gradient_clip_val,
             clip_algorithm=gradient_clip_algorithm,
         )
+        if local_lr_scheduler and local_lr_decay != 1:
+            raise ConfigurationError(
+                f"give local_lr_scheduler or local_lr_decay, got both, a decay of {local_lr_decay}"
+            )
+        self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
         self.on_bad_update = on_bad_update
 
@@ -142,9 +157,10 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        precision, callbacks = self.trainer.precision_plugin, self.callbacks
-        check_client(self.client, self.settings, precision, callbacks)
-        self._training = LocalTraining(self.client, self._flat, self.settings, precision, callbacks)
+        check_client(self.client, self.settings, self.trainer.precision_plugin, self.callbacks)
+        self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
+        self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
+        self._make_rates()
 
     @override
     def on_train_start(self) -> None:
@@ -202,9 +218,34 @@ class FederatedOrchestrator(ClientHost):
 
     # The round
 
+    def _make_rates(self) -> None:
+        """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
+        first = int(self.data.sizes.argmax())
+        with isolated(self.device):
+            seed_globals(derive(self.seed, "rates"), self.device)
+            try:
+                made = self._training.start(self._new_run(first, self.params)).optimizers
+            finally:
+                self._shown.end()
+                self._state.restore()
+        self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
+        configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
+        self.trainer.lr_scheduler_configs.extend(configs)
+
+    def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
+        num_samples = self.data.client_num_samples(client)
+        work = self.settings.work(self.generator("stragglers", self.round, client), lambda: self._count_batches(client))
+        return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
+
+    def _count_batches(self, client: int) -> int:
+        with isolated(self.device):
+            batches = self.data.client_batches(client, self.generator("batches", self.round, client, 0))
+            return len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
+
     def _start_round(self) -> None:
         rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
-        self._anchor, self._anchor_buffers = self.params.clone(), copy_buffers(self.client)
+        self._anchor, self._state = self.params.clone(), ModuleState(self.client)
+        check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
         if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
             self._deltas = self.params.new_empty(rows, len(self.params))
         self._results: list[ClientResult] = []
@@ -212,33 +253,44 @@ class FederatedOrchestrator(ClientHost):
 
     def _train_client(self, client: int) -> None:
         seed_globals(derive(self.seed, "client", self.round, client), self.device)
+        failed = True
         try:
-            num_samples = self.data.client_num_samples(client)
-            self._run = run = self._training.start(client, self.round, num_samples, self._anchor)
+            self._run = run = self._new_run(client, self._anchor)
+            self._training.start(run, self._rates.factors(self.round) if self._rates else None)
             for callback in self.callbacks:
                 callback.on_client_start(self, run)
-            num_batches = -(-num_samples // self.data.batch_size)
-            work = self.settings.work(self.generator("stragglers", self.round, client))
-            self._training.train(run, lambda epoch: self._batches(client, epoch), num_batches, *work)
+            self._training.train(run, lambda epoch: self._batches(client, epoch))
             for callback in self.callbacks:
                 callback.on_client_end(self, run)
             delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
-            buffers = copy_buffers(self.client)
+            buffers = self._state.read()
             if not is_finite(delta):
                 self._leave_out(client, "its update is not finite", None)
-            elif turned_bad(self._anchor_buffers, buffers):
+            elif turned_bad(self._state.buffers, buffers):
                 self._leave_out(client, "a buffer of it is not finite", None)
             else:
-                self._results.append(run.result(buffers))
+                self._results.append(run.result(buffers, self._training.loss_scale()))
+                failed = False
         except ConfigurationError:
             raise
         except Exception as error:
             self._leave_out(client, f"{type(error).__name__}: {error}", error)
         finally:
             self._run = None
+            self._shown.end()
             self._flat.clear_gradient()
             self.params.copy_(self._anchor)
-            set_buffers(self.client, self._anchor_buffers)
+            self._tell(client, self._state.restore(failed))
+
+    def _tell(self, client: int, changed: list[str]) -> None:
+        """Say once that numbers which a client counts up do not reach the next client."""
+        if new := sorted(set(changed) - self._told):
+            self._told.update(new)
+            warnings.warn(
+                f"client {client} changed {', '.join(new)}: every client starts from the global model's own value, so "
+                "the change is dropped; register a buffer for what rounds should carry on",
+                stacklevel=2,
+            )
 
     def _batches(self, client: int, epoch: int) -> Iterator[Any]:
         order = self.generator("batches", self.round, client, epoch)
@@ -252,24 +304,37 @@ class FederatedOrchestrator(ClientHost):
         self._failures.append((message, error))
 
     def _end_round(self) -> None:
-        deltas, results = gather_clients(self.trainer, self._deltas, self._results)
-        if not results:
+        deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
+        self._training.end_round(results)
+        if results:
+            self._aggregate(Cohort.collect(self.round, self._anchor, deltas, results))
+            self._skipped = 0
+        else:
+            self._skip_round()
+        step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
+        self._log_round_number(self.round)
+        self.rounds_done += 1
+        del self._results
+
+    def _skip_round(self) -> None:
+        """Leave the global model as it is after a round whose only client is left out."""
+        self._skipped += 1
+        if self.data.cohort_size > 1 or self._skipped >= self.data.num_with_data:
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
             raise RuntimeError(f"{message}; so is every other one") from error
-        cohort = Cohort.collect(self.round, self._anchor, deltas, results)
+        warnings.warn(f"round {self.round} is skipped: its only client is left out", stacklevel=2)
+
+    def _aggregate(self, cohort: Cohort) -> None:
         for callback in self.callbacks:
             cohort = callback.aggregate(self, cohort)
         self._step_server(self._reduce(cohort))
-        set_buffers(self.client, cohort.buffers)
+        self.write_buffers(cohort.buffers)
         self._refine(cohort)
         for callback in self.callbacks:
             callback.on_round_end(self, cohort)
         for name, value in cohort.metrics.items():
             self.log_round(name, value, prog_bar=name == "train/loss")
         self._log_states()
-        self._log_round_number(self.round)
-        self.rounds_done += 1
-        del self._results
 
     def _log_states(self) -> None:
         """Log the size of the clients' states; states on disk can be read by all devices after this call."""
@@ -300,8 +365,6 @@ class FederatedOrchestrator(ClientHost):
         self._flat.set_gradient(-update)
         self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
         self._flat.clear_gradient()
-        if self.server_scheduler:
-            self.lr_schedulers().step()  # type: ignore[union-attr]  # one schedule
 
     def _log_round_number(self, round: int) -> None:
         self._set_step(round)

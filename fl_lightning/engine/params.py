@@ -1,10 +1,12 @@
-"""A module's parameters as one flat vector, and copies and averages of its buffers."""
+"""A module's trainable parameters as one flat vector, and averages of its buffers."""
 
 import math
+import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fl_lightning.errors import ConfigurationError
 
@@ -27,7 +29,11 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        places = {id(p): (part._parameters, n) for part in module.modules() for n, p in part._parameters.items()}
         self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self._frozen = [p for p in module.parameters() if not p.requires_grad]
+        self._places = [places[id(p)] for p in self.parameters]  # where the module registers each parameter
+        self._refuse_lazy(module)
         dtypes = sorted({str(p.dtype) for p in self.parameters})
         if dtypes not in (["torch.float32"], ["torch.float64"]):
             raise ConfigurationError(
@@ -41,6 +47,14 @@ class FlatParameters:
             parameter.data = view
         self._gradient: Tensor | None = None
         self._gradient_views: list[Tensor] = []
+
+    def _refuse_lazy(self, module: nn.Module) -> None:
+        lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+        if lazy:
+            raise ConfigurationError(
+                f"{type(module).__name__} has parameters without a shape, such as {lazy[0]}: clients start from one "
+                "global model, so pass a batch through lazy layers in __init__ or configure_model"
+            )
 
     @property
     def vector(self) -> Tensor:
@@ -71,9 +85,25 @@ class FlatParameters:
             self._gradient_views = self.views(self._gradient)
         for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
             if parameter.grad is not view:
-                view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
+                given = parameter.grad
+                view.zero_() if given is None else view.copy_(given.to_dense() if given.is_sparse else given)
                 parameter.grad = view
         return self._gradient
+
+    def take_in(self) -> None:
+        """Copy parameters that the module has registered in place of the vector's own into the vector.
+
+        Raises:
+            ConfigurationError: a new parameter has another shape, or a parameter is gone.
+        """
+        for (registry, name), parameter, view in zip(self._places, self.parameters, self._views, strict=True):
+            if (now := registry.get(name)) is not parameter:
+                if now is None or now.shape != parameter.shape:
+                    raise ConfigurationError(
+                        f"a client replaced the parameter {name} of shape {tuple(parameter.shape)} by "
+                        f"{None if now is None else tuple(now.shape)}: keep the shapes of parameters during a fit"
+                    )
+                view.copy_(now.detach())
 
     def set_gradient(self, gradient: Tensor) -> None:
         """Give every parameter its part of a (P,) gradient."""
@@ -81,8 +111,10 @@ class FlatParameters:
             parameter.grad = view
 
     def clear_gradient(self) -> None:
-        """Set every parameter's gradient to None."""
+        """Set the gradient of every parameter, also of those that were frozen at first, to None."""
         for parameter in self.parameters:
+            parameter.grad = None
+        for parameter in self._frozen:
             parameter.grad = None
 
 
@@ -91,23 +123,19 @@ def is_finite(vector: Tensor) -> bool:
     return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass; nan turns both into nan
 
 
-def turned_bad(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+def turned_bad(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> bool:
     """Whether a finite entry of a buffer has become infinite or nan (a mask of -inf was never finite)."""
-    return any(bool((old.isfinite() & ~new.isfinite()).any()) for old, new in zip(before, after, strict=True))
+    return any(new is not None and new is not old and _turned(old, new) for old, new in zip(before, after, strict=True))
 
 
-def copy_buffers(module: nn.Module) -> list[Tensor]:
-    """Return copies of a module's buffers."""
-    return [buffer.clone() for buffer in module.buffers()]
+def _turned(old: Tensor | None, new: Tensor) -> bool:
+    bad = ~new.to_dense().isfinite()
+    if old is not None and old.shape == new.shape:
+        bad &= old.to_dense().isfinite()
+    return bool(bad.any())
 
 
-def set_buffers(module: nn.Module, values: Sequence[Tensor]) -> None:
-    """Write values, one tensor per buffer, into a module's buffers."""
-    for buffer, value in zip(module.buffers(), values, strict=True):
-        buffer.copy_(value)
-
-
-def average_buffers(rows: Sequence[Sequence[Tensor]], num_samples: Tensor) -> list[Tensor]:
+def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor) -> list[Tensor | None]:
     """Merge the clients' buffers: the mean weighted by n_k of float buffers, the maximum of integer buffers.
 
     Args:
@@ -115,7 +143,8 @@ def average_buffers(rows: Sequence[Sequence[Tensor]], num_samples: Tensor) -> li
         num_samples: (K,) numbers of training examples, n_k.
 
     Returns:
-        One tensor per buffer. The mean is computed in float64, as a distance from the first client's value, so that
+        One tensor per buffer, or None where clients have no tensor or tensors of different shapes: then the global
+        model keeps its own. The mean is computed in float64, as a distance from the first client's value, so that
         buffers on which all clients agree do not change.
 
     Example:
@@ -126,15 +155,28 @@ def average_buffers(rows: Sequence[Sequence[Tensor]], num_samples: Tensor) -> li
         [tensor([5.]), tensor(7)]
     """
     shares = (num_samples.double() / num_samples.sum()).tolist()
-    merged = []
-    for values in zip(*rows, strict=True):
-        first = values[0]
-        if first.is_floating_point() or first.is_complex():
-            wide = torch.complex128 if first.is_complex() else torch.float64
-            total = first.to(wide)
-            for share, value in zip(shares, values, strict=True):
-                total = total + share * torch.where(value == first, 0, value.to(wide) - first.to(wide))
-            merged.append(total.to(first.dtype))
-        else:
-            merged.append(torch.stack(values).amax(0))
-    return merged
+    return [_merge(values, shares) for values in zip(*rows, strict=True)]
+
+
+def _merge(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
+    first = values[0]
+    if all(value is first for value in values):
+        return first
+    present = [value for value in values if value is not None]
+    if first is None or len({value.shape for value in present}) > 1 or len(present) < len(values):
+        warnings.warn(
+            "a buffer has different shapes on different clients, and is not averaged: the global model keeps its own",
+            stacklevel=2,
+        )
+        return None
+    if first.layout is not torch.strided:
+        dense = _merge([value.to_dense() for value in present], shares)
+        return None if dense is None else dense.to_sparse(layout=first.layout)
+    if not (first.is_floating_point() or first.is_complex()):
+        return torch.stack([value.to(first.device) for value in present]).amax(0)
+    wide = torch.complex128 if first.is_complex() else torch.float64
+    total = first.to(wide)
+    for share, value in zip(shares, present, strict=True):
+        near = value.to(first.device)
+        total = total + share * torch.where(near == first, 0, near.to(wide) - first.to(wide))
+    return total.to(first.dtype)

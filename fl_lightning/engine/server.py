@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from fl_lightning.engine import lightning_private
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.logged import Spare, in_use, kept, means, spare_metrics
-from fl_lightning.engine.params import FlatParameters, copy_buffers, set_buffers
+from fl_lightning.engine.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
+from fl_lightning.engine.module_state import Buffers, ModuleState
+from fl_lightning.engine.params import FlatParameters
 from fl_lightning.engine.seeding import derive, generator, isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
@@ -48,6 +48,7 @@ class Server(lightning_private.TransferringModule):
     """
 
     _flat: FlatParameters
+    _state: ModuleState  # the rest of the global module
     _takes_index: bool  # whether training_step takes batch_idx
     _batches_ready: bool  # whether batches need neither transfer nor hooks
     _spares: list[Spare] | None = None
@@ -92,33 +93,42 @@ class Server(lightning_private.TransferringModule):
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
+    def read_buffers(self) -> Buffers:
+        """Return the client module's buffers and frozen parameters; do not write to these tensors."""
+        return self._state.read()
+
+    def write_buffers(self, buffers: Buffers) -> None:
+        """Copy buffers and frozen parameters, such as those of a client's result, into the client module."""
+        self._state.write(buffers)
+
     @contextlib.contextmanager
-    def at(self, params: Tensor, buffers: Sequence[Tensor] | None = None) -> Iterator[None]:
+    def at(self, params: Tensor, buffers: Buffers = ()) -> Iterator[None]:
         """Give the client module other parameters (P,) and, if given, other buffers inside a ``with`` block."""
-        before, buffers_before = self.params.clone(), copy_buffers(self.client) if buffers else []
+        before, buffers_before = self.params.clone(), self.read_buffers() if buffers else ()
         try:
             self.params.copy_(params)
             if buffers:
-                set_buffers(self.client, buffers)
+                self.write_buffers(buffers)
             yield
         finally:
             self.params.copy_(before)
             if buffers:
-                set_buffers(self.client, buffers_before)
+                self.write_buffers(buffers_before)
 
     @contextlib.contextmanager
     def server_side(self, purpose: str) -> Iterator[None]:
         """Use the client module on the server inside a ``with`` block.
 
-        Random numbers are seeded by the round and the purpose, logged metrics are dropped, buffers are restored.
+        Random numbers are seeded by the round and the purpose, logged metrics are dropped, and all of the module but
+        its trainable parameters is restored.
         """
-        buffers = copy_buffers(self.client)
+        state = ModuleState(self.client)
         with isolated(self.device):
             seed_globals(derive(self.seed, purpose, self.round), self.device)
             try:
                 yield
             finally:
-                set_buffers(self.client, buffers)
+                state.restore()
 
     def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the client module's training loss and its gradient at given parameters.
@@ -177,24 +187,25 @@ class Server(lightning_private.TransferringModule):
             batches: batches as the data module returns them, before the transfer hooks.
 
         Returns:
-            The metrics by name, each averaged over the examples; for a torchmetrics object, its result on this device.
+            The metrics by name, each reduced as ``self.log`` was told, by default to the mean over the examples; for a
+            torchmetrics object, its result on this device.
         """
-        logged: dict[str, list[tuple[Any, float]]] = {}
+        logged = MetricLog(training=False)
         step, size = self.client.validation_step, 1
         indexed = is_param_in_hook_signature(step, "batch_idx", min_args=2)
 
-        def log(name: str, value: Any, *_: Any, batch_size: int | None = None, **__: Any) -> None:
-            logged.setdefault(name, []).append((kept(value), batch_size or size))
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            logged.add(name, value, *args, in_batch=size, **kwargs)
 
         self._spares = self._spares or spare_metrics(self.client)
         usual, self.client.log = self.client.log, log  # type: ignore[method-assign]
         try:
             with in_use(self._spares), evaluating(self.client), torch.no_grad():
                 for index, batch in enumerate(map(self.prepare_batch, batches)):
-                    size = extract_batch_size(batch)
+                    size = examples_in(batch)
                     with self.trainer.precision_plugin.val_step_context():
                         step(batch, *([index] if indexed else ()))
-                return means(logged)
+                return logged.collect()
         finally:
             self.client.log = usual  # type: ignore[method-assign]
 

@@ -53,8 +53,13 @@ def go_on(
     for group, now, then in zip(optimizer.param_groups, settings, before, strict=False):
         # Values that the optimizer itself keeps among its settings (Prodigy's d, …) stay as in the checkpoint.
         group.update({n: value for n, value in now.items() if n in SCHEDULED or value != then.get(n)})
+    for _ in range(rounds):
+        step_schedules(schedulers)
+
+
+def step_schedules(schedulers: Sequence[Any]) -> None:
+    """Step schedules, also those of an optimizer that has not stepped, about which torch would warn."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"(?s).*lr_scheduler\.step\(\)")  # called before any optimizer.step()
+        warnings.filterwarnings("ignore", r"(?s).*lr_scheduler\.step\(\)")
         for scheduler in schedulers:
-            for _ in range(rounds):
-                scheduler.step()
+            scheduler.step()

@@ -22,6 +22,6 @@ def test_rows_come_back_in_client_order() -> None:
     """Three rows, one unused (its client failed); clients 7 and 4 trained in that order: rows 1, 0."""
     rows = torch.tensor([[7.0], [4.0], [-1.0]])
     trainer = Trainer(accelerator="cpu", logger=False)
-    gathered, results = gather_clients(trainer, rows, [result(7), result(4)])
+    gathered, results = gather_clients(trainer, rows, [result(7), result(4)], [])
     assert gathered.tolist() == [[4.0], [7.0]]
     assert [r.client for r in results] == [4, 7]

@@ -133,14 +133,14 @@ def test_an_epoch_is_whatever_the_data_module_yields(work: dict[str, int], expec
 
 
 def test_batches_that_end_early_end_a_fraction_too() -> None:
-    """Half of what 100 examples make would be 5 batches; a data module that yields only 2 ends it after 2."""
+    """100 examples would make 10 batches; of a data module that yields only 4, half are 2."""
 
     class Short(Rows):
         def client_batches(self, client: int, order: torch.Generator) -> Any:
-            return (batch for batch, _ in zip(super().client_batches(client, order), range(2), strict=False))
+            return (batch for batch, _ in zip(super().client_batches(client, order), range(4), strict=False))
 
     assert steps(Short(100), local_epochs=0.5) == [[2]]
-    assert steps(Short(100), local_epochs=2) == [[4]]
+    assert steps(Short(100), local_epochs=2) == [[8]]
 
 
 def test_fractions_count_batches_not_optimizer_steps() -> None:
@@ -466,7 +466,8 @@ def test_work_is_what_the_settings_say() -> None:
 
     def work(epochs: float | None, steps: int | None, stragglers: float) -> tuple[float | None, int | None]:
         settings = LocalSettings(epochs, steps, stragglers, 1.0, 1, None, "norm")
-        return settings.work(torch.Generator().manual_seed(5))
+        work = settings.work(torch.Generator().manual_seed(5))
+        return work.epochs, work.steps
 
     assert work(3, None, 0.0) == (3, None)
     assert work(None, 7, 0.0) == (None, 7)

@@ -9,17 +9,40 @@ from command import TINY, fit_on, rows
 from torchmetrics import MeanMetric
 from toy import Linear, ToyData, trainer
 
-from fl_lightning import FederatedCallback, FederatedOrchestrator
-from fl_lightning.engine.logged import means
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.engine.logged import MetricLog
 
 
-def test_means_are_weighted() -> None:
-    """(1·1 + 3·4)/4 = 3.25; a torchmetrics object, given once a step, has its own mean (2 + 4)/2 and begins anew."""
-    metric = MeanMetric()
+def test_values_are_reduced_as_they_are_logged() -> None:
+    """Values 1 and 4 in batches of 1 and 3: the mean (1·1 + 3·4)/4 = 3.25, the sum 5, the largest 4, the smallest 1. A
+    torchmetrics object has its own mean (2 + 4)/2, as often as it is asked.
+    """
+    logged, metric = MetricLog(), MeanMetric()
     metric.update(torch.tensor([2.0, 4.0]))
-    logged = {"a": [(1.0, 1.0), (torch.tensor(4.0), 3.0)], "b": [(metric, 1.0), (metric, 1.0)]}
-    assert means(logged) == {"a": 3.25, "b": 3.0}
-    assert metric.update_count == 0
+    for value, size in ((1.0, 1), (torch.tensor(4.0), 3)):
+        for name, reduction in (("mean", "mean"), ("sum", torch.sum), ("max", "max"), ("min", min)):
+            logged.add(name, value, reduce_fx=reduction, in_batch=size)
+        logged.add("metric", metric, in_batch=size)
+    expected = {"mean": 3.25, "sum": 5.0, "max": 4.0, "min": 1.0, "metric": 3.0}
+    assert logged.collect() == logged.collect() == expected
+    assert logged.reductions() == {"sum": "sum", "max": "max", "min": "min"}
+    assert metric.update_count == 1
+
+
+def test_values_of_steps_and_epochs_have_names_of_their_own() -> None:
+    """As under Lightning: on_epoch=True in training_step means both; in a hook between batches, the epoch alone."""
+    logged = MetricLog()
+    for value, size in ((1.0, 1), (4.0, 3)):
+        logged.add("loss", value, on_epoch=True, in_batch=size)
+        logged.add("weighted", value, on_epoch=True, on_step=False, batch_size=5, in_batch=size)
+    logged.add("once", 7.0, on_epoch=True)
+    expected = {"loss": 3.25, "loss_step": 4.0, "loss_epoch": 3.25, "weighted": 2.5, "once": 7.0}
+    assert logged.collect() == expected
+
+
+def test_another_reduction_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected self.log\(…, reduce_fx=mean, sum, min or max\), got prod"):
+        MetricLog().add("a", 1.0, reduce_fx=torch.prod)
 
 
 class Sums(Linear):

@@ -1,0 +1,221 @@
+"""ModuleState: everything of a module outside the flat vector, put back after each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import chain
+from operator import is_not
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+
+#: The dicts in which a module registers its parameters, buffers, submodules and hooks.
+REGISTRIES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
+
+#: Values of a module's state tensors: the buffers, in the order of ``module.buffers()``, the frozen parameters, in the
+#: order of ``module.parameters()``, and the buffers that are None, which a client may set.
+Buffers = Sequence[Tensor | None]
+
+
+class ModuleState:
+    """Remembers a module, apart from its trainable parameters, and undoes what a client changes.
+
+    Remembered are buffers, frozen parameters, registered parameters, submodules and hooks, ``requires_grad`` flags,
+    training modes and all other attributes, extra state (``get_extra_state``) and torchmetrics objects. A list, dict or
+    set that a client changes in place stays changed, since modules use such containers as records.
+
+    Args:
+        module: the module, which is remembered as it is now.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = [_Part(part) for part in module.modules()]
+        self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
+        self._slots = _slots(module)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that require a gradient, in the order of ``module.parameters()``."""
+        return [parameter for parameter, flag in self._flags if flag]
+
+    @property
+    def buffers(self) -> Buffers:
+        """The remembered values of the state tensors; do not write to the tensors."""
+        return [slot.value for slot in self._slots]
+
+    def read(self) -> Buffers:
+        """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
+        return [slot.read() for slot in self._slots]
+
+    def write(self, values: Buffers) -> None:
+        """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
+        with torch.no_grad():
+            for slot, value in zip(self._slots, values, strict=True):
+                if value is not None:
+                    slot.write(value)
+
+    def restore(self, failed: bool = False) -> list[str]:
+        """Put back whatever has changed; where nothing has changed, this costs some comparisons.
+
+        Args:
+            failed: whether the client has failed in the middle; then lists, dicts and sets are put back, too.
+
+        Returns:
+            Names of public attributes that held another number, such as ``MyModule.step_count``.
+        """
+        numbers = [name for part in self._parts for name in part.restore(failed)]
+        for parameter, flag in self._flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+        for module, state in self._extra:
+            module.set_extra_state(deepcopy(state))
+        with torch.no_grad():
+            for slot in self._slots:
+                slot.restore()
+            for part in self._parts:
+                part.restore_tensors()
+        return numbers
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+class _Part:
+    """The attributes of one submodule, and what the submodule registers."""
+
+    def __init__(self, module: nn.Module) -> None:
+        attributes = vars(module)
+        self.module = module
+        self.collects = isinstance(module, Metric | MetricCollection)  # changes the values of attributes in place
+        self.registries = [attributes[name] for name in REGISTRIES if isinstance(attributes.get(name), dict)]
+        self.registered = [dict(registry) for registry in self.registries]
+        self.attributes = self._copy(attributes)
+        held = [] if self.collects else [value for name, value in attributes.items() if name not in REGISTRIES]
+        self.containers = [(v, type(v)(v)) for v in held if type(v) in (list, dict, set)]
+        self.tensors = [(v, v.detach().clone()) for v in held if isinstance(v, Tensor)]
+        self.present = self._present()
+
+    def restore(self, failed: bool) -> list[str]:
+        numbers: list[str] = []
+        if self._changed():
+            numbers = [] if self.collects else self._changed_numbers()
+            vars(self.module).clear()
+            vars(self.module).update(self._copy(self.attributes))
+            for registry, content in zip(self.registries, self.registered, strict=True):
+                registry.clear()
+                registry.update(content)
+            self.present = self._present()
+        for container, content in self.containers if failed else ():
+            container.clear()
+            container.extend(content) if isinstance(container, list) else container.update(content)
+        return numbers
+
+    def restore_tensors(self) -> None:
+        for tensor, value in self.tensors:
+            if not _same(tensor, value):
+                _overwrite(tensor, value)
+
+    def _copy(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        if not self.collects:
+            return dict(attributes)
+        return {name: value if name in REGISTRIES else _copied(value) for name, value in attributes.items()}
+
+    def _changed_numbers(self) -> list[str]:
+        before, kind = self.attributes, type(self.module).__name__
+        return [
+            f"{kind}.{name}"
+            for name, value in vars(self.module).items()
+            if _is_number(value) and _is_number(before.get(name)) and value != before[name] and name[0] != "_"
+        ]
+
+    def _changed(self) -> bool:
+        now = self._present()
+        return len(now) != len(self.present) or any(map(is_not, now, self.present))
+
+    def _present(self) -> list[Any]:
+        """The objects that the attributes and the registries hold now."""
+        return [*vars(self.module).values(), *chain.from_iterable(r.values() for r in self.registries if r)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _copied(value: Any) -> Any:
+    """Copy containers and the tensors in them, and keep all other objects."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
+
+
+@dataclass
+class _Slot:
+    """A place where a module registers a buffer or a frozen parameter.
+
+    Attributes:
+        registry: the module's dict of buffers or parameters.
+        name: the name in the dict.
+        tensor: the registered object, None for an empty buffer.
+        value: a copy of the tensor.
+    """
+
+    registry: dict[str, Any]
+    name: str
+    tensor: Tensor | None
+    value: Tensor | None
+
+    def read(self) -> Tensor | None:
+        now: Tensor | None = self.registry.get(self.name)
+        if now is None or (self.value is not None and _same(now, self.value)):
+            return self.value
+        return now.detach().clone()
+
+    def write(self, value: Tensor) -> None:
+        now = self.registry.get(self.name)
+        if now is None:
+            self.registry[self.name] = value.clone()
+        elif not _same(now, value):
+            _overwrite(now, value)
+
+    def restore(self) -> None:
+        if self.tensor is not None and self.value is not None and not _same(self.tensor, self.value):
+            _overwrite(self.tensor, self.value)
+
+
+def _slots(module: nn.Module) -> list[_Slot]:
+    """Find the state tensors of a module; a tensor that is registered twice has one slot."""
+    parts = list(module.modules())
+    registries: list[dict[str, Any]] = [*(part._buffers for part in parts), *(part._parameters for part in parts)]
+    found: dict[int, _Slot] = {}
+    empty = []
+    for registry in registries:
+        for name, tensor in registry.items():
+            if isinstance(tensor, Tensor) and not tensor.requires_grad:
+                found.setdefault(id(tensor), _Slot(registry, name, tensor, tensor.detach().clone()))
+            elif tensor is None:
+                empty.append(_Slot(registry, name, None, None))
+    return [*found.values(), *empty]
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and entries; a tensor with a nan is never the same as another."""
+    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+        return False
+    return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
+
+
+def _overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor another value, in place if its shape and memory allow (not those of an expanded tensor)."""
+    plain = tensor.layout is value.layout is torch.strided and 0 not in tensor.stride()
+    if plain and tensor.shape == value.shape:
+        tensor.copy_(value)
+    else:
+        tensor.data = value.to(tensor, copy=True)

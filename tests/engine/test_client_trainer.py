@@ -1,0 +1,259 @@
+"""The Trainer as a client's module sees it: sizes, progress and optimizers are the client's."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR, StepLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toy import Net, Quadratic, ToyData, alone, as_client, trainer
+
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+
+SIZES = "max_epochs", "num_training_batches", "estimated_stepping_batches", "accumulate_grad_batches"
+PROGRESS = "current_epoch", "global_step", "is_last_batch"
+
+
+class Looks(Net):
+    """Writes down what self.trainer says, wherever it may look, and sizes its schedule by it."""
+
+    def look(self, where: str, *names: str) -> None:
+        values = tuple(getattr(self.trainer, name) for name in names)
+        self.seen.append((where, *values, self.current_epoch, self.global_step, len(self.trainer.optimizers)))
+
+    def configure_optimizers(self) -> Any:
+        if not self.seen:  # the Trainer asks once; the orchestrator also before the first round
+            self.look("configure", "max_epochs", "estimated_stepping_batches")
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_start(self) -> None:
+        self.look("start", *SIZES)
+
+    def on_train_epoch_start(self) -> None:
+        self.look("epoch start")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.look("step", *PROGRESS)
+        return self.loss(batch)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        self.seen.append((epoch, batch_idx, self.trainer.global_step))
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.look("batch end")
+
+    def on_train_epoch_end(self) -> None:
+        self.look("epoch end")
+
+    def on_train_end(self) -> None:
+        self.look("end")
+
+
+class Stops(Looks):
+    """Has enough after the second batch of the second epoch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.trainer.should_stop = (self.current_epoch, batch_idx) == (1, 1)
+
+
+class ManualSteps(Looks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in (self.net[0], self.net[2])]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.look("step", *PROGRESS)
+        for optimizer in self.optimizers():  # type: ignore[union-attr]
+            optimizer.zero_grad()
+            optimizer.step(closure=lambda: self.manual_backward(self.loss(batch)))
+        assert isinstance(self.trainer, lightning.Trainer)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [(Looks, {}), (Looks, {"accumulate_grad_batches": 2}), (Stops, {}), (ManualSteps, {})],
+    ids=["plain", "accumulation", "stops", "manual"],
+)
+def test_a_client_sees_what_the_trainer_shows(make: type[Net], settings: dict[str, Any]) -> None:
+    """Three epochs of five batches; the number of steps, the rates and so the weights follow from what is seen."""
+    module, (client, capture) = alone(make, 3, **settings), as_client(make, 3, **settings)
+    assert client.seen == module.seen
+    assert torch.equal(capture.params[0], torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+
+
+class Sizes(Quadratic):
+    """Writes down its sizes as it makes its optimizers."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names, self.found, self.evaluated = names, set[Any](), set[Any]()
+
+    def configure_optimizers(self) -> Any:
+        self.found.add(tuple(getattr(self.trainer, name) for name in self.names))
+        return super().configure_optimizers()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.evaluated.add((self.current_epoch, self.trainer.max_epochs, self.optimizers().param_groups[0]["lr"]))  # type: ignore[union-attr]
+
+
+class Validated(ToyData):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(1)))
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ({"local_epochs": 4}, {(4, -1, 2, 8), (4, -1, 3, 12)}),
+        ({"local_epochs": 1.4}, {(2, -1, 2, 3), (2, -1, 3, 4)}),
+        ({"local_steps": 4}, {(2, 4, 2, 4), (2, 4, 3, 4)}),
+        ({"local_steps": 4, "accumulate_grad_batches": 3}, {(2, 2, 2, 2), (2, 2, 3, 2)}),
+    ],
+)
+def test_sizes_are_those_of_the_clients_own_work(work: dict[str, Any], expected: set[Any]) -> None:
+    """Clients of 2 and 3 batches. 1.4 passes: 2 + round(0.8) = 3 and 3 + round(1.2) = 4 batches."""
+    module = Sizes("max_epochs", "max_steps", "num_training_batches", "estimated_stepping_batches")
+    run = trainer(rounds=2)
+    run.fit(FederatedOrchestrator(module, on_bad_update="raise", **work), datamodule=Validated())
+    assert module.found == expected
+    assert module.evaluated == {(0, 2, 0.1), (1, 2, 0.1)}
+
+
+class Asks(Quadratic):
+    """Asks the Trainer for something, in a hook."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__()
+        setattr(self, where, lambda *_: getattr(self.trainer, what))
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "message"),
+    [
+        ("on_train_start", "train_dataloader", "self.trainer.train_dataloader would be about clients, not batches"),
+        ("on_train_start", "fit_loop", "self.trainer.fit_loop would be about clients, not batches"),
+        ("setup", "num_training_batches", "clients differ in their numbers of batches"),
+        ("on_fit_start", "estimated_stepping_batches", "clients differ in their numbers of batches"),
+        ("on_validation_start", "num_training_batches", "self.trainer.num_training_batches would be about clients"),
+    ],
+)
+def test_what_would_be_about_clients_is_refused(where: str, what: str, message: str) -> None:
+    module = Asks(where, what)
+    module.validation_step = lambda *_: None  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match=message):
+        trainer().fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=Validated())
+
+
+@pytest.mark.parametrize(("where", "what", "expected"), [("setup", "max_epochs", 3), ("on_fit_start", "max_epochs", 3)])
+def test_a_module_is_set_up_for_its_local_epochs(where: str, what: str, expected: int) -> None:
+    seen: list[Any] = []
+    module = Quadratic()
+    setattr(module, where, lambda *_: seen.append(getattr(module.trainer, what)))
+    trainer(rounds=9).fit(FederatedOrchestrator(module, local_epochs=3), datamodule=ToyData())
+    assert seen == [expected]
+    assert isinstance(module.trainer, lightning.Trainer)
+
+
+# Rates over the rounds
+
+
+class One(FederatedDataModule):
+    """Two clients of one batch each."""
+
+    num_clients = 2
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return TensorDataset(torch.ones(2, 1, dtype=torch.float64))
+
+
+class Groups(LightningModule):
+    """Two parameters under rates of their own, 1 and 0.1, whose gradient is 1; writes down its rates."""
+
+    def __init__(self, inner: Any = None) -> None:
+        super().__init__()
+        self.inner, self.rates = inner, []
+        self.w, self.v = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in "wv")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.rates.append([group["lr"] for group in self.optimizers().param_groups])  # type: ignore[union-attr]
+        return (self.w + self.v).sum()
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [self.w], "lr": 1.0}, {"params": [self.v], "lr": 0.1}]
+        optimizer = torch.optim.SGD(groups, lr=1.0)
+        return [optimizer], [self.inner(optimizer)] if self.inner else []
+
+
+def warm_up(optimizer: Any) -> Any:
+    parts = [LinearLR(optimizer, 0.5, total_iters=2), CosineAnnealingLR(optimizer, 2)]
+    return SequentialLR(optimizer, parts, milestones=[2])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (lambda o: StepLR(o, 2, 0.1), [1.0, 1.0, 0.1, 0.1]),
+        (lambda o: CosineAnnealingLR(o, 4), [1.0, 0.85355339, 0.5, 0.14644661]),
+        (lambda o: LambdaLR(o, lambda round: 1 / (1 + round)), [1.0, 1 / 2, 1 / 3, 1 / 4]),
+        (warm_up, [0.5, 0.75, 1.0, 0.5]),
+    ],
+    ids=["step", "cosine", "lambda", "warm-up"],
+)
+def test_client_rates_follow_a_schedule_over_the_rounds(schedule: Any, factors: list[float]) -> None:
+    """Both clients of a round have its rates; the model moves by the sum of the rates, here in four rounds."""
+    module, run = Groups(), trainer(rounds=4)
+    run.fit(FederatedOrchestrator(module, local_lr_scheduler=schedule), datamodule=One())
+    wanted = [[factor, 0.1 * factor] for factor in factors for _ in range(2)]
+    assert torch.allclose(torch.tensor(module.rates), torch.tensor(wanted))
+    assert float(module.w) == pytest.approx(-sum(factors))
+    assert float(module.v) == pytest.approx(-0.1 * sum(factors))
+
+
+def test_rates_within_a_round_start_from_the_rate_of_the_round() -> None:
+    """A tenth after each epoch, of rates that are halved after each round: (1, 0.1), (0.5, 0.05)."""
+    module, run = Groups(lambda optimizer: StepLR(optimizer, 1, 0.1)), trainer(rounds=2)
+    settings: Any = {"local_epochs": 2, "local_lr_scheduler": lambda optimizer: StepLR(optimizer, 1, 0.5)}
+    run.fit(FederatedOrchestrator(module, **settings), datamodule=One())
+    assert [rates[0] for rates in module.rates] == pytest.approx([1.0, 0.1] * 2 + [0.5, 0.05] * 2)
+
+
+def test_a_schedule_goes_on_after_a_stop(tmp_path: Path) -> None:
+    """Round 3 of the cosine above, after a stop behind round 2."""
+    settings: Any = {"local_lr_scheduler": lambda optimizer: CosineAnnealingLR(optimizer, 4)}
+    first = trainer(rounds=2)
+    first.fit(FederatedOrchestrator(Groups(), **settings), datamodule=One())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    module = Groups()
+    trainer(rounds=3).fit(FederatedOrchestrator(module, **settings), datamodule=One(), ckpt_path=tmp_path / "two.ckpt")
+    assert [rates[0] for rates in module.rates] == pytest.approx([0.5, 0.5])
+
+
+def test_the_learning_rate_monitor_shows_the_clients_rates(tmp_path: Path) -> None:
+    """Beside the server's: 1 and 0.1, then half of both."""
+    run = trainer(LearningRateMonitor(), rounds=2, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    orchestrator = FederatedOrchestrator(Groups(), local_lr_decay=0.5)
+    run.fit(orchestrator, datamodule=One())
+    with next(tmp_path.rglob("metrics.csv")).open() as file:
+        shown = [row for row in csv.DictReader(file) if row["lr-client/pg1"]]
+    rates = [tuple(float(row[name]) for name in ("lr-client/pg1", "lr-client/pg2", "lr-SGD")) for row in shown]
+    assert rates == [(1.0, 0.1, 1.0), (0.5, 0.05, 1.0)]
+
+
+def test_a_schedule_and_a_decay_are_refused_together() -> None:
+    with pytest.raises(ConfigurationError, match=r"local_lr_scheduler or local_lr_decay, got both, a decay of 0.5"):
+        FederatedOrchestrator(Groups(), local_lr_decay=0.5, local_lr_scheduler=lambda optimizer: StepLR(optimizer, 1))
