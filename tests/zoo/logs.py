@@ -1,0 +1,124 @@
+"""Modules that log: numbers of all kinds, and torchmetrics."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import CatMetric, MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics.classification import (
+    BinaryAUROC,
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassPrecision,
+    MulticlassRecall,
+)
+from toy import Net
+
+
+class Logs(Net):
+    """Means, sums and largest values, by step and by epoch, of batches of different sizes."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss, size = self.loss(batch), len(batch[0])
+        self.log("mean", loss, on_step=False, on_epoch=True, batch_size=size)
+        self.log("examples", float(size), on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("worst", loss, on_step=False, on_epoch=True, reduce_fx=torch.max)
+        self.log("best", loss.detach(), on_step=False, on_epoch=True, reduce_fx="min")
+        self.log("both", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log_dict({"one": 1, "two": torch.tensor(2.0)}, on_step=False, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch), on_epoch=True)
+
+
+class Accuracies(Net):
+    """A torchmetrics object for training, which is logged, and one for validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = nn.ModuleDict({"train_top1": MulticlassAccuracy(3), "val_top1": MulticlassAccuracy(3)})
+        self.total = SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.metrics["train_top1"](self.net(batch[0]), batch[1])
+        self.log("train/top1", self.metrics["train_top1"], on_step=False, on_epoch=True)
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.metrics["val_top1"](self.net(batch[0]), batch[1])
+        self.total.update(len(batch[0]))
+        self.log("val/top1", self.metrics["val_top1"])
+        self.log("val/total", self.total)
+
+
+class Collections(Net):
+    """A MetricCollection with compute groups, logged by ``log_dict``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = {"precision": MulticlassPrecision(3), "recall": MulticlassRecall(3)}
+        self.scores = MetricCollection(kinds, prefix="train/")  # type: ignore[arg-type]
+        self.val_scores = self.scores.clone(prefix="val/")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.scores.update(self.net(batch[0]), batch[1])
+        self.log_dict(self.scores, on_step=False, on_epoch=True)  # type: ignore[arg-type]
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.val_scores.update(self.net(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.val_scores.compute())
+        self.val_scores.reset()
+
+
+class Lists(Net):
+    """A MetricCollection of metrics that keep lists of all values, two of which share them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds: dict[str, Metric] = {"auroc": BinaryAUROC(), "again": BinaryAUROC()}
+        self.scores = MetricCollection(kinds, prefix="train/")  # type: ignore[arg-type]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.scores(self.net(batch[0]).softmax(1)[:, 0], (batch[1] == 0).long())
+        self.log_dict(self.scores, on_step=False, on_epoch=True)  # type: ignore[arg-type]
+        return self.loss(batch)
+
+
+class ComputesItself(Net):
+    """Computes and resets its metrics in hooks; one has a state that is saved, one a matrix that no log takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values, self.mean, self.confusion = CatMetric(), MeanMetric(), MulticlassConfusionMatrix(3)
+        self.mean.persistent(True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        for metric in (self.values, self.mean):
+            metric.update(loss.detach())
+        self.confusion.update(self.net(batch[0]), batch[1])
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train/last", self.values.compute().reshape(-1)[-1])
+        self.log("train/mean", self.mean.compute())
+        self.log("train/right", self.confusion.compute().trace().float())
+        for metric in (self.values, self.mean, self.confusion):
+            metric.reset()
+
+
+class Feeds(Net):
+    """A loss that depends on a metric's state: the mean of all losses so far, which nothing resets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def loss(self, batch: Any) -> Tensor:
+        loss = super().loss(batch)
+        self.mean.update(loss.detach())
+        return loss / self.mean.compute()
