@@ -52,16 +52,16 @@ class ImageData(LabelledData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if the images are uint8.
 
-        The images of a training batch are augmented first. All images become floats of the default type in [0, 1], and
-        (x - mean) / std per channel unless ``normalize`` is False. Any other batch is returned unchanged: batches of
-        floats, and the client ids that the Trainer takes for training batches.
+        The images of a training batch are augmented first. All images become floats in [0, 1], of the type in which the
+        run computes, and (x - mean) / std per channel unless ``normalize`` is False. Any other batch is returned
+        unchanged: batches of floats, and the client ids that the Trainer takes for training batches.
         """
         if not isinstance(batch, list | tuple) or not isinstance(batch[0], Tensor) or batch[0].dtype != torch.uint8:
             return batch
         images = batch[0]
         for augmentation in self.augment if isinstance(batch, TrainingBatch) else ():
             images = augmentation(images)
-        inputs = images.to(torch.get_default_dtype()).div_(255)
+        inputs = images.to(self._dtype()).div_(255)
         if self.normalize:
             constants = (self.mean, self.std)
             if not isinstance(self.normalize, bool):
@@ -69,6 +69,13 @@ class ImageData(LabelledData):
             mean, std = (_per_channel(values, inputs.dtype, inputs.device) for values in constants)
             inputs.sub_(mean).div_(std)
         return [inputs, *batch[1:]]
+
+    def _dtype(self) -> torch.dtype:
+        """Return the type in which the run computes: the default type, or float64 under ``precision: 64-true``."""
+        if self.trainer is None:
+            return torch.get_default_dtype()
+        with self.trainer.precision_plugin.tensor_init_context():  # the Trainer converts inputs before this hook alone
+            return torch.get_default_dtype()
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         channels = len(self.mean)

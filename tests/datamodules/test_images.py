@@ -66,6 +66,36 @@ def test_other_batches_are_left_alone() -> None:
     assert data.on_after_batch_transfer(None, 0) is None
 
 
+class Pixel(LightningModule):
+    """Remembers the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.seen = nn.Linear(1, 3), list[Tensor]()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.append(batch[0])
+        return nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    validation_step = training_step
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_bytes_become_doubles_where_the_run_computes_in_doubles() -> None:
+    """Row 1 / 255 is scaled in float64: (1/255 - 0.1) / 0.5. Afterwards, the data serve a run in float32."""
+    module, data = Pixel(), Tiny(num_clients=2)
+    run = trainer(precision="64-true")
+    run.fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data)
+    run.validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
+    assert {inputs.dtype for inputs in module.seen} == {torch.float64}
+    assert module.seen[-1].flatten()[1].item() == pytest.approx((1 / 255 - 0.1) / 0.5, rel=1e-15)
+    module = Pixel()
+    trainer().fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data)
+    assert {inputs.dtype for inputs in module.seen} == {torch.float32}
+
+
 def test_constants_made_in_inference_mode_serve_training() -> None:
     """Validation comes first and runs in inference mode; its cached constants must not taint training."""
     data = Tiny()
