@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -179,8 +179,11 @@ class Cohort:
         Args:
             reduce: reduces a block of B columns, from (K, B) to (B,), each column on its own.
         """
-        mixing = self.mixing.to(self.deltas)
-        return torch.cat([reduce(mixing @ block) for block in torch.split(self.deltas, COLUMNS, dim=1)])
+        blocks: Iterable[Tensor] = torch.split(self.deltas, COLUMNS, dim=1)
+        if not torch.equal(self.mixing, torch.eye(len(self.mixing), dtype=self.mixing.dtype)):
+            mixing = self.mixing.to(self.deltas)
+            blocks = (mixing @ block for block in blocks)
+        return torch.cat([reduce(block) for block in blocks])
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; the Gram matrix is computed again only for new ``deltas``."""

@@ -34,6 +34,7 @@ from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
 from fl_lightning.engine.cohort import ClientResult, Cohort
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.devices import agree, gather_clients
+from fl_lightning.engine.exact import full_float32
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
@@ -325,9 +326,10 @@ class FederatedOrchestrator(ClientHost):
         warnings.warn(f"round {self.round} is skipped: its only client is left out", stacklevel=2)
 
     def _aggregate(self, cohort: Cohort) -> None:
-        for callback in self.callbacks:
-            cohort = callback.aggregate(self, cohort)
-        self._step_server(self._reduce(cohort))
+        with full_float32():
+            for callback in self.callbacks:
+                cohort = callback.aggregate(self, cohort)
+            self._step_server(self._reduce(cohort))
         self.write_buffers(cohort.buffers)
         self._refine(cohort)
         for callback in self.callbacks:

@@ -1,0 +1,39 @@
+"""Matrix products in full float32, for the server's arithmetic."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Keep TF32 and bfloat16 out of float32 matrix products inside a ``with`` block, whatever the user has set.
+
+    ``torch.set_float32_matmul_precision("high")`` lets a GPU round the factors of float32 products to 10 bits. That
+    suits the training of clients, but even an identity matrix times the updates would round them.
+    """
+    flags = _flags()
+    newer = [each.fp32_precision for each in flags]
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the user has set the newer flags, and torch refuses to put them into one word
+        older = None
+    try:
+        if older is not None:  # in step with the newer flags: torch raises where the two disagree
+            torch.set_float32_matmul_precision("highest")
+        for each in flags:
+            each.fp32_precision = "ieee"
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for each, value in zip(flags, newer, strict=True):
+            each.fp32_precision = value
+
+
+def _flags() -> list[Any]:
+    """Return the holders of torch's flags for matrix products on GPUs and on the CPU; none before torch 2.9."""
+    holders = [getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)]
+    return [holder for holder in holders if hasattr(holder, "fp32_precision")]
