@@ -177,6 +177,14 @@ class FederatedOrchestrator(ClientHost):
                     callback.state.open(folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
 
     @override
+    def on_fit_end(self) -> None:
+        super().on_fit_end()
+        # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
+        self._flat.vector  # noqa: B018  # moves
+        for name in ("_deltas", "_anchor", "_anchor_buffers"):
+            self.__dict__.pop(name, None)
+
+    @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
         with torch.autocast(self.device.type, enabled=False):  # the Trainer's autocast is for clients' forward passes

@@ -15,8 +15,8 @@ class FlatParameters:
     """The trainable parameters of a module as views into one vector.
 
     Setting the whole model takes one copy, a snapshot one clone. Frozen parameters stay outside; a parameter that
-    several layers share is in the vector once. Moving the module to another device or dtype breaks the views, so move
-    the module first.
+    several layers share is in the vector once. After the module has moved to another device or dtype, as the Trainer
+    moves it at the end of a fit, the next use of the vector makes a new one there.
 
     Args:
         module: the module; the storage of its parameters is replaced, their values are kept.
@@ -40,7 +40,10 @@ class FlatParameters:
                 f"{type(module).__name__} must have trainable parameters of one dtype, float32 or float64, got "
                 f"{dtypes or 'none'}: train in lower precision with bf16-mixed or 16-mixed, unfreeze what is to learn"
             )
-        with torch.no_grad():
+        self._flatten()
+
+    def _flatten(self) -> None:
+        with torch.inference_mode(False), torch.no_grad():  # the vector may be used first while the Trainer validates
             self._vector = torch.cat([p.reshape(-1) for p in self.parameters])
         self._views = self.views(self._vector)
         for parameter, view in zip(self.parameters, self._views, strict=True):
@@ -62,6 +65,8 @@ class FlatParameters:
 
         A parameter whose storage has been replaced (``p.data = …``) is copied into the vector and becomes a view again.
         """
+        if (self.parameters[0].device, self.parameters[0].dtype) != (self._vector.device, self._vector.dtype):
+            self._flatten()
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() != view.data_ptr():
                 view.copy_(parameter.detach())

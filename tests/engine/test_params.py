@@ -56,6 +56,35 @@ def test_values_survive_a_memory_format() -> None:
     assert torch.equal(flat.vector, weight.contiguous().reshape(-1))
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])
+def test_a_module_that_has_moved_gets_a_vector_there(mode: Any) -> None:
+    """Another dtype stands for another device; the vector may be asked for first while the Trainer validates."""
+    model = network()
+    flat = FlatParameters(model)
+    flat.gradient.fill_(1)
+    model.double()
+    with mode():
+        assert flat.vector.tolist() == [float(i) for i in range(10)]
+    assert flat.vector.dtype == flat.gradient.dtype == model[0].weight.dtype == torch.float64
+    flat.vector.mul_(2)
+    assert model[2].weight.tolist() == [[16, 18]]
+    model[2].weight.sum().backward()
+    with torch.no_grad():
+        model[2].weight.add_(1)
+    assert flat.vector.tolist()[-2:] == [17, 19]
+
+
+def test_nothing_of_a_round_is_kept_after_a_fit() -> None:
+    orchestrator = FederatedOrchestrator(Normalized())
+    trainer(rounds=2).fit(orchestrator, datamodule=NormalizedData())
+    kept = [value for held in vars(orchestrator).values() for value in (held if isinstance(held, list) else [held])]
+    assert not [value for value in kept if isinstance(value, Tensor)]
+    before = orchestrator.params.clone()
+    with orchestrator.at(torch.zeros_like(before)):
+        assert not any(parameter.any() for parameter in orchestrator.client.parameters())
+    assert torch.equal(orchestrator.params, before)
+
+
 def test_a_shared_parameter_counts_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
