@@ -16,6 +16,7 @@ from typing_extensions import override
 from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_trainer import ClientTrainer
 from fl_lightning.engine.data import ClientIds
+from fl_lightning.engine.inference import leave_inference_mode
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
@@ -72,6 +73,7 @@ class ClientHost(Server):
                 part.distributed_available_fn = _alone
         self.client.trainer = self._shown = ClientTrainer(self.trainer, self.settings)  # type: ignore[assignment]  # stands for it
         if stage == "fit":
+            leave_inference_mode(self.client)
             self._shown.begin()
         self.client.setup(stage)
 
