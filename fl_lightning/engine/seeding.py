@@ -34,8 +34,9 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Restore the global generators of torch, NumPy and Python at the end of a ``with`` block."""
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    """Restore the global generators of torch (CPU and ``device``), NumPy and Python at the end of a ``with`` block."""
+    accelerator = None if device.type == "cpu" else torch.get_device_module(device)
+    drawn = accelerator.get_rng_state(device) if accelerator else None
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -43,15 +44,20 @@ def isolated(device: torch.device) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+        if accelerator:
+            accelerator.set_rng_state(drawn, device)
 
 
 def seed_globals(seed: int, device: torch.device) -> None:
-    """Seed the global generators (dropout, augmentation) of torch, NumPy and Python; ``seed`` has 32 bits."""
+    """Seed the global generators of torch (CPU and ``device``), NumPy and Python (dropout, augmentation).
+
+    Args:
+        seed: a number of 32 bits.
+        device: the device that trains.
+    """
     # Not torch.manual_seed, which formats a stack trace for lazy CUDA and takes 1000 times as long
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
