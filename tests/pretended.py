@@ -4,16 +4,10 @@ Its kernels are the CPU's, so results can be compared with the CPU's bit for bit
 asynchrony, rounding (TF32, fused kernels), several devices or speed.
 """
 
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -86,11 +80,8 @@ class PretendedAccelerator(Accelerator):
         return NAME
 
 
-@cache
 def build() -> Module:
-    """Compile the device, which takes half a minute, and make it known to torch; skip the test without a compiler."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        pytest.skip("no C++ compiler")
+    """Compile the device, which takes some ten seconds, and make it known to torch, for the rest of the process."""
     from torch.utils.cpp_extension import load  # on import, it warns of missing CUDA
 
     load(NAME, [str(Path(__file__).with_suffix(".cpp"))], extra_cflags=["-O0", "-w"], is_python_module=False)
@@ -98,19 +89,9 @@ def build() -> Module:
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend()
-    return module
-
-
-@contextmanager
-def pretended() -> Iterator[Module]:
-    """Offer the device, ``torch.device("pretended")``, inside a ``with`` block; its module tells of its memory."""
-    module, before = build(), torch.__future__.get_swap_module_params_on_conversion()
     # A module that moves keeps its parameters, as between the CPU and CUDA: tied parameters stay tied.
     torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        yield module
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(before)
+    return module
 
 
 def on_device(precision: str = "32-true") -> dict[str, Any]:

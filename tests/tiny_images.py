@@ -1,5 +1,6 @@
-"""Byte images of 8x8 pixels, in float32 throughout: a small convolutional classifier, and every monitor that ships."""
+"""Byte images of 8x8 pixels, in float32 throughout: a small convolutional classifier, and every callback that ships."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import lists
 import torch
 import yaml
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
 from rules import CLIENT_RULES, SERVER_RULES, Make
 from torch import Tensor, nn
 from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
+from fl_lightning.callbacks import SignFlip
 from fl_lightning.datamodules import Tensors
 from fl_lightning.models import ImageClassifier
 
@@ -31,7 +34,11 @@ def _monitors() -> dict[str, Make]:
 
 
 MONITORS = _monitors()
-CALLBACKS: dict[str, Make] = SERVER_RULES | CLIENT_RULES | MONITORS
+OTHERS: dict[str, Callable[[], Callback]] = {
+    "SignFlip": lambda: SignFlip(2),
+    "EMAWeightAveraging": lambda: EMAWeightAveraging(decay=0.8),
+}
+CALLBACKS: dict[str, Callable[[], Callback]] = {**SERVER_RULES, **CLIENT_RULES, **MONITORS, **OTHERS}
 
 
 def images(size: int, seed: int) -> tuple[Tensor, Tensor]:
