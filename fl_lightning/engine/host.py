@@ -137,6 +137,8 @@ class ClientHost(Server):
             self._run.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
+            if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
+                self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
     def _client_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._run is not None:

@@ -68,13 +68,19 @@ class TransferringModule(LightningModule):
         """Whether a batch goes through the transfer hooks and to the device; other batches are passed on unchanged."""
         return True
 
+    def on_batch_passed_on(self) -> None:
+        """Do nothing until overridden; called when the Trainer has passed on a batch, before its callbacks get it."""
+
     def transfer(self, batch: Any) -> Any:
         """Bring a batch to the device, through the transfer hooks of the data module and of this module."""
         return super()._apply_batch_transfer_handler(super()._on_before_batch_transfer(batch), self.device)
 
     @override
     def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        return super()._on_before_batch_transfer(batch, dataloader_idx) if self.is_data(batch) else batch
+        if self.is_data(batch):
+            return super()._on_before_batch_transfer(batch, dataloader_idx)
+        self.on_batch_passed_on()
+        return batch
 
     @override
     def _apply_batch_transfer_handler(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:

@@ -181,8 +181,12 @@ class FederatedOrchestrator(ClientHost):
         super().on_fit_end()
         # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
         self._flat.vector  # noqa: B018  # moves
-        for name in ("_deltas", "_anchor", "_anchor_buffers"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_deltas", None)
+        self.__dict__.pop("_anchor", None)
+        self._state = ModuleState(self.client)
+
+    def on_batch_passed_on(self) -> None:
+        self._set_step(self.round)  # before callbacks log anything of this batch
 
     @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:

@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.lightning_private import set_step
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, run_folder, whole
 from fl_lightning.runs.log import log_figure, save_arrays
@@ -87,11 +86,6 @@ class RunTracking(Callback):
         round = cast(Server, pl_module).round
         for run in wandb_runs(trainer):
             run.log({"round": round}, step=max(run.step, STEPS * round), commit=False)
-
-    @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # Values that are logged after a client, not after a round, get the round as their step, too.
-        set_step(trainer, cast(Server, pl_module).round)
 
 
 def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:

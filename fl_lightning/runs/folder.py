@@ -87,12 +87,15 @@ class RunFolder(CSVLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add metrics to the row of the round that they name by ``round``, or else to the row of the current round."""
+        """Add metrics to the row of a round: the round that they name by ``round``, or else ``step``.
+
+        Metrics with neither are added to the last row.
+        """
         if self._rows is None:
             self._rows = self._read()
         values = {name: float(value) for name, value in metrics.items()}
-        finished = max((r for r, row in self._rows.items() if "train/loss" in row), default=0)
-        round = int(values.pop("round", finished + 1))
+        last = max(self._rows, default=1)
+        round = int(values.pop("round", last if step is None else step))
         if round > 0:
             self._rows.setdefault(round, {}).update(values)
             self._lines.pop(round, None)

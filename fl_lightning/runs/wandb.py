@@ -14,7 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from fl_lightning.runs.folder import ENVIRONMENT, METRICS
+from fl_lightning.runs.folder import ENVIRONMENT, TIMINGS
 
 
 def wandb_runs(trainer: Trainer) -> list[Any]:
@@ -63,7 +63,7 @@ def continue_wandb(folder: Path, rounds: int | None) -> None:
     known = yaml.safe_load(file.read_text()).get("wandb") if file.is_file() else None
     if known is None:
         return
-    reached = _finished(folder / METRICS)
+    reached = _finished(folder / TIMINGS)
     if rounds is not None and reached > rounds:
         print(
             f"W&B: round {reached} is there already, and this run goes on from round {rounds}: it is a new one in W&B"
@@ -72,9 +72,9 @@ def continue_wandb(folder: Path, rounds: int | None) -> None:
         os.environ.setdefault("WANDB_RUN_ID", known["id"])  # read by W&B; an id among the logger's arguments wins
 
 
-def _finished(metrics: Path) -> int:
+def _finished(timings: Path) -> int:
     """The last round that was trained to its end; 0 if there is none."""
-    if not metrics.is_file():
+    if not timings.is_file():
         return 0
-    with metrics.open(newline="") as lines:
-        return max((int(row["round"]) for row in csv.DictReader(lines) if row.get("train/loss")), default=0)
+    with timings.open(newline="") as lines:
+        return max((int(row["round"]) for row in csv.DictReader(lines)), default=0)

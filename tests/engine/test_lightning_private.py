@@ -136,11 +136,14 @@ def test_begin_epoch_again(tmp_path: Path) -> None:
 
 
 def test_transferring_module() -> None:
-    """Batches that are no data pass untouched; all others go through the module's own hooks."""
+    """Batches that are no data pass untouched, and are announced; all others go through the module's own hooks."""
 
     class Doubling(private.TransferringModule):
         def is_data(self, batch: Any) -> bool:
             return isinstance(batch, torch.Tensor)
+
+        def on_batch_passed_on(self) -> None:
+            seen.append("next")
 
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return 2 * batch
@@ -153,7 +156,7 @@ def test_transferring_module() -> None:
     seen: list[Any] = []
     run = trainer()
     run.fit(module := Doubling(), DataLoader([[3], [4]], batch_size=None))  # type: ignore[arg-type]  # a list is a dataset
-    assert seen == [[3], [4]]
+    assert seen == ["next", [3], "next", [4]]
     assert module.transfer(torch.ones(2)).tolist() == [2, 2]
 
 

@@ -3,11 +3,16 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command import rows
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from torch.utils.data import DataLoader
+from toy import Quadratic, ToyData, trainer
 
+from fl_lightning import FederatedOrchestrator
 from fl_lightning.runs.folder import RunFolder, next_version
 
 FOUR = "round,val/top1,train/loss\n1,0.5,2\n2,0.6,1.5\n3,0.7,1.25\n4,0.8,1.125\n"
@@ -32,6 +37,68 @@ def test_one_row_a_round_from_several_calls(tmp_path: Path) -> None:
         "round,val/top1,train/loss,conflict/ratio",
         "1,0.5,1.5,0.25",
         "2,0.75,,",
+    ]
+
+
+def test_metrics_without_a_round_belong_to_the_round_of_their_step(tmp_path: Path) -> None:
+    """Metrics with neither round nor step belong to the last row."""
+    folder = RunFolder(tmp_path, "e")
+    folder.log_metrics({"lr-SGD": 1.0}, step=1)
+    folder.log_metrics({"lr-SGD": 0.5}, step=2)
+    folder.log_metrics({"own": 0.25})
+    table = [{"round": 1, "lr-SGD": 1}, {"round": 2, "lr-SGD": 0.5, "own": 0.25}]
+    assert rows(Path(folder.log_dir, "metrics.csv")) == table
+
+
+class Silent(Quadratic):
+    """Manual optimization without a loss to report; the evaluation logs every batch's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:  # type: ignore[override]  # returns no loss
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("val/batch", float(batch_idx), on_step=True, on_epoch=False)
+
+    def test_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        self.log("test/batch", float(batch_idx), on_step=True, on_epoch=True)
+
+
+class Evaluated(ToyData):
+    """Three batches to evaluate on."""
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(torch.zeros(3))  # type: ignore[arg-type]  # a tensor is a dataset
+
+    test_dataloader = val_dataloader
+
+
+class EveryClient(Callback):
+    """Logs the module's round before and after each client, to the loggers alone."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        trainer.logger.log_metrics({"before": pl_module.round}, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.log("after", float(trainer.current_epoch + 1), on_step=True, on_epoch=False)
+
+
+def test_rows_of_a_module_that_reports_no_loss(tmp_path: Path) -> None:
+    """Two clients a round: batches are counted neither in training nor in evaluations."""
+    folder, orchestrator = RunFolder(tmp_path, "e"), FederatedOrchestrator(Silent())
+    run = trainer(LearningRateMonitor(), EveryClient(), logger=folder, rounds=3, log_every_n_steps=1)
+    run.fit(orchestrator, datamodule=Evaluated())
+    run.test(orchestrator, datamodule=Evaluated())
+    assert rows(Path(folder.log_dir, "metrics.csv")) == [
+        {"round": r, "lr-SGD": 1, "before": r, "after": r, "val/batch": 2}
+        | ({"test/batch_step": 2, "test/batch_epoch": 1} if r == 3 else {})
+        for r in (1, 2, 3)
     ]
 
 

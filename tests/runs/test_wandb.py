@@ -26,7 +26,8 @@ def test_wandb_takes_no_rounds_back(
     monkeypatch.setenv("WANDB_RUN_ID", "")
     del os.environ["WANDB_RUN_ID"]
     Path("environment.yaml").write_text("wandb: {id: abc}")
-    Path("metrics.csv").write_text("round,val/loss,train/loss\n1,1,1\n2,1,1\n3,1,1\n4,1,\n")
+    Path("metrics.csv").write_text("round,lr-SGD\n1,1\n2,1\n3,1\n4,1\n")
+    Path("timings.csv").write_text("round,seconds\n1,1\n2,1\n3,1\n")
     continue_wandb(Path(), rounds)
     assert os.environ.get("WANDB_RUN_ID") == ("abc" if continued else None)
     assert ("round 3 is there already" in capsys.readouterr().out) != continued
