@@ -80,10 +80,18 @@ class ClientHost(Server):
     @override
     def teardown(self, stage: str) -> None:
         self.client.teardown(stage)
+        self.release_client()
+
+    def release_client(self) -> None:
+        """Give the client module back its own methods, and forget the module's evaluation hooks."""
         for name in BORROWED:
             self.client.__dict__.pop(name, None)
         for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS):
             self.__dict__.pop(hook, None)
+
+    def drop_round(self) -> int | None:
+        """Drop the round that is under way, and return how many of its clients were done; None if there is none."""
+        raise NotImplementedError
 
     @override
     def configure_callbacks(self) -> Any:

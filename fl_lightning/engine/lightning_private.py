@@ -47,15 +47,19 @@ def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
     return trainer._logger_connector.metrics["log"]
 
 
-def begin_epoch_again(checkpoint: dict[str, Any]) -> None:
-    """Change a checkpoint that was saved in the middle of an epoch, in place, so that the epoch begins again."""
-    if "loops" not in checkpoint:  # a checkpoint of weights alone
-        return
-    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    if not batches["is_last_batch"]:
-        before = batches["total"]["ready"] - batches["current"]["ready"]
-        batches["total"] = dict.fromkeys(batches["total"], before)
-        batches["current"] = dict.fromkeys(batches["current"], 0)
+def begin_epoch(progress: dict[str, Any], done: int) -> None:
+    """Change the saved progress of a fit loop, in place, so that training continues with the first batch of an epoch.
+
+    Args:
+        progress: the saved progress, as in ``checkpoint["loops"]["fit_loop"]``.
+        done: number of complete epochs.
+    """
+    epochs, batches = progress["epoch_progress"], progress["epoch_loop.batch_progress"]
+    before = batches["total"]["ready"] - batches["current"]["ready"]
+    counts = ((epochs["total"], done), (epochs["current"], done), (batches["total"], before), (batches["current"], 0))
+    for each, count in counts:
+        each.update(dict.fromkeys(each, count))
+    batches["is_last_batch"] = False
 
 
 # LightningModule

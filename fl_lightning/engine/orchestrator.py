@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -36,6 +37,7 @@ from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.exact import full_float32
 from fl_lightning.engine.host import ClientHost
+from fl_lightning.engine.interruption import Interruption
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
@@ -133,7 +135,10 @@ class FederatedOrchestrator(ClientHost):
     def configure_callbacks(self) -> Any:
         # This is the first hook with a Trainer: check the Trainer's flags before Lightning's own checks.
         check_trainer(self.trainer)
-        return super().configure_callbacks()
+        added = super().configure_callbacks() or []
+        known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
+        watched = any(isinstance(each, Interruption) and each.orchestrator is self for each in known)
+        return [*(added if isinstance(added, Sequence) else [added]), *([] if watched else [Interruption(self)])]
 
     @override
     def setup(self, stage: str) -> None:
@@ -216,6 +221,9 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
+        if self._run is not None:  # saved on a signal, while the module holds a client's model
+            with self.at(self._anchor, self._anchor_buffers):
+                checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings
         self.client.on_save_checkpoint(checkpoint)
@@ -223,8 +231,9 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         check_state(self.state_dict(), checkpoint["state_dict"])
-        lightning_private.begin_epoch_again(checkpoint)  # a round that was stopped half-way runs again
         self.rounds_done = checkpoint["rounds_done"]
+        if "loops" in checkpoint:  # continue with the first client of the next round
+            lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)
         self._saved_settings = checkpoint.get("server_settings")
         checkpoint["lr_schedulers"] = []  # on_train_start sets the run's own schedule to the round
         self.client.on_load_checkpoint(checkpoint)
@@ -349,6 +358,11 @@ class FederatedOrchestrator(ClientHost):
         for name, value in cohort.metrics.items():
             self.log_round(name, value, prog_bar=name == "train/loss")
         self._log_states()
+
+    @override
+    def drop_round(self) -> int | None:
+        results: list[ClientResult] | None = self.__dict__.pop("_results", None)
+        return None if results is None else len(results) + len(self._failures)
 
     def _log_states(self) -> None:
         """Log the size of the clients' states; states on disk can be read by all devices after this call."""

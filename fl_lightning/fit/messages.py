@@ -7,6 +7,7 @@ import difflib
 import inspect
 import logging
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from typing_extensions import override
 
@@ -39,6 +41,7 @@ UNHELPFUL = (
     "LightningCLI's args parameter is intended",
     ".*defined a `validation_step` but have no `val_dataloader`.*",
     ".*recommended to use `self.log.*sync_dist=True.*",
+    ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
     ".*Checkpoint directory .* exists and is not empty.*",
 )
 
@@ -73,11 +76,13 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         args: the arguments.
 
     Returns:
-        The exit status; 2 for a mistake.
+        The exit status; 2 for a mistake, 143 after SIGTERM.
     """
     _quiet()
     try:
         return command(args)
+    except SIGTERMException:  # Lightning leaves with status 0
+        return 128 + signal.SIGTERM
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise

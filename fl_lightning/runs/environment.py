@@ -13,12 +13,13 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, run_folder, whole
+from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, run_folder, whole
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.pictures import bubbles
 from fl_lightning.runs.settings import RULES, data_fingerprint, settings_fingerprint
@@ -77,6 +78,20 @@ class RunTracking(Callback):
             tell_wandb(trainer, {"environment": facts})
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts), 0)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._drop_half_round(trainer, cast(Server, pl_module))
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._drop_half_round(trainer, cast(Server, pl_module))
+
+    @staticmethod
+    def _drop_half_round(trainer: Trainer, orchestrator: Server) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, RunFolder) and trainer.state.fn == TrainerFn.FITTING:
+                logger.drop_after(orchestrator.rounds_done)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

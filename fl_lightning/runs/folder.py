@@ -101,6 +101,14 @@ class RunFolder(CSVLogger):
             self._lines.pop(round, None)
             self.save()
 
+    @rank_zero_only
+    def drop_after(self, round: int) -> None:
+        """Drop the rows after a round, which belong to a round that was stopped half-way."""
+        if self._rows and max(self._rows) > round:
+            self._rows = {number: row for number, row in self._rows.items() if number <= round}
+            self._lines.clear()
+            self.save()
+
     def _read(self) -> dict[int, dict[str, float]]:
         file = Path(self.log_dir) / METRICS
         if not file.exists():
@@ -112,8 +120,10 @@ class RunFolder(CSVLogger):
     @override
     @rank_zero_only
     def save(self) -> None:
-        """Rewrite ``metrics.csv``, whole or not at all."""
+        """Rewrite ``metrics.csv``, whole or not at all; without rows there is no file."""
         if not self._rows:
+            if self._rows is not None:
+                (Path(self.log_dir) / METRICS).unlink(missing_ok=True)
             return
         columns = self._columns(self._rows)
         for round, row in self._rows.items():

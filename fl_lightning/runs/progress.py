@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -15,6 +15,7 @@ from rich.text import Text
 from typing_extensions import override
 
 from fl_lightning.engine.data import PADDING
+from fl_lightning.engine.server import Server
 from fl_lightning.runs.catalogue import PROGRESS
 from fl_lightning.runs.timer import RoundTimer
 
@@ -113,11 +114,13 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        done, last = cast(Server, pl_module).rounds_done, max(trainer.max_epochs or 0, 0)
+        if done <= trainer.current_epoch:
+            return  # the round was stopped half-way
         if self._progress:
             self._progress.metrics = [*self._metrics(trainer, pl_module), self.timer.spoken]
-            self._progress.update(self._rounds, completed=trainer.current_epoch + 1)
+            self._progress.update(self._rounds, completed=done)
         elif self._enabled:
-            done, last = trainer.current_epoch + 1, max(trainer.max_epochs or 0, 0)
             words = [f"round {done}{f'/{last}' if last else ''}", *self._metrics(trainer, pl_module), self.timer.spoken]
             left = timedelta(seconds=round(self.timer.mean * (last - done)))
             print(GAP.join([*words, f"{left} left"] if last > done else words), flush=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -74,7 +74,7 @@ class RoundTimer(Monitor):
         if self._writes:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             kept = (
-                self._read(trainer.current_epoch) if self._file.exists() else []
+                self._read(cast(Server, pl_module).rounds_done) if self._file.exists() else []
             )  # the rounds up to the resumed checkpoint
             names = [field.name for field in fields(RoundTime)]
             with self._file.open("w", newline="") as file:
@@ -101,10 +101,13 @@ class RoundTimer(Monitor):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        done = cast(Server, pl_module).rounds_done
+        if done <= trainer.current_epoch:
+            return  # the round was stopped half-way
         now = time.perf_counter()  # after validation
         gpu = torch.cuda.max_memory_allocated(pl_module.device) if pl_module.device.type == "cuda" else 0
         row = RoundTime(
-            round=trainer.current_epoch + 1,
+            round=done,
             seconds=now - self._ended,
             local=self._arrived - self._began,
             server=self._stepped - self._arrived,

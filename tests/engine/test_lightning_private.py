@@ -111,14 +111,15 @@ def test_metrics_to_log() -> None:
     assert look.seen["train/loss"] == run.callback_metrics["train/loss"]
 
 
-def test_begin_epoch_again(tmp_path: Path) -> None:
-    """Of two batches an epoch, a checkpoint after the third: it goes on at the first of the second epoch."""
+@pytest.mark.parametrize("steps", [-1, 9])
+@pytest.mark.parametrize(("batch", "done", "seen"), [(0, 1, [(1, 0), (1, 1)]), (1, 2, [])])
+def test_begin_epoch(tmp_path: Path, steps: int, batch: int, done: int, seen: list[Any]) -> None:
+    """Two epochs of two batches, saved after a batch of the second: it begins again, or is over, however it was."""
 
     class Stop(lightning.pytorch.Callback):
-        def on_train_batch_end(self, trainer: lightning.Trainer, *_: Any) -> None:
-            if trainer.current_epoch == 1:
-                trainer.save_checkpoint(tmp_path / "half.ckpt")
-                trainer.should_stop = True
+        def on_train_batch_end(self, trainer: lightning.Trainer, _: Any, __: Any, ___: Any, batch_idx: int) -> None:
+            if trainer.current_epoch == 1 and batch_idx == batch:
+                trainer.save_checkpoint(tmp_path / "part.ckpt")
 
     class Counting(Net):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -126,13 +127,11 @@ def test_begin_epoch_again(tmp_path: Path) -> None:
 
     loader = DataLoader(TensorDataset(torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)), batch_size=2)
     trainer(Stop(), rounds=2).fit(Counting(), loader)
-    checkpoint = torch.load(tmp_path / "half.ckpt", weights_only=False)
-    private.begin_epoch_again(checkpoint)
+    checkpoint = torch.load(tmp_path / "part.ckpt", weights_only=False)
+    private.begin_epoch(checkpoint["loops"]["fit_loop"], done)
     torch.save(checkpoint, tmp_path / "whole.ckpt")
-    trainer(rounds=2).fit(module := Counting(), loader, ckpt_path=tmp_path / "whole.ckpt")
-    assert module.seen == [(1, 0), (1, 1)]
-    private.begin_epoch_again(weights := {"state_dict": {}})
-    assert weights == {"state_dict": {}}
+    trainer(rounds=2, max_steps=steps).fit(module := Counting(), loader, ckpt_path=tmp_path / "whole.ckpt")
+    assert module.seen == seen
 
 
 def test_transferring_module() -> None:
