@@ -187,7 +187,8 @@ class FederatedCLI(OpenCLI):
     def after_fit(self) -> None:
         """Print the path of the run folder, unless the progress bar is off. LightningCLI calls this after ``fit``."""
         shown = self.setting(self.config, "trainer").enable_progress_bar is not False
-        if shown and self.trainer.is_global_zero and isinstance(self.trainer.logger, RunFolder):
+        written = isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken
+        if shown and written and self.trainer.is_global_zero:
             print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
 
 

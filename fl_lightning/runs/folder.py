@@ -67,6 +67,11 @@ class RunFolder(CSVLogger):
         self._names: set[str] = set()
 
     @property
+    def is_taken(self) -> bool:
+        """Whether this process has a version; after a fit in forked processes, it has none."""
+        return self._taken is not None
+
+    @property
     @override
     def version(self) -> str:
         """Name of the run folder in the experiment's folder; taken on first access, so that no two runs share one."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command import TINY, fit, process, rows, run
+from command import TINY, fit, fit_on, process, rows, run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from wandb_files import wandb_records
 
@@ -379,6 +379,12 @@ def test_two_devices_train_what_one_does() -> None:
     assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
     assert filecmp.cmp(RUN / "metrics.csv", "runs/one/version_0/metrics.csv", shallow=False)
     assert same_weights(LAST, Path("runs/one/version_0/checkpoints/last.ckpt"))
+
+
+def test_forked_devices_leave_no_empty_folder() -> None:
+    """The process that starts them takes no folder of its own."""
+    fit_on(2, "--trainer.max_epochs", 1)
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
 
 
 @pytest.mark.parametrize(
