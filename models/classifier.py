@@ -12,8 +12,10 @@ from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError
+from fl_lightning.engine.defaults import picklable_defaults
 
 
+@picklable_defaults
 class ImageClassifier(LightningModule):
     """Trains a network with cross-entropy; logs loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
 
