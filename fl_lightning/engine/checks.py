@@ -7,8 +7,17 @@ from itertools import combinations
 from typing import Any, NoReturn
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+)
+from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -22,7 +31,8 @@ from fl_lightning.errors import ConfigurationError
 
 
 def check_trainer(trainer: Trainer) -> None:
-    """Refuse Trainer flags that would mean something else, since an epoch is a round and a batch is a client."""
+    """Refuse Trainer flags and callbacks that would mean something else: an epoch is a round, a batch is a client."""
+    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]  # set outside Trainer.__init__
     flags: list[tuple[bool, str, str]] = [
         (bool(trainer.gradient_clip_val), "gradient_clip_val", "model.gradient_clip_val, which clips local gradients"),
         (
@@ -66,8 +76,49 @@ def check_trainer(trainer: Trainer) -> None:
             )
 
 
+UNSUITABLE: dict[type[Callback], str] = {  # Lightning's callbacks that go by batches of a plain run
+    BatchSizeFinder: "tries out the Trainer's batches, which are clients here: set data.batch_size (after a Tuner, "
+    "with a new Trainer)",
+    LearningRateFinder: "tries out the server's learning rate here: set the rate of the client's optimizer, and "
+    "compare several with fl-lightning sweep (after a Tuner, with a new Trainer)",
+    StochasticWeightAveraging: "replaces the server's schedule, and may train an epoch more, which is a round here: "
+    "use WeightAveraging or EMAWeightAveraging, which average the global models",
+    GradientAccumulationScheduler: "accumulates the Trainer's batches, which are clients here: set "
+    "model.accumulate_grad_batches",
+    ThroughputMonitor: "counts the Trainer's batches, which are clients here: read timings.csv of the RoundTimer",
+    SpikeDetection: "looks at the losses of the Trainer's batches, which are clients here: set model.on_bad_update, "
+    "or use EarlyStopping on train/loss",
+}
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Refuse Lightning's callbacks that would mean something else: an epoch is a round, a batch is a client."""
+    for callback in callbacks:
+        for kind, reason in UNSUITABLE.items():
+            if isinstance(callback, kind):
+                raise ConfigurationError(f"{type(callback).__name__} {reason}")
+
+
 def _is_not_all(limit: float) -> bool:
     return limit != 1.0 or isinstance(limit, int)  # 1.0 stands for all batches, 1 for a single batch
+
+
+STEPS = {"validate": "validation_step", "test": "test_step", "predict": "predict_step"}
+
+
+def check_evaluation(trainer: Trainer, module: LightningModule) -> None:
+    """Refuse to validate, test or predict with a client module that lacks the step, as Lightning does for any module.
+
+    A fit without a ``validation_step`` skips validation; ``predict_step`` calls ``forward`` unless it is overridden.
+    """
+    method = str(trainer.state.fn.value) if trainer.state.fn else ""
+    step = STEPS.get(method)
+    forward = method == "predict" and is_overridden("forward", module, LightningModule)
+    if step and not forward and not is_overridden(step, module, LightningModule):
+        raise ConfigurationError(
+            f"{method} runs {type(module).__name__}.{step}, which {type(module).__name__} does not define: define it, "
+            f"or leave {method} out"
+        )
 
 
 def check_once(callbacks: Sequence[Callback]) -> None:

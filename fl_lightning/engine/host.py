@@ -67,6 +67,8 @@ class ClientHost(Server):
         for step in EVALUATION_STEPS:
             if is_overridden(step, self.client, LightningModule):
                 setattr(self, step, getattr(self.client, step))  # Lightning reads the signature of the module's step
+        if not is_overridden("validation_step", self.client, LightningModule):
+            self.validation_step = None  # type: ignore[method-assign, assignment]  # a fit then skips validation
         self._spares, self._rates = None, None
         for part in self.client.modules():
             if isinstance(part, Metric):  # each device evaluates everything, and trains other clients

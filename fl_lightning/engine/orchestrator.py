@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.compile import from_compiled
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch._dynamo import OptimizedModule
@@ -22,7 +21,9 @@ from typing_extensions import override
 from fl_lightning.engine import lightning_private
 from fl_lightning.engine.callback import FederatedCallback, federated, overrides, rules_of
 from fl_lightning.engine.checks import (
+    check_callbacks,
     check_client,
+    check_evaluation,
     check_finite,
     check_rules,
     check_sampler,
@@ -34,6 +35,7 @@ from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
 from fl_lightning.engine.cohort import ClientResult, Cohort
 from fl_lightning.engine.data import PADDING, ClientIds
+from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.exact import full_float32
 from fl_lightning.engine.host import ClientHost
@@ -48,6 +50,7 @@ from fl_lightning.engine.server_optimizer import Settings, go_on, make_scheduler
 from fl_lightning.errors import ConfigurationError, check_choice
 
 
+@picklable_defaults
 class FederatedOrchestrator(ClientHost):
     """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
 
@@ -135,20 +138,23 @@ class FederatedOrchestrator(ClientHost):
     def configure_callbacks(self) -> Any:
         # This is the first hook with a Trainer: check the Trainer's flags before Lightning's own checks.
         check_trainer(self.trainer)
+        check_evaluation(self.trainer, self.client)
         added = super().configure_callbacks() or []
+        added = list(added) if isinstance(added, Sequence) else [added]
+        check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
-        watched = any(isinstance(each, Interruption) and each.orchestrator is self for each in known)
-        return [*(added if isinstance(added, Sequence) else [added]), *([] if watched else [Interruption(self)])]
+        if not any(isinstance(each, Interruption) and each.orchestrator is self for each in known):
+            added.append(Interruption(self))
+        return added
 
     @override
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._saved_settings: Settings | None = None
         if stage == "fit":
+            self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             check_rules(self.callbacks, self.data)
             check_sampler(self.data, self.trainer.max_epochs)
-        if not is_overridden("validation_step", self.client, LightningModule):
-            self.trainer.limit_val_batches = 0
 
     @override
     def configure_optimizers(self) -> Any:
@@ -190,6 +196,7 @@ class FederatedOrchestrator(ClientHost):
         self.__dict__.pop("_anchor", None)
         self._state = ModuleState(self.client)
 
+    @override
     def on_batch_passed_on(self) -> None:
         self._set_step(self.round)  # before callbacks log anything of this batch
 
