@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
@@ -49,6 +50,7 @@ class ClientHost(Server):
     _training: LocalTraining
     _rates: RoundRates | None = None  # the clients' learning rates; made when a fit starts
     _shown: ClientTrainer  # the Trainer as the client module sees it
+    _lone_metrics: Sequence[tuple[Metric, Any]] = ()  # those that do not look at other devices, and what they asked
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
@@ -70,10 +72,12 @@ class ClientHost(Server):
         if not is_overridden("validation_step", self.client, LightningModule):
             self.validation_step = None  # type: ignore[method-assign, assignment]  # a fit then skips validation
         self._spares, self._rates = None, None
-        for part in self.client.modules():
-            if isinstance(part, Metric):  # each device evaluates everything, and trains other clients
-                part.distributed_available_fn = _alone
-        self.client.trainer = self._shown = ClientTrainer(self.trainer, self.settings)  # type: ignore[assignment]  # stands for it
+        metrics = [part for part in self.client.modules() if isinstance(part, Metric)]
+        self._lone_metrics = [(metric, metric.distributed_available_fn) for metric in metrics]
+        for metric in metrics:  # each device evaluates everything, and trains other clients
+            metric.distributed_available_fn = _alone
+        self._shown = ClientTrainer(self.trainer, self.settings)
+        self.client.trainer = self._shown  # type: ignore[assignment]  # stands for a Trainer
         if stage == "fit":
             leave_inference_mode(self.client)
             self._shown.begin()
@@ -88,6 +92,10 @@ class ClientHost(Server):
         """Give the client module back its own methods, and forget the module's evaluation hooks."""
         for name in BORROWED:
             self.client.__dict__.pop(name, None)
+        for metric, available in self._lone_metrics:
+            metric.distributed_available_fn = available
+        self._lone_metrics = []
+        self.client.trainer = self.trainer
         for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS):
             self.__dict__.pop(hook, None)
 

@@ -229,7 +229,7 @@ class FederatedOrchestrator(ClientHost):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
         if self._run is not None:  # saved on a signal, while the module holds a client's model
-            with self.at(self._anchor, self._anchor_buffers):
+            with self.at(self._anchor, self._state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings
