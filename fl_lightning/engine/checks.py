@@ -272,14 +272,24 @@ def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]
         raise RuntimeError(f"round {round}: every client's update is finite, what {names} made of them is not")
 
 
-def check_state(own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose tensors have other names or shapes than the model's."""
-    shapes = {name: tuple(value.shape) for name, value in own.items()}
-    for name in [*shapes, *saved]:
-        expected = shapes.get(name, "no such tensor")
-        found = tuple(saved[name].shape) if name in saved else "no such tensor"
+def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool = True) -> None:
+    """Refuse a checkpoint whose tensors have other names or shapes than the model's.
+
+    Args:
+        own: the model's state_dict.
+        saved: the checkpoint's state_dict, under the same names.
+        strict: whether both must have the same names; otherwise only the shapes of those that both have are compared.
+    """
+    absent = "no such tensor"
+    for name in [*own, *saved] if strict else [name for name in own if name in saved]:
+        expected, found = (shape(state[name]) if name in state else absent for state in (own, saved))
         if expected != found:
             raise ConfigurationError(
                 f"the checkpoint is of another model: {name} has {found} there and {expected} here; "
                 "start with the config the checkpoint was made with (config.yaml beside its folder)"
             )
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """The shape of an entry of a state_dict; () for an entry that is no tensor."""
+    return tuple(getattr(value, "shape", ()))

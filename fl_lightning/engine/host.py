@@ -21,7 +21,7 @@ from fl_lightning.engine.inference import leave_inference_mode
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.saving import ClientSaver
 
 EVALUATION_HOOKS = tuple(
     f"on_{stage}_{when}"
@@ -34,7 +34,7 @@ TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_af
 BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 
 
-class ClientHost(Server):
+class ClientHost(ClientSaver):
     """Owns the client module and forwards to it the hooks and steps that the Trainer calls outside of training.
 
     While a client trains, the module's ``self.log`` collects the client's metrics, and ``self.optimizers()`` returns

@@ -27,7 +27,6 @@ from fl_lightning.engine.checks import (
     check_finite,
     check_rules,
     check_sampler,
-    check_state,
     check_trainable,
     check_trainer,
 )
@@ -233,17 +232,16 @@ class FederatedOrchestrator(ClientHost):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings
-        self.client.on_save_checkpoint(checkpoint)
+        super().on_save_checkpoint(checkpoint)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        check_state(self.state_dict(), checkpoint["state_dict"])
+        super().on_load_checkpoint(checkpoint)
         self.rounds_done = checkpoint["rounds_done"]
         if "loops" in checkpoint:  # continue with the first client of the next round
             lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)
         self._saved_settings = checkpoint.get("server_settings")
         checkpoint["lr_schedulers"] = []  # on_train_start sets the run's own schedule to the round
-        self.client.on_load_checkpoint(checkpoint)
 
     # The round
 

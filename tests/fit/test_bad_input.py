@@ -346,11 +346,11 @@ def test_checkpoint_of_something_else(last: Path) -> None:
 OTHER_MODELS = {
     "another size": (
         ["--model.client.network.in_features", "100"],
-        "client.network.1.weight has (512, 64) there and (512, 100) here",
+        "network.1.weight has (512, 64) there and (512, 100) here",
     ),
     "another network": (
         ["--model.client.network", "TwoLayerCNN"],
-        "client.network.features.0.weight has no such tensor there and (32, 3, 5, 5) here",
+        "network.features.0.weight has no such tensor there and (32, 3, 5, 5) here",
     ),
 }
 
