@@ -38,6 +38,7 @@ from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.exact import full_float32
 from fl_lightning.engine.host import ClientHost
+from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
@@ -76,6 +77,10 @@ class FederatedOrchestrator(ClientHost):
             checkpoint), or "disk" (files in the run folder) for many clients or large models.
         on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the
             client out with a warning that names it, "raise" stops the run.
+        init_from: source of the initial global model in place of the module's own initial values: a Lightning
+            checkpoint of the module, a state_dict file (``.pt``, ``.pth``, ``.safetensors``), a checkpoint of a
+            federated run, or ``timm:`` and the name of a pretrained model of timm. A resumed run goes on from its
+            ``ckpt_path``, which is loaded later.
         seed: seed of local randomness (batch order, dropout) and of rules that draw random numbers.
 
     Raises:
@@ -97,6 +102,7 @@ class FederatedOrchestrator(ClientHost):
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         client_states: Literal["memory", "disk"] = "memory",
         on_bad_update: Literal["skip", "raise"] = "skip",
+        init_from: str | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
@@ -120,6 +126,7 @@ class FederatedOrchestrator(ClientHost):
         self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
         self.on_bad_update = on_bad_update
+        self.init_from, self._started = init_from, False
 
     @property
     def callbacks(self) -> list[FederatedCallback]:
@@ -150,6 +157,9 @@ class FederatedOrchestrator(ClientHost):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._saved_settings: Settings | None = None
+        if self.init_from is not None and not self._started:
+            start_from(self.client, self.init_from)
+        self._started = True  # a second fit goes on from the first
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             check_rules(self.callbacks, self.data)

@@ -30,7 +30,14 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import KEYS, bases, resolve_configs
 from fl_lightning.fit.messages import ParsingError, mistake_in
-from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint, check_readable, last_of_experiment, run_of
+from fl_lightning.runs.checkpoints import (
+    BestCheckpoint,
+    LastCheckpoint,
+    check_readable,
+    checkpoint_of,
+    last_of_experiment,
+    run_of,
+)
 from fl_lightning.runs.environment import RunTracking, SaveConfig
 from fl_lightning.runs.folder import RunFolder
 from fl_lightning.runs.progress import RoundProgress
@@ -156,6 +163,12 @@ class FederatedCLI(OpenCLI):
                     continue_wandb(folder, rounds)
         config.experiment = experiment
         self.folder = RunFolder(root, experiment, version, rounds)
+
+    @override
+    def instantiate_classes(self) -> None:
+        super().instantiate_classes()
+        if self.model.init_from is not None:  # the config keeps the path as given
+            self.model.init_from = str(checkpoint_of(Path(self.model.init_from)))
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -64,6 +64,26 @@ def last_of_experiment(folder: Path) -> Path:
     return found[-1]
 
 
+def checkpoint_of(path: Path) -> Path:
+    """Find the checkpoint that a path stands for: a run folder stands for its ``best.ckpt``, or else its ``last.ckpt``.
+
+    Any other path stands for itself.
+
+    Raises:
+        ConfigurationError: the path is a folder without these checkpoints.
+    """
+    if not path.is_dir():
+        return path
+    candidates = [path / CHECKPOINTS / f"{name}.ckpt" for name in (BEST, LAST)]
+    found = [file for file in candidates if file.is_file()]
+    if not found:
+        raise ConfigurationError(
+            f"{path} is a folder without {CHECKPOINTS}/{BEST}.ckpt and {LAST}.ckpt: expected a checkpoint, or a run "
+            "folder, runs/<experiment>/<version>"
+        )
+    return found[0]
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The run folder that holds a checkpoint; None for a checkpoint outside of run folders."""
     folder = checkpoint.resolve().parent.parent
