@@ -27,6 +27,7 @@ from fl_lightning.engine.sampling import (
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.environment import RunTracking
+from fl_lightning.runs.export import export
 from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
 
 __all__ = [  # noqa: RUF022  # grouped by topic
@@ -36,6 +37,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "TrainingBatch",
     "RunTracking",
     "ConfigurationError",
+    "export",
     # base classes of rules and monitors, and the arguments of their hooks
     "FederatedCallback",
     "Monitor",

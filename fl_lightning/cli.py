@@ -17,6 +17,7 @@ COMMANDS = {
     "sweep": "reproduce.command",
     "report": "report.command",
     "dashboard": "report.dashboard",
+    "export": "fit.export",
 }
 EPILOG = f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help"
 

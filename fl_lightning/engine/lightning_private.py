@@ -93,6 +93,16 @@ class TransferringModule(LightningModule):
         return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
 
 
+def saved_hyper_parameters(module: LightningModule) -> tuple[str | None, dict[str, Any]]:
+    """The hyper-parameters that a module saved.
+
+    Returns:
+        The name of the constructor's argument whose content they are ("kwargs" for all arguments, None if unknown), and
+        the values by name.
+    """
+    return getattr(module, "_hparams_name", None), dict(module.hparams)
+
+
 def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Extract optimizers and schedules from a return value of ``configure_optimizers``, in any form Lightning accepts.
 

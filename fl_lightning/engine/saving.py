@@ -16,6 +16,7 @@ from torch import nn
 from typing_extensions import override
 
 from fl_lightning.engine.checks import check_state
+from fl_lightning.engine.lightning_private import saved_hyper_parameters
 from fl_lightning.engine.server import Server
 
 PREFIX = "client."
@@ -57,8 +58,10 @@ class ClientSaver(Server):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if saved := {name: value for name, value in self.client.hparams.items() if _is_plain(value)}:
-            checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = saved
+        argument, saved = saved_hyper_parameters(self.client)
+        if plain := {name: value for name, value in saved.items() if _is_plain(value)}:
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with _own_view(checkpoint):
             self.client.on_save_checkpoint(checkpoint)
 

@@ -154,7 +154,7 @@ class FederatedCLI(OpenCLI):
         experiment, version, rounds = config.experiment or _config_name(config), None, None
         if config.get("ckpt_path"):
             path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
-            rounds_done = check_readable(path)
+            rounds_done = check_readable(path, config.get("weights_only") is not False)
             config.ckpt_path = str(path)
             if folder := run_of(path):
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,6 +17,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 
 LAST, BEST = "last", "best"  # file names without suffix
+EXPECTED = {"ckpt_path": "a path to a .ckpt, or 'last'", "export": "a run folder, or a path to a .ckpt"}
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -90,27 +93,41 @@ def run_of(checkpoint: Path) -> Path | None:
     return folder if checkpoint.parent.name == CHECKPOINTS and (folder / CONFIG).is_file() else None
 
 
-def check_readable(path: Path) -> int:
-    """Check that a checkpoint can be read, and return the number of its finished rounds.
+def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_only: bool = True) -> dict[str, Any]:
+    """Read the checkpoint of a federated run; tensors stay on disk until they are used.
+
+    Args:
+        path: the file.
+        option: the command or the option that gave the path, for messages.
+        weights_only: whether to refuse a file that holds objects of other classes than torch allows by default, since
+            making such objects runs code.
 
     Raises:
         ConfigurationError: the file is missing, damaged or not from a federated run; the message says what to do.
     """
     if not path.is_file():
-        raise ConfigurationError(f"ckpt_path: there is no file {path}; expected a path to a .ckpt, or 'last'")
+        raise ConfigurationError(f"{option}: there is no file {path}; expected {EXPECTED[option]}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-        content = None if damaged else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        content = None if damaged else torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+    except pickle.UnpicklingError:
+        objects = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+        raise ConfigurationError(
+            f"{option}: {path} cannot be read, it holds objects ({objects}): save tensors and plain values in "
+            "on_save_checkpoint; if you trust the file, fit and test read it with --weights_only false"
+        ) from None
     except Exception:
         content = None
     if content is None:
         raise ConfigurationError(
-            f"ckpt_path: {path} cannot be read, it is damaged or no checkpoint: "
-            "use another one of the run's checkpoints"
+            f"{option}: {path} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
         )
     if not {"state_dict", "rounds_done"} <= set(content):
-        raise ConfigurationError(
-            f"ckpt_path: {path} is a checkpoint, but not of a federated run: it has no rounds_done"
-        )
-    return int(content["rounds_done"])
+        raise ConfigurationError(f"{option}: {path} is a checkpoint, but not of a federated run: it has no rounds_done")
+    return dict(content)
+
+
+def check_readable(path: Path, weights_only: bool = True) -> int:
+    """Check that ``read_checkpoint`` can read a checkpoint, and return the number of its finished rounds."""
+    return int(read_checkpoint(path, "ckpt_path", weights_only)["rounds_done"])

@@ -8,16 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import FIRST_COLUMNS
 
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
 METRICS, TIMINGS = "metrics.csv", "timings.csv"
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
+MEND = "leave this run out, or train it again"  # ends the message about a damaged file
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -28,6 +31,23 @@ def run_folder(trainer: Trainer) -> Path:
 def array_file(folder: Path, name: str) -> Path:
     """Path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
     return folder / ARRAYS / f"{name}.npz"
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """Read a YAML file of a run folder; empty if there is no such file.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
+    return content
 
 
 @contextmanager

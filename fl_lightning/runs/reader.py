@@ -11,15 +11,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
-from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, METRICS, TIMINGS, array_file
+from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS, TIMINGS, array_file, read_mapping
 from fl_lightning.runs.settings import RULES, named_settings
-
-MEND = "leave this run out, or train it again"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +35,12 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        return _mapping(self.folder / CONFIG)
+        return read_mapping(self.folder / CONFIG)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Content of ``environment.yaml``."""
-        return _mapping(self.folder / ENVIRONMENT)
+        return read_mapping(self.folder / ENVIRONMENT)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -152,18 +149,6 @@ def _find(path: Path) -> list[Path]:
 def _natural(path: Path) -> list[tuple[str, int]]:
     """Sort key that puts version_10 after version_9."""
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
-
-
-def _mapping(path: Path) -> Mapping[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
-        content = None
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
-    return content
 
 
 def _table(path: Path) -> pd.DataFrame:

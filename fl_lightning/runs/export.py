@@ -1,0 +1,196 @@
+"""Take the client module out of a run: as a plain Lightning checkpoint, a state_dict or an exported program."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import safetensors.torch
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import instantiate_module
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from fl_lightning.engine.checks import check_state
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.initial import start_from
+from fl_lightning.engine.saving import own_names
+from fl_lightning.engine.seeding import isolated, seed_globals
+from fl_lightning.engine.server import evaluating
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
+from fl_lightning.runs.folder import CONFIG, read_mapping, whole
+
+SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
+# Entries of a run's checkpoint that a module alone has no use for.
+OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers", "rounds_done", "server_settings"}
+OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
+HYPER_PARAMETERS, NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
+Made = TypeVar("Made", LightningModule, LightningDataModule)
+
+
+def export(
+    checkpoint: str | Path,
+    out: str | Path,
+    module: LightningModule | None = None,
+    example: Any = None,
+    overwrite: bool = False,
+) -> None:
+    """Write the global model of a run to a file that needs no fl-lightning.
+
+    The suffix of the file decides what is written:
+
+    - ``.ckpt``: a Lightning checkpoint of the client module, for ``MyModule.load_from_checkpoint(out)``. It holds the
+      hyper-parameters that the module saved, and all other arguments from the run's config.yaml.
+    - ``.safetensors``, ``.pt``: the module's state_dict. Tensors that layers share are written once for each name.
+    - ``.pt2``: the program of the module's ``forward`` in evaluation mode, by ``torch.export``, for batches of any size
+      if the example's size is 2 or more.
+
+    Args:
+        checkpoint: a run folder, which stands for its best checkpoint, or else its last; or a checkpoint of a run.
+        out: the file to write.
+        module: a client module, which is given the checkpoint's tensors. Needed for ``.pt2`` if the run has no
+            config.yaml to make the module from.
+        example: inputs of ``forward`` for ``.pt2``: a tensor, a tuple of positional arguments or a dict of keyword
+            arguments; by default the module's ``example_input_array``, or the first element of a validation batch.
+        overwrite: whether to replace an existing file.
+
+    Raises:
+        ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is none of a federated run, or the
+            module cannot be made or exported.
+    """
+    out, path = Path(out), checkpoint_of(Path(checkpoint))
+    if out.suffix not in SUFFIXES:
+        raise ConfigurationError(f"export: the file must end in {', '.join(SUFFIXES)}, got {out}")
+    if out.exists() and not overwrite:
+        raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
+    content, folder = read_checkpoint(path, "export"), run_of(path)
+    config = read_mapping(folder / CONFIG) if folder else {}
+    plain = _plain(content, config)
+    program = None
+    if out.suffix == ".pt2":
+        module = _filled(module or _made(config, path), plain, config)
+        program = _program(module, _example(module, config) if example is None else example)
+    try:
+        with whole(out) as part:
+            _write(part, out.suffix, plain, program)
+    except OSError as error:
+        raise ConfigurationError(f"export: {out} cannot be written: {error}") from None
+    if out.suffix == ".ckpt" and not config:
+        inside = ", ".join(plain.get(HYPER_PARAMETERS, ())) or "none"
+        rank_zero_info(f"{out}: hyper-parameters inside: {inside}; pass all other arguments to load_from_checkpoint")
+
+
+def _write(path: Path, suffix: str, plain: Mapping[str, Any], program: torch.export.ExportedProgram | None) -> None:
+    state = plain["state_dict"]
+    if program is not None:
+        with path.open("wb") as file:
+            torch.export.save(program, file)
+    elif suffix == ".safetensors":
+        if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
+            raise ConfigurationError(f"export: {others[0]} is no tensor, as safetensors must be: write a .pt")
+        copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in state.items()}
+        safetensors.torch.save_file(copies, path, metadata={"format": "pt"})
+    else:
+        torch.save(plain if suffix == ".ckpt" else state, path)
+
+
+def _plain(content: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the checkpoint that the plain Trainer would have saved of the client module, without its training state.
+
+    The arguments from config.yaml have the form in which LightningCLI saves them, so that ``load_from_checkpoint``
+    makes networks, optimizers and the like from their class paths.
+    """
+    plain = {name: value for name, value in content.items() if name not in OF_THE_RUN}
+    plain["state_dict"] = own_names(content["state_dict"])
+    if config:
+        whole_argument = plain.pop(NAME, None) not in (None, "kwargs")  # the module saved the content of one argument
+        saved = {} if whole_argument else content.get(HYPER_PARAMETERS, {})
+        plain[HYPER_PARAMETERS] = _arguments(config["model"]["client"]) | saved
+        plain[HYPER_PARAMETERS]["_instantiator"] = f"{instantiate_module.__module__}.{instantiate_module.__name__}"
+    return plain
+
+
+def _arguments(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a class in a config, in the form that Lightning's ``instantiate_module`` takes."""
+    return {"_class_path": part["class_path"], **(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
+
+
+def _make(base: type[Made], part: Mapping[str, Any]) -> Made:
+    name = str(part["class_path"])
+    try:
+        importlib.import_module(name.rpartition(".")[0])
+        return instantiate_module(base, _arguments(part))
+    except ConfigurationError:
+        raise
+    except Exception as error:  # whatever the user's class, or the parser, raises
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(
+            f"export: {name} cannot be made from the run's config.yaml: {reason}; from Python, pass module and example"
+        ) from error
+
+
+def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
+    """Make the client module of a run as the run made it."""
+    if not config:
+        raise ConfigurationError(
+            f"export: {path} is in no run folder with a config.yaml to make the module from: from Python, "
+            "fl_lightning.export(checkpoint, out, module=MyModule(…))"
+        )
+    with isolated(torch.device("cpu")):
+        seed_globals(int(config.get("seed_everything") or 0), torch.device("cpu"))
+        return _make(LightningModule, config["model"]["client"])
+
+
+def _filled(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
+    """Give a module a checkpoint's tensors, as ``load_from_checkpoint`` does; others keep the values of the run."""
+    module.configure_model()
+    source = config.get("model", {}).get("init_from")
+    if source is not None and not module.strict_loading:
+        start_from(module, str(checkpoint_of(Path(source))))
+    plain = dict(plain)
+    module.on_load_checkpoint(plain)
+    if not is_overridden("load_state_dict", module, LightningModule):
+        check_state(nn.Module.state_dict(module), plain["state_dict"], module.strict_loading)
+    module.load_state_dict(plain["state_dict"], strict=module.strict_loading)
+    return module
+
+
+def _example(module: LightningModule, config: Mapping[str, Any]) -> Any:
+    """The module's example input, or the first element of a validation batch of the run's data, on the CPU."""
+    if module.example_input_array is not None:
+        return module.example_input_array
+    if not config:
+        raise ConfigurationError("export: a program needs an example input: pass example, or set example_input_array")
+    data: Any = _make(FederatedDataModule, config["data"])
+    data.prepare_data()
+    data.setup("fit")
+    loader = data.val_dataloader()
+    batch = next(iter(loader[0] if isinstance(loader, list | tuple) else loader))
+    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        owner = data if is_overridden(hook, data, LightningDataModule) else module
+        batch = getattr(owner, hook)(batch, 0)
+    return batch[0] if isinstance(batch, list | tuple) else batch
+
+
+def _program(module: LightningModule, example: Any) -> torch.export.ExportedProgram:
+    example = module.transfer_batch_to_device(example, module.device, 0)
+    arguments = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
+    keywords = example if isinstance(example, dict) else {}
+    values = (*arguments, *keywords.values())
+    sizes = [{0: torch.export.Dim.AUTO} if isinstance(value, Tensor) and value.ndim else None for value in values]
+    try:
+        with evaluating(module), torch.no_grad(), redirect_stderr(StringIO()):  # torch prints half-made programs
+            return torch.export.export(module, arguments, keywords, dynamic_shapes=sizes)
+    except Exception as error:  # torch.export has a class of its own for most of what it cannot trace
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigurationError(
+            f"export: {type(module).__name__}.forward cannot be exported ({type(error).__name__}: {reason}); check "
+            "example_input_array, or write a .ckpt"
+        ) from error
