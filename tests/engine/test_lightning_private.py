@@ -159,6 +159,17 @@ def test_transferring_module() -> None:
     assert module.transfer(torch.ones(2)).tolist() == [2, 2]
 
 
+def test_saved_hyper_parameters() -> None:
+    class Whole(Net):
+        def __init__(self, *given: Any, hparams: dict[str, int] | None = None) -> None:
+            super().__init__()
+            self.save_hyperparameters(*given)
+
+    assert private.saved_hyper_parameters(Net()) == (None, {})
+    assert private.saved_hyper_parameters(Whole(hparams={"a": 1})) == ("kwargs", {"hparams": {"a": 1}})
+    assert private.saved_hyper_parameters(Whole({"a": 1}, hparams={"a": 1})) == ("hparams", {"a": 1})
+
+
 @pytest.mark.parametrize("automatic", [True, False])
 def test_configured(automatic: bool) -> None:
     """A dict with a schedule, as configure_optimizers may return it."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, fit, run
+from command import TINY, fit, fit_on, run
 
 FIRST, SECOND = (Path("runs", name, "version_0") for name in ("first", "second"))
 
@@ -36,6 +36,15 @@ def test_another_run_by_its_folder_is_its_best_checkpoint_or_else_its_last() -> 
     (FIRST / "checkpoints/best.ckpt").unlink()
     fit(config=str(SECOND / "config.yaml"))  # the run again from its own config
     assert equal(SECOND.with_name("version_1") / "checkpoints/last.ckpt", FIRST / "checkpoints/last.ckpt")
+
+
+def test_two_devices_start_from_the_same_file() -> None:
+    fit("--experiment", "first", "--trainer.max_epochs", 1)
+    for devices in (1, 2):
+        fit_on(devices, "--experiment", f"on{devices}", "--trainer.max_epochs", 1, "--model.init_from", FIRST)
+    one, two = (Path("runs", f"on{devices}", "version_0/checkpoints/last.ckpt") for devices in (1, 2))
+    assert equal(one, two)
+    assert not equal(one, FIRST / "checkpoints/last.ckpt")
 
 
 @pytest.mark.parametrize(
