@@ -46,10 +46,12 @@ def start_from(module: LightningModule, source: str) -> None:
     expected = {n: own[n] for n in own if n.startswith(part) and n not in kept}
     fitting = {n: saved[n] for n in saved if n not in kept}
     _check_fit(module, source, expected, fitting)
-    nn.Module.load_state_dict(module, fitting, strict=False)
+    number = len(fitting.keys() & own.keys())
+    own.update(fitting)  # keeps the versions of the modules' states, which safetensors does not hold
+    nn.Module.load_state_dict(module, own, strict=False)
     told = f"; {head}, missing or of another size there, keeps its own initial values" if kept else ""
     into = f"{type(module).__name__}.{part}".removesuffix(".")
-    rank_zero_info(f"init_from: {source} gives {into} {len(fitting.keys() & own.keys())} tensors{told}")
+    rank_zero_info(f"init_from: {source} gives {into} {number} tensors{told}")
 
 
 def _last_first(module: nn.Module) -> list[str]:

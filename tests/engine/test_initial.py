@@ -120,6 +120,23 @@ def test_layers_that_configure_model_makes(tmp_path: Path) -> None:
     assert same(orchestrator.client, Other())
 
 
+class Versioned(Net):
+    """Refuses a state of version 1, as which torch counts a state without a version."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: Any, *rest: Any) -> None:
+        assert metadata["version"] == 2
+        super()._load_from_state_dict(state_dict, prefix, metadata, *rest)
+
+
+def test_state_is_of_the_modules_version(tmp_path: Path) -> None:
+    save_file(Other().state_dict(), tmp_path / "other.safetensors")
+    module = Versioned()
+    start_from(module, str(tmp_path / "other.safetensors"))
+    assert same(module, Other())
+
+
 # What must fit
 
 
