@@ -23,7 +23,7 @@ class ImageData(LabelledData):
         normalize: True to subtract each channel's ``mean`` and divide by its ``std``, False to leave inputs in [0, 1],
             or a mean and a standard deviation > 0 for all channels: (0.5, 0.5) makes inputs in [-1, 1].
         augment: one or more augmentations of the clients' training batches, applied in order; evaluation and proxy
-            batches are never augmented.
+            batches are never augmented; not together with ``collate_fn``.
         labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
 
     Raises:
@@ -42,6 +42,11 @@ class ImageData(LabelledData):
         super().__init__(**labelled)
         if not isinstance(normalize, bool) and not normalize[1] > 0:
             raise ConfigurationError(f"normalize must be true, false or a mean and a deviation > 0, got {normalize}")
+        if augment and self.collate_fn is not None:
+            raise ConfigurationError(
+                "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
+                "collate_fn augment"
+            )
         self.normalize = normalize
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
 

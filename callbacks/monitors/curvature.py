@@ -246,10 +246,11 @@ def _sample(orchestrator: Server, examples: int) -> Iterator[tuple[Any, int]]:
     seed_globals(derive(orchestrator.seed, "curvature"), orchestrator.device)  # for data sets that transform at random
     every: ConcatDataset[Any] = ConcatDataset([data.client_dataset(k) for k in data.sizes.nonzero().flatten().tolist()])
     drawn = torch.randperm(len(every), generator=orchestrator.generator("curvature"))[:examples].tolist()
+    collate = data.collate_fn or default_collate
     for begin in range(0, len(drawn), data.batch_size):
         rows = drawn[begin : begin + data.batch_size]
         # Transfer hooks do not augment a plain list; moved to the device once, so that every evaluation sees the same.
-        yield orchestrator.prepare_batch(default_collate([every[row] for row in rows])), len(rows)
+        yield orchestrator.prepare_batch(collate([every[row] for row in rows])), len(rows)
 
 
 def check_module(name: str, orchestrator: Any) -> None:

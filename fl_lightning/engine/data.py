@@ -1,30 +1,25 @@
-"""FederatedDataModule: the clients' data, the cohorts, the batches."""
+"""FederatedDataModule: the clients' data and their batches."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
+from fl_lightning.engine.batches import Examples, SeededBatches, TrainingBatch, check_examples, gather, unchanged
+from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
-from fl_lightning.engine.seeding import derive, generator, isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
-PADDING = -1  # in place of a client id, where a device has no client left to train
+LOADERS = ("val_dataloader", "test_dataloader", "predict_dataloader")
+
+__all__ = ["LOADERS", "PADDING", "ClientIds", "FederatedDataModule", "TrainingBatch"]
 
 
-class ClientIds(list[int]):
-    """A batch of the Trainer's training data: the ids of the clients to train."""
-
-
-class TrainingBatch(list[Any]):
-    """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
-
-
-class FederatedDataModule(LightningDataModule):
+class FederatedDataModule(CohortDraws):
     """The data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
 
     Lightning's training data are the client ids of each round's cohort; a client's own batches come from
@@ -38,13 +33,16 @@ class FederatedDataModule(LightningDataModule):
             0.6 ms, so group tiny clients.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
         seed: the seed of the cohorts and, in subclasses, of the partition.
+        drop_last: whether to leave out a client's last batch if that batch is smaller than ``batch_size``; a client's
+            only batch always stays. The client's number of examples, n_k, counts all examples.
+        collate_fn: function that makes a client's batch from a list of its examples, for examples that cannot be
+            stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
+            the function draws are seeded for each batch.
 
     Raises:
         ConfigurationError: ``participation`` is outside its range, or ``batch_size`` or ``clients_per_batch`` is less
             than 1.
     """
-
-    num_clients: int
 
     def __init__(
         self,
@@ -54,6 +52,8 @@ class FederatedDataModule(LightningDataModule):
         clients_per_batch: int = 1,
         num_workers: int = 0,
         seed: int = 0,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1 or clients_per_batch < 1:
@@ -71,14 +71,17 @@ class FederatedDataModule(LightningDataModule):
         self.clients_per_batch = clients_per_batch
         self.num_workers = num_workers
         self.seed = seed
+        self.drop_last = drop_last
+        self.collate_fn = collate_fn
+        self._borrowed: list[str] = []
 
     def client_dataset(self, client: int) -> Dataset[Any]:
-        """Return the training examples of one client, 0 <= client < num_clients."""
+        """Return the training examples of one client, 0 <= client < num_clients: a dataset with length and indices."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
-        return len(self.client_dataset(client))  # type: ignore[arg-type]  # map-style: it has a length
+        return len(self._examples(client))
 
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
@@ -92,142 +95,46 @@ class FederatedDataModule(LightningDataModule):
         """Return a loader of the server's proxy set, for rules that learn on a proxy set; None without a proxy set."""
         return None
 
-    @cached_property
-    def sizes(self) -> Tensor:
-        """(N,) numbers of training examples, one per client."""
-        return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
+    def borrow_loaders(self, module: LightningModule | None) -> None:
+        """Serve a module's evaluation loaders where this data module defines none, in place of those borrowed before.
 
-    @property
-    def num_with_data(self) -> int:
-        """Number of clients that have data; no other client can take part."""
-        return int((self.sizes > 0).sum())
-
-    @property
-    def cohort_size(self) -> int:
-        """K, the number of clients per round, unless the sampler draws fewer.
-
-        K is ``participation`` of all N clients, and at most the number of clients that have data.
-
-        Raises:
-            ConfigurationError: no client has data, or ``participation`` is larger than the number of clients.
+        Args:
+            module: the client module; None to only give the borrowed loaders back.
         """
-        with_data = self.num_with_data
-        if not with_data:
-            raise ConfigurationError(f"none of the {self.num_clients} clients has data: check the partition")
-        share = isinstance(self.participation, float)
-        wanted = max(1, round(self.participation * self.num_clients)) if share else int(self.participation)
-        if wanted > self.num_clients:
-            raise ConfigurationError(f"participation asks for {wanted} clients per round, there are {self.num_clients}")
-        return min(wanted, with_data)
+        for name in self._borrowed:
+            del self.__dict__[name]
+        self._borrowed = [n for n in LOADERS if is_overridden(n, module) and not is_overridden(n, self)]
+        for name in self._borrowed:
+            setattr(self, name, getattr(module, name))
 
-    def cohort(self, round: int) -> list[int]:
-        """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
+    def num_batches(self, num_samples: int) -> int:
+        """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
+        whole, rest = divmod(num_samples, self.batch_size)
+        return whole + (rest > 0 and not (self.drop_last and whole > 0))
 
-        Raises:
-            ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
-                client without data.
+    def client_batches(self, client: int, order: torch.Generator) -> Iterable[Any]:
+        """Return one epoch of a client's batches, shuffled by ``order``; the batches have a length, too.
+
+        Without ``collate_fn``, tensors in memory are gathered once and split into a list. All other datasets are read
+        by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
+        of workers.
         """
-        drawn = self.sampler.draw(self.sizes, self.cohort_size, round, generator(self.seed, "cohort", round))
-        clients = sorted(int(k) for k in drawn)
-        self._check_cohort(clients, round)
-        return clients
-
-    def _check_cohort(self, clients: list[int], round: int) -> None:
-        name = type(self.sampler).__name__
-        if not 0 < len(clients) <= self.cohort_size or len(set(clients)) < len(clients):
-            raise ConfigurationError(
-                f"expected {name} to draw 1 to {self.cohort_size} distinct clients, as participation says, got "
-                f"{clients} for round {round}"
-            )
-        strangers = [k for k in clients if not 0 <= k < self.num_clients or not self.sizes[k]]
-        if strangers:
-            raise ConfigurationError(
-                f"expected {name} to draw clients from 0 to {self.num_clients - 1} that have data, got {strangers} in "
-                f"round {round}"
-            )
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""
-        return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
-
-    def client_batches(self, client: int, order: torch.Generator) -> Iterator[list[Any]]:
-        """Return one epoch of a client's batches, shuffled by ``order``.
-
-        Tensors in memory are gathered once and split. Any other dataset is read by a DataLoader, with a seed for each
-        example, so that the batches do not depend on the number of workers.
-        """
-        dataset = self.client_dataset(client)
-        indices = torch.randperm(len(dataset), generator=order)  # type: ignore[arg-type]  # map-style: it has a length
-        if (tensors := gather(dataset, indices)) is not None:
-            return map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True))
+        examples = self._examples(client)
+        count = min(len(examples), self.num_batches(len(examples)) * self.batch_size)
+        indices = torch.randperm(len(examples), generator=order)[:count]
+        if not count:
+            return []
+        if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
+            return list(map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True)))
         seed = int(torch.randint(2**31, (), generator=order))
-        return iter(
-            DataLoader(
-                _SeededItems(dataset, seed),
-                batch_size=self.batch_size,
-                sampler=indices.tolist(),
-                num_workers=self.num_workers,
-                generator=order,
-            )
-        )
+        batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
+        return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
 
-
-def gather(dataset: Dataset[Any], indices: Tensor) -> Sequence[Tensor] | None:
-    """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
-    if type(dataset) is Subset:
-        return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
-    if type(dataset) is TensorDataset:
-        return [tensor[indices] for tensor in dataset.tensors]
-    return None
-
-
-class _Ids(Dataset[int]):
-    """A dataset whose examples are their own indices: the client ids and the padding."""
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class _CohortBatches:
-    """Lists of client ids: this device's share of the cohort, padded to a length that all devices and rounds share.
-
-    Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
-    have similar work in total and at any time.
-    """
-
-    def __init__(self, data: FederatedDataModule) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        per_device = -(-self.data.cohort_size // self._world()[1])
-        return -(-per_device // self.data.clients_per_batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        rank, devices = self._world()
-        trainer = self.data.trainer
-        cohort = self.data.cohort(trainer.lightning_module.round if trainer else 1)  # type: ignore[arg-type]
-        if devices > 1:
-            cohort.sort(key=lambda client: -int(self.data.sizes[client]))
-        mine = [k for i, k in enumerate(cohort) if rank == min(i % (2 * devices), -(i + 1) % (2 * devices))]
-        mine += [PADDING] * (-(-self.data.cohort_size // devices) - len(mine))
-        size = self.data.clients_per_batch
-        return (mine[i : i + size] for i in range(0, len(mine), size))
-
-    def _world(self) -> tuple[int, int]:
-        trainer = self.data.trainer
-        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
-
-
-class _SeededItems(Dataset[Any]):
-    """A dataset whose random augmentation of an example depends on the seed and the example's index alone."""
-
-    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]  # map-style: it has a length
-
-    def __getitem__(self, index: int) -> Any:
-        with isolated(torch.device("cpu")):
-            seed_globals(derive(self.seed, "item", index), torch.device("cpu"))
-            return self.dataset[index]
+    def _examples(self, client: int) -> Examples:
+        source = f"{type(self).__name__}.client_dataset({client})"
+        try:
+            dataset = self.client_dataset(client)
+        except Exception as error:
+            error.add_note(f"raised by {source}")
+            raise
+        return check_examples(dataset, source)

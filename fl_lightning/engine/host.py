@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_trainer import ClientTrainer
-from fl_lightning.engine.data import ClientIds
+from fl_lightning.engine.data import LOADERS, ClientIds, FederatedDataModule
 from fl_lightning.engine.inference import leave_inference_mode
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
@@ -56,6 +56,9 @@ class ClientHost(ClientSaver):
         super().__init__(client, seed)
         if is_overridden("configure_model", client):  # else Lightning's weight averaging warns about sharded layers
             self.configure_model = client.configure_model  # type: ignore[method-assign]
+        if is_overridden("prepare_data", client):
+            self.prepare_data = client.prepare_data  # type: ignore[method-assign]
+        self.prepare_data_per_node = client.prepare_data_per_node
 
     @override
     def setup(self, stage: str) -> None:
@@ -96,8 +99,9 @@ class ClientHost(ClientSaver):
             metric.distributed_available_fn = available
         self._lone_metrics = []
         self.client.trainer = self.trainer
-        for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS):
+        for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS, *LOADERS):
             self.__dict__.pop(hook, None)
+        self._lend_loaders(None)
 
     def drop_round(self) -> int | None:
         """Drop the round that is under way, and return how many of its clients were done; None if there is none."""
@@ -105,6 +109,11 @@ class ClientHost(ClientSaver):
 
     @override
     def configure_callbacks(self) -> Any:
+        # This is the first hook with a Trainer; afterwards Lightning asks who defines loaders.
+        for name in LOADERS:
+            if is_overridden(name, self.client):
+                setattr(self, name, getattr(self.client, name))
+        self._lend_loaders(self.client)
         callbacks: Callback | list[Callback] = self.client.configure_callbacks()  # type: ignore[assignment]
         return callbacks
 
@@ -147,6 +156,10 @@ class ClientHost(ClientSaver):
     @override
     def is_data(self, batch: Any) -> bool:
         return not isinstance(batch, ClientIds)  # the user's transfer hooks must not see client ids
+
+    def _lend_loaders(self, module: LightningModule | None) -> None:
+        if isinstance(data := self.trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]  # as above
+            data.borrow_loaders(module)
 
     # Replacements for the client module's own methods
 

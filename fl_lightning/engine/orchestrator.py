@@ -270,7 +270,7 @@ class FederatedOrchestrator(ClientHost):
         self.trainer.lr_scheduler_configs.extend(configs)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
-        num_samples = self.data.client_num_samples(client)
+        num_samples = int(self.data.sizes[client])
         work = self.settings.work(self.generator("stragglers", self.round, client), lambda: self._count_batches(client))
         return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
 

@@ -61,7 +61,7 @@ def summary(data: FederatedDataModule, counts: Tensor | None) -> str:
         f"{int(sizes.sum()):,} training examples; {len(held):,} of {len(sizes):,} clients hold some",
         f"examples per client with data: {held.min():,.0f} to {held.max():,.0f}, median {held.median():,.0f}",
         f"clients per round: {data.cohort_size:,}; local steps per epoch: "
-        f"{-(-held.min() // data.batch_size):,.0f} to {-(-held.max() // data.batch_size):,.0f}",
+        f"{data.num_batches(int(held.min())):,} to {data.num_batches(int(held.max())):,}",
     ]
     if counts is not None:
         present = (counts > 0).sum(1).double()[sizes > 0]

@@ -1,0 +1,95 @@
+"""A client's batches: gathered from tensors in memory, or read example by example with a seed for each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.errors import ConfigurationError
+
+CPU = torch.device("cpu")
+
+Collate = Callable[[list[Any]], Any]
+"""A function that makes a batch from a list of examples."""
+
+
+class TrainingBatch(list[Any]):
+    """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
+
+
+class Examples(Protocol):
+    """A map-style dataset: examples by index, and a length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def check_examples(dataset: Any, source: str) -> Examples:
+    """Refuse a dataset without a length or without examples by index; return the dataset.
+
+    Args:
+        dataset: anything.
+        source: the expression that gave the dataset, for the message.
+
+    Raises:
+        ConfigurationError: the dataset is an IterableDataset, or lacks ``__len__`` or ``__getitem__``.
+    """
+    kind = type(dataset)
+    reads = getattr(kind, "__getitem__", None)
+    if isinstance(dataset, IterableDataset) or not hasattr(kind, "__len__") or reads in (None, Dataset.__getitem__):
+        raise ConfigurationError(
+            f"expected {source} to be a dataset with __len__ and __getitem__, such as TensorDataset, Subset or a list "
+            f"of examples, got {kind.__name__}: read an iterable into a list, and give a loader's dataset"
+        )
+    checked: Examples = dataset
+    return checked
+
+
+def gather(dataset: Any, indices: Tensor) -> Sequence[Tensor] | None:
+    """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
+    if type(dataset) is Subset:
+        return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
+    if type(dataset) is TensorDataset:
+        return [tensor[indices] for tensor in dataset.tensors]
+    return None
+
+
+def unchanged(batch: Any) -> Any:
+    """Return the batch."""
+    return batch
+
+
+class SeededBatches(Dataset[Any]):
+    """The batches of one epoch, as a dataset that a DataLoader with any number of workers may read.
+
+    Random numbers that an example draws depend on the seed and the example's index alone, those that ``collate`` draws
+    on the seed and the number of the batch.
+
+    Args:
+        examples: the dataset.
+        indices: (n,) indices of the examples in the epoch's order, n >= 1.
+        batch_size: number of examples in a batch; the last batch may be smaller.
+        seed: the seed of the epoch.
+        collate: makes a batch from its examples.
+    """
+
+    def __init__(self, examples: Examples, indices: Tensor, batch_size: int, seed: int, collate: Collate) -> None:
+        self.examples, self.seed, self.collate = examples, seed, collate
+        self.batches = torch.split(indices, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Any:
+        with isolated(CPU):
+            examples = [self._example(index) for index in self.batches[number].tolist()]
+            seed_globals(derive(self.seed, "batch", number), CPU)
+            return self.collate(examples)
+
+    def _example(self, index: int) -> Any:
+        seed_globals(derive(self.seed, "item", index), CPU)
+        return self.examples[index]

@@ -1,0 +1,138 @@
+"""CohortDraws: the part of the data module that draws the clients of each round."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.engine.seeding import generator
+from fl_lightning.errors import ConfigurationError
+
+PADDING = -1  # in place of a client id, where a device has no client left to train
+
+
+class ClientIds(list[int]):
+    """A batch of the Trainer's training data: the ids of the clients to train."""
+
+
+class CohortDraws(LightningDataModule):
+    """Draws the clients of each round, and deals them to the devices.
+
+    Attributes:
+        num_clients: N, the number of clients.
+        participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
+        sampler: the sampler that draws each round's cohort.
+        clients_per_batch: number of clients that the Trainer sees as one batch.
+        seed: the seed of the cohorts.
+    """
+
+    num_clients: int
+    participation: int | float
+    sampler: ClientSampler
+    clients_per_batch: int
+    seed: int
+
+    def client_num_samples(self, client: int) -> int:
+        """Return n_k, the client's number of training examples."""
+        raise NotImplementedError
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(N,) numbers of training examples, one per client."""
+        return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
+
+    @property
+    def num_with_data(self) -> int:
+        """Number of clients that have data; no other client can take part."""
+        return int((self.sizes > 0).sum())
+
+    @property
+    def cohort_size(self) -> int:
+        """K, the number of clients per round, unless the sampler draws fewer.
+
+        K is ``participation`` of all N clients, and at most the number of clients that have data.
+
+        Raises:
+            ConfigurationError: no client has data, or ``participation`` is larger than the number of clients.
+        """
+        with_data = self.num_with_data
+        if not with_data:
+            raise ConfigurationError(f"none of the {self.num_clients} clients has data: check the partition")
+        share = isinstance(self.participation, float)
+        wanted = max(1, round(self.participation * self.num_clients)) if share else int(self.participation)
+        if wanted > self.num_clients:
+            raise ConfigurationError(f"participation asks for {wanted} clients per round, there are {self.num_clients}")
+        return min(wanted, with_data)
+
+    def cohort(self, round: int) -> list[int]:
+        """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
+
+        Raises:
+            ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
+                client without data.
+        """
+        drawn = self.sampler.draw(self.sizes, self.cohort_size, round, generator(self.seed, "cohort", round))
+        clients = sorted(int(k) for k in drawn)
+        self._check_cohort(clients, round)
+        return clients
+
+    def _check_cohort(self, clients: list[int], round: int) -> None:
+        name = type(self.sampler).__name__
+        if not 0 < len(clients) <= self.cohort_size or len(set(clients)) < len(clients):
+            raise ConfigurationError(
+                f"expected {name} to draw 1 to {self.cohort_size} distinct clients, as participation says, got "
+                f"{clients} for round {round}"
+            )
+        strangers = [k for k in clients if not 0 <= k < self.num_clients or not self.sizes[k]]
+        if strangers:
+            raise ConfigurationError(
+                f"expected {name} to draw clients from 0 to {self.num_clients - 1} that have data, got {strangers} in "
+                f"round {round}"
+            )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""
+        self.cohort_size  # noqa: B018  # raises what is wrong with a client's data; Lightning hides errors of len()
+        return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
+
+
+class _Ids(Dataset[int]):
+    """A dataset whose examples are their own indices: the client ids and the padding."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class _CohortBatches:
+    """Lists of client ids: this device's share of the cohort, padded to a length that all devices and rounds share.
+
+    Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
+    have similar work in total and at any time.
+    """
+
+    def __init__(self, data: CohortDraws) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        per_device = -(-self.data.cohort_size // self._world()[1])
+        return -(-per_device // self.data.clients_per_batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, devices = self._world()
+        trainer = self.data.trainer
+        cohort = self.data.cohort(trainer.lightning_module.round if trainer else 1)  # type: ignore[arg-type]
+        if devices > 1:
+            cohort.sort(key=lambda client: -int(self.data.sizes[client]))
+        mine = [k for i, k in enumerate(cohort) if rank == min(i % (2 * devices), -(i + 1) % (2 * devices))]
+        mine += [PADDING] * (-(-self.data.cohort_size // devices) - len(mine))
+        size = self.data.clients_per_batch
+        return (mine[i : i + size] for i in range(0, len(mine), size))
+
+    def _world(self) -> tuple[int, int]:
+        trainer = self.data.trainer
+        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)

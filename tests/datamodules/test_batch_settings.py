@@ -1,0 +1,71 @@
+"""drop_last and collate_fn of the shipped data modules, from YAML."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from command import TINY, fit, rows, run
+
+from fl_lightning import datamodules
+from fl_lightning.datamodules import RandomFlip, Tensors
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.command import config_of
+
+SHIPPED = [
+    cls
+    for cls in vars(datamodules).values()
+    if inspect.isclass(cls) and issubclass(cls, FederatedDataModule) and cls is not FederatedDataModule
+]
+MINE = """
+from torch.utils.data import default_collate
+
+
+def halved(examples):
+    inputs, labels = default_collate(examples)
+    return [inputs.float() / 510, labels]
+"""
+
+
+@pytest.mark.parametrize("cls", SHIPPED, ids=lambda cls: cls.__name__)
+def test_every_data_module_takes_both(cls: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("mine.py").write_text(MINE)
+    Path("tiny.yaml").write_text(TINY)
+    name = f"fl_lightning.datamodules.{cls.__name__}"
+    changed = ["--data", name, "--data.collate_fn", "mine.halved", "--data.drop_last", "true"]
+    changed += ["--data.root", "here", "--data.image_size", "8"] if name.endswith("ImageFolder") else []
+    settings = config_of(["--config", "tiny.yaml", *changed])["data"]["init_args"]
+    assert (settings["collate_fn"], settings["drop_last"]) == ("mine.halved", True)
+
+
+def test_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits in batches that the user's function halves: half the inputs, so another loss than without it."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    Path("tiny.yaml").write_text(TINY)
+    Path("mine.yaml").write_text(TINY + "    collate_fn: mine.halved\n    drop_last: true\n")
+    losses = []
+    for config in ("tiny.yaml", "mine.yaml"):
+        fit(config=config)
+        losses.append(rows(f"runs/{config[:4]}/version_0/metrics.csv")[0]["train/loss"])
+    assert losses[0] != losses[1]
+    assert "collate_fn: mine.halved" in Path("runs/mine/version_0/config.yaml").read_text()
+
+
+def test_a_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    result = run("fit", "--config", "tiny.yaml", "--data.collate_fn", "nowhere.pad")
+    assert result.status == 2
+    assert result.err.count("\n") == 1
+    print(result.err)
+
+
+def test_augment_and_collate_fn_exclude_each_other() -> None:
+    """Augmentation changes a batch only if it is stacked in memory: here it would do nothing, in silence."""
+    pair = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
+    with pytest.raises(ConfigurationError, match=r"expected augment or collate_fn, got both: .* let collate_fn augment"):
+        Tensors(train=pair, test=pair, augment=RandomFlip(), collate_fn=tuple)
