@@ -182,7 +182,7 @@ class LabelledData(FederatedDataModule):
         """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
-        by = labels if self.partition.by == "labels" else self.groups()
+        by = self.groups() if self.partition.by == "groups" else labels
         if by is None:
             raise ConfigurationError(
                 f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows none: choose "

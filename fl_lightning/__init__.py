@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fl_lightning.engine.callback import FederatedCallback, Monitor
 from fl_lightning.engine.cohort import ClientResult, Cohort
-from fl_lightning.engine.data import FederatedDataModule, TrainingBatch
+from fl_lightning.engine.data import FederatedDataModule, PartitionedData, TrainingBatch
 from fl_lightning.engine.gram import (
     angle,
     conflict_ratio,
@@ -34,6 +34,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     # a run
     "FederatedOrchestrator",
     "FederatedDataModule",
+    "PartitionedData",
     "TrainingBatch",
     "RunTracking",
     "ConfigurationError",

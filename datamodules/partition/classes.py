@@ -3,8 +3,8 @@
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import deal, number
+from fl_lightning.engine.partition import Ints, Partition
 from fl_lightning.errors import ConfigurationError
 
 

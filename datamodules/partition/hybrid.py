@@ -5,9 +5,9 @@ from typing import Literal
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet
+from fl_lightning.engine.partition import Ints, Partition
 from fl_lightning.errors import ConfigurationError
 
 

@@ -3,12 +3,14 @@
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.base import Ints, Partition
+from fl_lightning.engine.partition import Ints, Partition, equal_owners
 
 
 class IID(Partition):
     """Splits the examples at random into equal parts: sizes differ by at most one."""
 
+    by = "nothing"
+
     @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        return generator.permutation(np.arange(len(labels)) % num_clients)
+        return equal_owners(len(labels), num_clients, generator)

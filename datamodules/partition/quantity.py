@@ -3,8 +3,8 @@
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.datamodules.partition.base import Ints, Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha, dirichlet, whole
+from fl_lightning.engine.partition import Ints, Partition
 
 
 class QuantitySkew(Partition):
@@ -19,6 +19,8 @@ class QuantitySkew(Partition):
     Raises:
         ConfigurationError: ``alpha`` is outside its range.
     """
+
+    by = "nothing"
 
     def __init__(self, alpha: float) -> None:
         check_alpha(alpha)

@@ -1,22 +1,37 @@
-"""FederatedDataModule: the clients' data and their batches."""
+"""FederatedDataModule: the clients' data and their batches. PartitionedData: ordinary data, made federated."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from typing_extensions import override
 
 from fl_lightning.engine.batches import Examples, SeededBatches, TrainingBatch, check_examples, gather, unchanged
 from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
+from fl_lightning.engine.partition import Partition, Stated
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
+from fl_lightning.engine.seeding import numpy_generator
+from fl_lightning.engine.sources import Dealt, Loaders, deal, training_data
 from fl_lightning.errors import ConfigurationError
 
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
 LOADERS = ("val_dataloader", "test_dataloader", "predict_dataloader")
 
-__all__ = ["LOADERS", "PADDING", "ClientIds", "FederatedDataModule", "TrainingBatch"]
+__all__ = [  # noqa: RUF022  # the classes first
+    "FederatedDataModule",
+    "PartitionedData",
+    "TrainingBatch",
+    "ClientIds",
+    "PADDING",
+    "LOADERS",
+    "TRANSFER_HOOKS",
+]
 
 
 class FederatedDataModule(CohortDraws):
@@ -74,6 +89,40 @@ class FederatedDataModule(CohortDraws):
         self.drop_last = drop_last
         self.collate_fn = collate_fn
         self._borrowed: list[str] = []
+
+    @staticmethod
+    def from_datamodule(datamodule: LightningDataModule, **settings: Any) -> "PartitionedData":
+        """Make an ordinary LightningDataModule federated.
+
+        Args:
+            datamodule: the data module, whose training set is dealt to the clients.
+            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+        """
+        return PartitionedData(datamodule, **settings)
+
+    @staticmethod
+    def from_loaders(
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **settings: Any,
+    ) -> "PartitionedData":
+        """Make DataLoaders or datasets federated.
+
+        Args:
+            train: DataLoader or dataset, whose examples are dealt to the clients.
+            val: DataLoader, several of them, or dataset to validate on.
+            test: data to test on, like ``val``.
+            predict: data to predict on, like ``val``.
+            batch_size: number of examples in a batch; by default that of the loader ``train``, and 32 for datasets.
+            collate_fn: function that makes a batch of examples; by default that of the loader ``train``.
+            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+        """
+        loaders = Loaders(train, batch_size or 32, collate_fn, val=val, test=test, predict=predict)
+        return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
 
     def client_dataset(self, client: int) -> Dataset[Any]:
         """Return the training examples of one client, 0 <= client < num_clients: a dataset with length and indices."""
@@ -138,3 +187,98 @@ class FederatedDataModule(CohortDraws):
             error.add_note(f"raised by {source}")
             raise
         return check_examples(dataset, source)
+
+
+class PartitionedData(FederatedDataModule):
+    """An ordinary LightningDataModule, its training set dealt to clients.
+
+    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` serve as they are. Each fit
+    deals the training set anew, by the same seed.
+
+    Args:
+        datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
+        num_clients: N, the number of clients; only without a stated partition.
+        partition: a :class:`Partition`; or a stated partition: one list of example indices for each client, or one
+            client, an integer or a string, for each example, each distinct value one client in sorted order. Equal
+            random parts by default.
+        labels: (n,) class (for ``Natural``, group) of each training example, integers or strings. By default, the
+            second tensor of a TensorDataset, the dataset's ``targets`` or ``labels``, or the second entry or the entry
+            ``label`` of its examples.
+        batch_size: number of examples in a client's batch; by default that of ``train_dataloader``.
+        drop_last: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
+        collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
+        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+
+    Attributes:
+        client_names: the name of each client: its value in a stated partition, else its number.
+
+    Raises:
+        ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
+            iterable, the partition does not fit, or there are no labels for a partition by label.
+    """
+
+    def __init__(
+        self,
+        datamodule: LightningDataModule,
+        num_clients: int | None = None,
+        partition: Partition | Sequence[Any] | None = None,
+        labels: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **federation: Any,
+    ) -> None:
+        super().__init__(batch_size=32 if batch_size is None else batch_size, **federation)
+        self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
+        self.datamodule, self.labels = datamodule, labels
+        self.partition = partition if isinstance(partition, Partition | None) else Stated(partition)
+        names: Sequence[Any] = self.partition.names if isinstance(self.partition, Stated) else range(num_clients or 0)
+        if not names:
+            raise ConfigurationError(f"expected num_clients >= 1, or a stated partition, got {num_clients}: set it")
+        self.num_clients, self.client_names = num_clients or len(names), list(names)
+        self.prepare_data_per_node = datamodule.prepare_data_per_node
+        for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
+            if is_overridden(name, datamodule) and not is_overridden(name, self):
+                setattr(self, name, getattr(datamodule, name))
+
+    @override
+    def prepare_data(self) -> None:
+        self.datamodule.trainer = self.trainer
+        self.datamodule.prepare_data()
+
+    @override
+    def setup(self, stage: str) -> None:
+        self.datamodule.trainer = self.trainer
+        self.datamodule.setup(stage)
+        if stage == "fit":
+            self.__dict__.pop("sizes", None)
+            self._dealt = self._deal()
+
+    @override
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        examples: Any = self._dealt.examples
+        rows: Any = self._dealt.parts[client]
+        in_memory = gather(examples, rows[:0]) is not None  # others may want indices that are integers
+        return Subset(examples, rows if in_memory else rows.tolist())
+
+    @override
+    def client_num_samples(self, client: int) -> int:
+        return len(self._dealt.parts[client])
+
+    @override
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of examples per client and class; None if the labels are unknown or no classes."""
+        return self._dealt.class_counts()
+
+    @cached_property
+    def _dealt(self) -> Dealt:  # for those who read the data without a Trainer, or before its setup
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+        return self._deal()
+
+    def _deal(self) -> Dealt:
+        examples, loader = training_data(self.datamodule)
+        for name, value in self._given.items():
+            setattr(self, name, loader[name] if value is None else value)
+        draws = numpy_generator(self.seed, "partition")
+        return deal(examples, self.partition, self.num_clients, self.labels, draws)

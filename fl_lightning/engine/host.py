@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_trainer import ClientTrainer
-from fl_lightning.engine.data import LOADERS, ClientIds, FederatedDataModule
+from fl_lightning.engine.data import LOADERS, TRANSFER_HOOKS, ClientIds, FederatedDataModule
 from fl_lightning.engine.inference import leave_inference_mode
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
@@ -29,7 +29,6 @@ EVALUATION_HOOKS = tuple(
     for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 )
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 # Methods of the client module that are replaced while hosted: Lightning's versions would act on the server's loop.
 BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 

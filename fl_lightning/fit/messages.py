@@ -132,6 +132,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"{where}{found[1]}:{found[2]}"
     if found := re.search(r"[Ee]xpected a dot import path string: ([\w.]+)", text):
         return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
+    if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
+        return f"{where}expected a function, as in my_module.my_function, got none: {found[1]}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
         return f"{where}give a value for {found[1]}"
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):

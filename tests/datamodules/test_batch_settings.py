@@ -60,12 +60,14 @@ def test_a_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("tiny.yaml").write_text(TINY)
     result = run("fit", "--config", "tiny.yaml", "--data.collate_fn", "nowhere.pad")
     assert result.status == 2
-    assert result.err.count("\n") == 1
-    print(result.err)
+    reason = "No module named 'nowhere'"
+    assert result.err == (
+        f"fl-lightning: error: data.collate_fn: expected a function, as in my_module.my_function, got none: {reason}\n"
+    )
 
 
 def test_augment_and_collate_fn_exclude_each_other() -> None:
     """Augmentation changes a batch only if it is stacked in memory: here it would do nothing, in silence."""
     pair = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
-    with pytest.raises(ConfigurationError, match=r"expected augment or collate_fn, got both: .* let collate_fn augment"):
+    with pytest.raises(ConfigurationError, match="expected augment or collate_fn, got both"):
         Tensors(train=pair, test=pair, augment=RandomFlip(), collate_fn=tuple)

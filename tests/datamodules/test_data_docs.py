@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.datamodules import Natural, Tensors
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-ARRAYS, OWN = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ARRAYS, OWN, ORDINARY, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def test_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,3 +32,17 @@ def test_own_class() -> None:
     inputs, _ = data.on_after_batch_transfer(next(iter(data.val_dataloader())), 0)
     assert abs(inputs.mean()) < 0.05
     assert abs(inputs.std() - 1) < 0.05
+
+
+def test_ordinary_data() -> None:
+    """A data module on five clients, six rows on two: rows 1, 3 and 4 are Oslo's. Texts in batches of three."""
+    names: dict[str, Any] = {}
+    exec(ORDINARY, names)
+    assert names["data"].sizes.sum() == 90
+    assert names["data"].batch_size == 16
+    assert names["pair"].sizes.tolist() == [3, 3]
+    assert names["cities"].client_names == ["oslo", "rome"]
+    assert names["cities"].client_dataset(0).indices.tolist() == [1, 3, 4]
+    exec(TEXTS, names)
+    (batch,) = names["padded"].client_batches(0, names["torch"].Generator())
+    assert batch.shape[1] == 3

@@ -187,7 +187,7 @@ def test_natural_keeps_groups_whole() -> None:
         held.append(str(groups))
     assert len(set(held)) > 10
     assert Natural.by == "groups"
-    assert IID.by == "labels"
+    assert IID.by == "nothing"
 
 
 def test_natural_deals_groups_at_random() -> None:

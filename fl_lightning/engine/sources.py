@@ -1,0 +1,218 @@
+"""Ordinary loaders and data sets, as the source of the clients' data."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from fl_lightning.engine.batches import CPU, Collate, Examples, check_examples, unchanged
+from fl_lightning.engine.partition import Partition, equal_owners, rows_of
+from fl_lightning.engine.seeding import isolated, seed_globals
+from fl_lightning.errors import ConfigurationError
+
+STORED = ("targets", "labels")  # attributes in which data sets keep their labels, and keys of examples
+
+
+class Loaders(LightningDataModule):
+    """A LightningDataModule of given loaders.
+
+    Args:
+        train: DataLoader or dataset to train on.
+        batch_size: number of examples in a batch of those given as datasets.
+        collate_fn: makes the batches of those given as datasets.
+        others: loaders, lists of loaders, or datasets by name: ``val``, ``test``, ``predict``.
+    """
+
+    def __init__(self, train: Any, batch_size: int, collate_fn: Collate | None, **others: Any) -> None:
+        super().__init__()
+        for name, data in {"train": train, **others}.items():
+            if data is not None:
+                loader = _loader(data, name, batch_size, collate_fn)
+                setattr(self, f"{name}_dataloader", partial(unchanged, loader))
+
+
+def _loader(data: Any, name: str, batch_size: int, collate_fn: Collate | None) -> Any:
+    several = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else [data]
+    if any(isinstance(each, DataLoader) for each in several):
+        return data
+    examples: Any = check_examples(data, f"the {name} data")
+    # A generator of its own keeps the loader from drawing a seed for its workers from the global generator.
+    return DataLoader(examples, batch_size=batch_size, collate_fn=collate_fn, generator=torch.Generator())
+
+
+def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, Any]]:
+    """Return the training examples of a data module, and how its ``train_dataloader`` makes batches of them.
+
+    Args:
+        datamodule: a data module that is set up.
+
+    Returns:
+        The dataset, and the loader's ``batch_size``, ``drop_last`` and ``collate_fn`` (None for PyTorch's own).
+
+    Raises:
+        ConfigurationError: ``train_dataloader`` does not return one DataLoader that passes over a map-style dataset in
+            batches of one size.
+    """
+    name = f"{type(datamodule).__name__}.train_dataloader()"
+    loader = datamodule.train_dataloader()
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(f"expected {name} to return one DataLoader, got {type(loader).__name__}: return one")
+    dataset, sampler = loader.dataset, loader.sampler
+    check_examples(dataset, f"the dataset of {name}")
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        got = "batch_size=None" if batches is None else type(batches).__name__
+        raise ConfigurationError(f"expected {name} to have a batch_size, got {got}: clients draw their own batches")
+    if isinstance(sampler, SubsetRandomSampler):
+        dataset = Subset(dataset, list(sampler.indices))
+    elif getattr(sampler, "replacement", False) or not isinstance(
+        sampler, RandomSampler | SequentialSampler | DistributedSampler
+    ):
+        raise ConfigurationError(
+            f"expected {name} to pass over its dataset once, got {type(sampler).__name__}: clients shuffle their own "
+            "examples; leave the sampler out, or give a Subset"
+        )
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    settings = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "collate_fn": collate}
+    return check_examples(dataset, name), settings
+
+
+def stored_labels(dataset: Any) -> NDArray[Any] | None:
+    """Find the labels of a dataset without reading its examples; None if the dataset stores none.
+
+    Looks at the second tensor of a TensorDataset and at the attributes ``targets`` and ``labels``, also below Subset
+    and ConcatDataset.
+    """
+    if isinstance(dataset, Subset):
+        inner = stored_labels(dataset.dataset)
+        return None if inner is None else inner[np.asarray(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for each in dataset.datasets if (part := stored_labels(each)) is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1].numpy(force=True) if len(dataset.tensors) > 1 else None
+    for name in STORED:
+        if (labels := getattr(dataset, name, None)) is not None and len(labels) == len(dataset):
+            return np.asarray(labels)
+    return None
+
+
+def read_labels(examples: Examples) -> NDArray[Any]:
+    """Read the label of every example: its second entry, or the entry ``label``, ``labels`` or ``targets``.
+
+    Raises:
+        ConfigurationError: an example has no such entry.
+    """
+    with isolated(CPU):
+        seed_globals(0, CPU)
+        return np.asarray([_label(examples[index]) for index in range(len(examples))])
+
+
+def _label(example: Any) -> Any:
+    if isinstance(example, Mapping):
+        key: Any = next((key for key in ("label", *STORED) if key in example), None)
+    else:
+        key = 1 if isinstance(example, Sequence) and not isinstance(example, str) and len(example) > 1 else None
+    if key is None:
+        raise ConfigurationError(
+            f"expected examples (input, label) or with an entry label, got {type(example).__name__}: give labels=, one "
+            "class for each training example"
+        )
+    label = example[key]
+    return label.tolist() if isinstance(label, Tensor) else label
+
+
+def classes_of(labels: Any, num_examples: int) -> Tensor | None:
+    """Number the classes of labels from 0 in sorted order: (n,) int64; None if the labels are no classes."""
+    values = np.asarray(labels)
+    if values.shape != (num_examples,) or values.dtype.kind not in "iubSU":
+        return None
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1])
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """A training set, dealt to clients.
+
+    Attributes:
+        examples: the training set.
+        parts: each client's example indices.
+        classes: (n,) class of each example, numbered from 0; None if the classes are unknown.
+    """
+
+    examples: Examples
+    parts: list[Tensor]
+    classes: Tensor | None
+
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of examples per client and class; None if the classes are unknown."""
+        if self.classes is None:
+            return None
+        most = int(self.classes.max()) + 1
+        return torch.stack([self.classes[part].bincount(minlength=most) for part in self.parts])
+
+
+def deal(
+    examples: Examples,
+    partition: Partition | None,
+    num_clients: int,
+    labels: Any,
+    generator: np.random.Generator,
+) -> Dealt:
+    """Deal a training set to clients.
+
+    Args:
+        examples: the training set, n examples.
+        partition: the partition; None for equal random parts.
+        num_clients: N >= 1, the number of clients.
+        labels: (n,) class or group of each example, or None to look for the labels in the training set.
+        generator: source of all randomness.
+
+    Raises:
+        ConfigurationError: there are no labels for a partition by label, ``labels`` are no classes, or the partition
+            does not fit.
+    """
+    count = len(examples)
+    found = stored_labels(examples) if labels is None else labels
+    classes = None if found is None else classes_of(found, count)
+    if labels is not None and classes is None:
+        raise _no_classes("labels", labels, count)
+    if partition is None:
+        return Dealt(examples, rows_of(equal_owners(count, num_clients, generator), num_clients), classes)
+    if partition.by == "groups" and labels is None:
+        raise ConfigurationError(
+            f"{type(partition).__name__} keeps groups together: give labels=, the group of each training example"
+        )
+    if classes is None and partition.by != "nothing":
+        found = read_labels(examples) if found is None else found
+        classes = classes_of(found, count)
+        if classes is None:
+            raise _no_classes(f"the labels, by which {type(partition).__name__} deals,", found, count)
+    numbers = torch.zeros(count, dtype=torch.int64) if classes is None else classes
+    return Dealt(examples, partition.split(numbers, num_clients, generator), classes)
+
+
+def _no_classes(what: str, values: Any, count: int) -> ConfigurationError:
+    got = np.asarray(values)
+    return ConfigurationError(
+        f"expected {what} to be integers or strings ({count},), one for each training example, got {got.dtype} "
+        f"{got.shape}: give labels=, or a partition without labels such as IID"
+    )

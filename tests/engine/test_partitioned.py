@@ -1,0 +1,358 @@
+"""Ordinary data modules, loaders and data sets, made federated."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from command import fit, run
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+)
+from toy import Capture, Linear, trainer
+
+from fl_lightning import FederatedDataModule, FederatedOrchestrator
+from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
+from fl_lightning.errors import ConfigurationError
+
+LABELS = [0, 1, 2, 0, 1, 2, 0, 1]
+ROWS = TensorDataset(torch.arange(8.0)[:, None], torch.tensor(LABELS))
+MINE = """
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+ROWS = TensorDataset(torch.randn(60, 64), torch.arange(60) % 10)
+
+
+class Points(LightningDataModule):
+    def __init__(self, batch_size: int = 5):
+        super().__init__()
+        self.batch_size = batch_size
+
+    def train_dataloader(self):
+        return DataLoader(ROWS, batch_size=self.batch_size, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(ROWS, batch_size=60)
+"""
+YAML = """
+trainer: {max_epochs: 2, accelerator: cpu}
+model:
+  client:
+    class_path: ImageClassifier
+    init_args:
+      network: {class_path: TwoNN, init_args: {in_features: 64}}
+      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  class_path: PartitionedData
+  init_args:
+    datamodule: {class_path: mine.Points, init_args: {batch_size: 4}}
+    num_clients: 3
+    partition: {class_path: fl_lightning.datamodules.Dirichlet, init_args: {alpha: 0.5}}
+"""
+
+
+class Ordinary(LightningDataModule):
+    """A data module as its author would write it for the Trainer, which knows nothing of clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[str] = []
+        self.prepare_data_per_node = False
+
+    def prepare_data(self) -> None:
+        self.heard.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.heard.append("setup " + ("fit" if stage == "fit" else "other"))
+        self.rows = ROWS
+
+    def teardown(self, stage: str) -> None:
+        self.heard.append("teardown " + ("fit" if stage == "fit" else "other"))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.rows, batch_size=3, shuffle=True, drop_last=True)
+
+    def val_dataloader(self) -> Any:
+        return [DataLoader(self.rows, batch_size=8)]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert self.trainer is not None
+        return [batch[0].double() * 10, *batch[1:]]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": 7}
+
+
+class Sees(Linear):
+    def __init__(self) -> None:
+        super().__init__(size=1)
+        self.seen: list[float] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        self.seen += batch[0].flatten().tolist()
+        return self.w.sum()
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.seen.append(-float(batch[0].sum()))
+
+
+def made(train: Any = ROWS, **settings: Any) -> FederatedDataModule:
+    return FederatedDataModule.from_loaders(train, **settings)
+
+
+def values(data: FederatedDataModule) -> list[list[int]]:
+    """The first entry of each client's examples."""
+    datasets: list[Any] = [data.client_dataset(client) for client in range(data.num_clients)]
+    return [[int(dataset[i][0]) for i in range(len(dataset))] for dataset in datasets]
+
+
+def test_a_data_module_serves_as_it_is() -> None:
+    """Two clients of four in batches of three: drop_last leaves three each. The validation sum is -10 · 28."""
+    own = Ordinary()
+    data = FederatedDataModule.from_datamodule(own, num_clients=2)
+    assert not data.prepare_data_per_node
+    module, capture = Sees(), Capture()
+    trainer(capture).fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data)
+    assert own.heard == ["prepare_data", "setup fit", "teardown fit"]
+    assert (data.batch_size, data.drop_last, data.collate_fn) == (3, True, None)
+    assert len(module.seen) == 7
+    assert module.seen[-1] == -280
+    assert len({value % 10 for value in module.seen}) == 1
+    assert capture.cohort.num_samples.tolist() == [4, 4]
+    assert data.state_dict() == {"epoch": 7}
+    trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
+    assert own.heard[3:] == ["prepare_data", "setup other", "teardown other"]
+
+
+def test_settings_win_over_the_loaders() -> None:
+    data = FederatedDataModule.from_datamodule(
+        Ordinary(), num_clients=2, batch_size=2, drop_last=False, collate_fn=tuple, participation=1, seed=5
+    )
+    data.setup("fit")
+    assert (data.batch_size, data.drop_last, data.collate_fn, data.seed) == (2, False, tuple, 5)
+
+
+def test_each_fit_deals_anew() -> None:
+    """A module that makes other training data in each setup does not validate on what another setup trained on."""
+
+    class Growing(Ordinary):
+        def setup(self, stage: str) -> None:
+            self.rows: Any = ConcatDataset([getattr(self, "rows", ROWS), ROWS])
+
+    data = FederatedDataModule.from_datamodule(Growing(), num_clients=2)
+    assert data.sizes.tolist() == [8, 8]
+    data.setup("fit")
+    assert data.sizes.tolist() == [12, 12]
+
+
+def test_the_loaders_own_collate_fn() -> None:
+    def pad(examples: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(examples)
+
+    texts: Any = [torch.ones(length) for length in (1, 2, 3)]
+    data = made(DataLoader(texts, batch_size=3, collate_fn=pad), num_clients=1)
+    (batch,) = data.client_batches(0, torch.Generator())
+    assert batch.shape == (3, 3)
+    assert made(DataLoader(ROWS, collate_fn=default_collate), num_clients=1).collate_fn is None
+
+
+def test_loaders_and_datasets() -> None:
+    """Loaders stay as they are, data sets become loaders in order, and what is missing is left to the module."""
+    loader = DataLoader(ROWS, batch_size=5)
+    data = made(val=loader, test=ROWS, num_clients=2, batch_size=3)
+    assert data.val_dataloader() is loader
+    assert [batch[0].flatten().tolist() for batch in data.test_dataloader()] == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    assert sorted(value for part in values(data) for value in part) == list(range(8))
+    assert "predict_dataloader" not in vars(data)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equal_parts_by_default(seed: int) -> None:
+    parts = values(made(num_clients=3, seed=seed))
+    assert sorted(map(len, parts)) == [2, 3, 3]
+    assert sorted(value for part in parts for value in part) == list(range(8))
+    assert parts == values(made(num_clients=3, seed=seed))
+    assert parts != values(made(num_clients=3, seed=seed + 1))
+
+
+@pytest.mark.parametrize(
+    ("partition", "names", "expected"),
+    [
+        ([[7, 0], [1]], [0, 1], [[7, 0], [1]]),
+        ([np.array([2]), torch.tensor([], dtype=torch.int64)], [0, 1], [[2], []]),
+        (["b", "a", "c", "b", "b", "b", "b", "a"], ["a", "b", "c"], [[1, 7], [0, 3, 4, 5, 6], [2]]),
+        (np.array([9, 9, 9, 9, -1, 9, 9, 9]), [-1, 9], [[4], [0, 1, 2, 3, 5, 6, 7]]),
+        (torch.tensor([0, 1] * 4), [0, 1], [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        (pd.Series(["x", "y"] * 4, index=range(5, 13)), ["x", "y"], [[0, 2, 4, 6], [1, 3, 5, 7]]),
+    ],
+)
+def test_stated_partitions(partition: Any, names: list[Any], expected: list[list[int]]) -> None:
+    """Lists of indices keep their order, and may leave examples out; names are sorted."""
+    data: Any = made(partition=partition)
+    assert data.client_names == names
+    assert values(data) == expected
+
+
+class Items(Dataset[Any]):
+    """Examples without any attribute; ``make`` turns a row into one."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        assert type(index) is int
+        return self.make(torch.tensor(index), LABELS[index])
+
+
+class WithTargets(Items):
+    targets = LABELS
+
+    def __init__(self) -> None:
+        super().__init__(lambda x, y: (x,))
+
+
+class WithLabels(Items):
+    labels = np.array(["cat", "dog", "emu", "cat", "dog", "emu", "cat", "dog"])
+
+    def __init__(self) -> None:
+        super().__init__(lambda x, y: (x,))
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        ROWS,
+        Subset(ROWS, range(8)),
+        ConcatDataset([Subset(ROWS, range(3)), Subset(ROWS, range(3, 8))]),
+        WithTargets(),
+        WithLabels(),
+        Items(lambda x, y: (x, y)),
+        Items(lambda x, y: [x, torch.tensor(y)]),
+    ],
+)
+def test_labels_are_found(dataset: Any) -> None:
+    """Three clients of one class each: rows 0, 3, 6; 1, 4, 7; 2, 5."""
+    data = made(dataset, num_clients=3, partition=ClassesPerClient(1))
+    assert sorted(map(sorted, values(data))) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    counts = data.class_counts()
+    assert counts is not None
+    assert sorted(counts.tolist()) == [[0, 0, 2], [0, 3, 0], [3, 0, 0]]
+
+
+@pytest.mark.parametrize("key", ["label", "labels", "targets"])
+def test_labels_of_dicts(key: str) -> None:
+    data = made(Items(lambda x, y: {"x": x, key: y}), num_clients=3, partition=ClassesPerClient(1))
+    assert sorted(data.sizes.tolist()) == [2, 3, 3]
+
+
+def test_labels_given_by_hand() -> None:
+    """The given labels win: two classes, or two groups."""
+    halves = ["left"] * 4 + ["right"] * 4
+    for partition in (ClassesPerClient(1), Natural()):
+        data = made(num_clients=2, partition=partition, labels=halves)
+        assert sorted(map(sorted, values(data))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_partition_without_labels_reads_none() -> None:
+    data = made(Items(lambda x, y: x), num_clients=2, partition=QuantitySkew(1.0))
+    assert int(data.sizes.sum()) == 8
+    assert data.class_counts() is None
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(ROWS)
+
+
+class Pair(Ordinary):
+    def train_dataloader(self) -> Any:
+        return [super().train_dataloader()] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Stream(), "expected the train data to be a dataset with __len__ and __getitem__.*got Stream"),
+        (DataLoader(Stream()), r"expected the dataset of Loaders.train_dataloader\(\) to be .* got Stream"),
+        (DataLoader(ROWS, batch_size=None), "to have a batch_size, got batch_size=None"),
+        (DataLoader(ROWS, batch_sampler=[[0], [1, 2]]), "to have a batch_size, got list"),
+        (DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 8, 8)), "once, got WeightedRandomSampler: .* Subset"),
+        (Pair(), r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return one"),
+    ],
+)
+def test_refuses_other_sources(source: Any, message: str) -> None:
+    def make() -> FederatedDataModule:
+        if isinstance(source, LightningDataModule):
+            return FederatedDataModule.from_datamodule(source, num_clients=2)
+        return made(source, num_clients=2)
+
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make().setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loader_that_draws_from_a_subset() -> None:
+    """A common way to split training and validation: the clients get the training part alone."""
+    data = made(DataLoader(ROWS, sampler=SubsetRandomSampler([5, 3])), num_clients=1)
+    assert sorted(values(data)[0]) == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "expected num_clients >= 1, or a stated partition, got None: set it"),
+        ({"num_clients": 0}, "expected num_clients >= 1, or a stated partition, got 0: set it"),
+        ({"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
+        ({"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
+        ({"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for each"),
+        ({"partition": [0.5, 1.5]}, r"expected partition to be a Partition, .* got \[0.5, 1.5\]: convert it"),
+        ({"partition": [[0.5], [1.5]]}, "expected partition to be a Partition"),
+        ({"partition": []}, "expected partition to be a Partition"),
+        ({"partition": Natural(), "num_clients": 2}, "Natural keeps groups together: give labels="),
+        ({"labels": [0.5] * 8, "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*float64 \(8,\)"),
+        ({"labels": [1, 2], "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*int64 \(2,\)"),
+    ],
+)
+def test_refuses_other_partitions(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        made(**settings).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_regression_has_no_classes_to_deal_by() -> None:
+    rows = TensorDataset(torch.ones(8, 1), torch.rand(8))
+    with pytest.raises(ConfigurationError, match=r"the labels, by which ClassesPerClient deals, to be .* float32"):
+        made(rows, num_clients=2, partition=ClassesPerClient(1)).setup("fit")
+    assert made(rows, num_clients=2).class_counts() is None
+    with pytest.raises(ConfigurationError, match=r"expected examples \(input, label\) .* got Tensor: give labels="):
+        made(Items(lambda x, y: x), num_clients=2, partition=ClassesPerClient(1)).setup("fit")
+
+
+def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    Path("tiny.yaml").write_text(YAML)
+    fit()
+    assert "mine.Points" in Path("runs/tiny/version_0/config.yaml").read_text()
+    shown = run("data", "--config", "tiny.yaml", "--data.datamodule.batch_size", "6")
+    assert shown.status == 0, shown.err
+    assert "60 training examples" in shown.out
