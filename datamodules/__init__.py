@@ -22,6 +22,7 @@ from fl_lightning.datamodules.partition import (
     QuantitySkew,
 )
 from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.datamodules.table import Table
 from fl_lightning.datamodules.tensors import Tensors
 from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
 from fl_lightning.datamodules.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
@@ -52,6 +53,7 @@ __all__ = [
     "QuantitySkew",
     "RandomCrop",
     "RandomFlip",
+    "Table",
     "Tensors",
     "TinyImageNet",
     "VisionData",

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from fl_lightning.datamodules.corruption import Corruption
+from fl_lightning.datamodules.held_out import draw_held_out
 from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
@@ -201,17 +202,12 @@ class LabelledData(FederatedDataModule):
         """Split each client's rows into the rows to train on and the rows to keep back."""
         if not self.held_out:
             return parts, [torch.empty(0, dtype=torch.int64)] * len(parts)
-        masks = [self._draw_held_out(client, len(part)) for client, part in enumerate(parts)]
+        masks = [
+            draw_held_out(len(part), self.held_out, numpy_generator(self.seed, "held out", client))
+            for client, part in enumerate(parts)
+        ]
         split = [(part[~mask], part[mask]) for part, mask in zip(parts, masks, strict=True)]
         return [kept for kept, _ in split], [back for _, back in split]
-
-    def _draw_held_out(self, client: int, num_samples: int) -> Tensor:
-        """(num_samples,) bool, True for the examples that the client keeps back from training."""
-        mask = torch.zeros(num_samples, dtype=torch.bool)
-        if (count := min(round(self.held_out * num_samples), num_samples - 1)) > 0:
-            drawn = numpy_generator(self.seed, "held out", client).choice(num_samples, count, replace=False)
-            mask[torch.from_numpy(drawn)] = True
-        return mask
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""

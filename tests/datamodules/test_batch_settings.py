@@ -18,6 +18,10 @@ SHIPPED = [
     for cls in vars(datamodules).values()
     if inspect.isclass(cls) and issubclass(cls, FederatedDataModule) and cls is not FederatedDataModule
 ]
+REQUIRED = {
+    "ImageFolder": ["--data.root", "here", "--data.image_size", "8"],
+    "Table": ["--data.train", "my.csv", "--data.target", "y"],
+}
 MINE = """
 from torch.utils.data import default_collate
 
@@ -36,7 +40,7 @@ def test_every_data_module_takes_both(cls: type, tmp_path: Path, monkeypatch: py
     Path("tiny.yaml").write_text(TINY)
     name = f"fl_lightning.datamodules.{cls.__name__}"
     changed = ["--data", name, "--data.collate_fn", "mine.halved", "--data.drop_last", "true"]
-    changed += ["--data.root", "here", "--data.image_size", "8"] if name.endswith("ImageFolder") else []
+    changed += REQUIRED.get(cls.__name__, [])
     settings = config_of(["--config", "tiny.yaml", *changed])["data"]["init_args"]
     assert (settings["collate_fn"], settings["drop_last"]) == ("mine.halved", True)
 

@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.datamodules import Natural, Tensors
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-ARRAYS, OWN, ORDINARY, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ARRAYS, OWN, ORDINARY, TABLE, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def test_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +46,11 @@ def test_ordinary_data() -> None:
     exec(TEXTS, names)
     (batch,) = names["padded"].client_batches(0, names["torch"].Generator())
     assert batch.shape[1] == 3
+
+
+def test_table() -> None:
+    """Of one, two and three rows, 0, 1 and 1 are held back."""
+    names: dict[str, Any] = {}
+    exec(TABLE, names)
+    assert names["data"].client_names == ["bern", "oslo", "rome"]
+    assert names["data"].sizes.tolist() == [1, 1, 2]

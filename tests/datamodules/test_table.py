@@ -1,0 +1,186 @@
+"""Table: clients from a column of a pandas frame or a file."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from command import fit, run
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from toy import Linear, trainer
+
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.datamodules import Table
+from fl_lightning.errors import ConfigurationError
+
+FRAME = pd.DataFrame(
+    {
+        "hospital": ["rome", "oslo", "rome", "bern", "oslo", "rome"],
+        "age": [40, 50, 60, 70, 80, 90],
+        "smokes": [True, False, True, False, True, False],
+        "risk": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
+        "outcome": ["well", "ill", "well", "ill", "dead", "well"],
+    }
+)
+FEATURES = ["age", "smokes"]
+YAML = """
+trainer: {max_epochs: 2, accelerator: cpu}
+model:
+  client:
+    class_path: ImageClassifier
+    init_args:
+      num_classes: 3
+      network: {class_path: LogisticRegression, init_args: {in_features: 2, num_classes: 3}}
+      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.001}}
+data:
+  class_path: Table
+  init_args: {train: my.csv, client: hospital, target: outcome, features: [age, smokes], test_share: 0.3}
+"""
+
+
+def table(train: Any = FRAME, **settings: Any) -> Table:
+    return Table(train, **{"client": "hospital", "target": "outcome", "features": FEATURES} | settings)
+
+
+def ages(data: Table) -> list[list[float]]:
+    return [data.client_dataset(client)[:][0][:, 0].tolist() for client in range(data.num_clients)]
+
+
+def test_each_value_is_a_client_in_sorted_order() -> None:
+    data = table()
+    assert data.num_clients == 3
+    assert data.client_names == ["bern", "oslo", "rome"]
+    assert ages(data) == [[70], [50, 80], [40, 60, 90]]
+    assert data.sizes.tolist() == [1, 2, 3]
+    inputs, _ = data.client_dataset(1)[:]
+    assert (inputs.dtype, inputs.tolist()) == (torch.float32, [[50, 0], [80, 1]])
+
+
+def test_classes_are_numbered_in_sorted_order() -> None:
+    """Dead, ill, well; the test set may have a class more."""
+    data = table()
+    assert data.class_names == ["dead", "ill", "well"]
+    assert data.client_dataset(1)[:][1].tolist() == [1, 0]
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.tolist() == [[0, 1, 0], [1, 1, 0], [0, 0, 3]]
+    more = table(test=FRAME.assign(outcome="better"))
+    assert more.class_names == ["better", "dead", "ill", "well"]
+    assert table(target="smokes", features=["age"]).class_names == [False, True]
+    assert table(target="age", features=["smokes"]).client_dataset(2)[:][1].tolist() == [0, 2, 5]
+
+
+def test_regression() -> None:
+    """Floats stay floats; a list of columns makes a matrix."""
+    one, listed, two = (table(target=target) for target in ("risk", ["risk"], ["risk", "age"]))
+    assert one.client_dataset(1)[:][1].tolist() == pytest.approx([0.2, 0.5])
+    assert listed.client_dataset(1)[:][1].shape == (2, 1)
+    assert two.client_dataset(1)[:][1].flatten().tolist() == pytest.approx([0.2, 50, 0.5, 80])
+    assert one.class_counts() is None
+    assert one.class_names == []
+
+
+def test_all_other_columns_are_features_by_default() -> None:
+    data = table(FRAME.drop(columns="outcome"), target="risk", features=None)
+    assert data.client_dataset(0)[:][0].tolist() == [[70, 0]]
+
+
+def test_a_test_table() -> None:
+    """Rows of clients that do not train belong to nobody; without a client column, all rows do."""
+    rows = FRAME.iloc[[1, 0, 4]].assign(hospital=["oslo", "paris", "oslo"])
+    data = table(test=rows, eval_batch_size=2)
+    assert [batch[0][:, 0].tolist() for batch in data.val_dataloader()] == [[50, 40], [80]]
+    assert [batch[0][:, 0].tolist() for batch in data.test_dataloader()] == [[50, 40], [80]]
+    assert [[b[0][:, 0].tolist() for b in data.held_out_batches(k)] for k in range(3)] == [[], [[50, 80]], []]
+    anonymous = table(test=rows.drop(columns="hospital"))
+    assert [list(anonymous.held_out_batches(k)) for k in range(3)] == [[], [], []]
+    assert len(next(iter(anonymous.val_dataloader()))[0]) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_share_of_each_clients_rows(seed: int) -> None:
+    """Of 1, 2 and 3 rows a share of a half keeps back 0, 1 and 2 (2 by rounding 1.5 to even), all in the test set."""
+    data = table(test_share=0.5, seed=seed)
+    kept = ages(data)
+    assert list(map(len, kept)) == [1, 1, 1]
+    back = [[age for b in data.held_out_batches(k) for age in b[0][:, 0].tolist()] for k in range(3)]
+    assert list(map(len, back)) == [0, 1, 2]
+    assert [sorted(a + b) for a, b in zip(kept, back, strict=True)] == [[70], [50, 80], [40, 60, 90]]
+    (batch,) = data.val_dataloader()
+    assert batch[0][:, 0].tolist() == back[1] + back[2]
+    assert ages(table(test_share=0.5, seed=seed)) == kept
+
+
+def test_without_a_test_set_the_modules_own_loader_serves() -> None:
+    seen: list[int] = []
+
+    class Own(Linear):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            return self.w.sum()
+
+        def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            seen.append(len(batch[0]))
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(TensorDataset(torch.ones(7)), batch_size=7)
+
+    trainer().fit(FederatedOrchestrator(Own(1)), datamodule=table())
+    trainer().fit(FederatedOrchestrator(Own(1)), datamodule=table(test=FRAME))
+    assert seen == [7, 6]
+
+
+def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    FRAME.to_csv("my.csv", index=False)
+    Path("tiny.yaml").write_text(YAML)
+    fit()
+    shown = run("data", "--config", "tiny.yaml")
+    assert "4 training examples; 3 of 3 clients" in shown.out, shown.err
+
+
+def test_a_parquet_file(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    FRAME.to_parquet(tmp_path / "my.parquet")
+    assert ages(table(str(tmp_path / "my.parquet"))) == ages(table())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"client": "ward"},
+            "expected the train table to have the columns ward, outcome, age, smokes, got hosp",
+        ),
+        ({"target": "death"}, "expected the train table to have the columns hospital, death"),
+        ({"features": ["height"]}, "expected the train table to have the columns .*height"),
+        ({"test": FRAME[["age"]]}, "expected the test table to have the columns outcome, age, smokes, got age"),
+        ({"features": ["age", "outcome"]}, "expected columns of numbers, got texts or the like in outcome: encode"),
+        ({"target": ["outcome"]}, "expected columns of numbers, got texts or the like in outcome"),
+        ({"train": FRAME.iloc[:0]}, "expected the train table to have rows, got none"),
+        ({"train": FRAME.assign(age=[1, None, 2, 3, 4, 5])}, "expected finite numbers, got nan or inf in age: fill"),
+        ({"train": FRAME.assign(hospital=["a", None] * 3)}, "expected column hospital to be complete, got 3 missing"),
+        ({"train": FRAME.assign(outcome=["a", None] * 3)}, "expected column outcome to be complete, got 3 missing"),
+        ({"train": FRAME.assign(hospital=["a", 1] * 3)}, "expected column hospital to hold values of one type"),
+        ({"train": [1, 2]}, "expected train to be a pandas DataFrame or the path of a CSV or parquet file, got list"),
+        (
+            {"train": "nowhere.csv"},
+            "expected a CSV or parquet file in .*nowhere.csv, got 'No such.*point train to",
+        ),
+        ({"test": "nowhere.csv"}, "point test to one"),
+        ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
+        ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),
+        ({"eval_batch_size": 0}, "eval_batch_size >= 1, got test_share=0.0 and 0"),
+    ],
+)
+def test_refuses_other_tables(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        table(**change).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
+def test_refuses_a_file_that_is_no_table(tmp_path: Path) -> None:
+    (tmp_path / "my.csv").write_bytes(b"\xff\xfe\x00a")
+    with pytest.raises(ConfigurationError, match="expected a CSV or parquet file in"):
+        table(str(tmp_path / "my.csv")).setup("fit")
