@@ -8,6 +8,8 @@ from fl_lightning.datamodules.boxes import BoxFolder
 from fl_lightning.datamodules.corruption import Corruption, LabelSwap
 from fl_lightning.datamodules.digits import Digits
 from fl_lightning.datamodules.emnist import EMNIST, QMNIST
+from fl_lightning.datamodules.flower_datasets import FlowerDatasets
+from fl_lightning.datamodules.huggingface import HuggingFace
 from fl_lightning.datamodules.image_folder import ImageFolder
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.labelled import LabelledData
@@ -42,6 +44,8 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "FlowerDatasets",
+    "HuggingFace",
     "HybridDirichlet",
     "ImageData",
     "ImageFolder",

@@ -20,6 +20,8 @@ SHIPPED = [
 ]
 REQUIRED = {
     "ImageFolder": ["--data.root", "here", "--data.image_size", "8"],
+    "FlowerDatasets": ["--data.source", "mine"],
+    "HuggingFace": ["--data.train", "here"],
     "Table": ["--data.train", "my.csv", "--data.target", "y"],
 }
 MINE = """

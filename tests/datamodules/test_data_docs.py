@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.datamodules import Natural, Tensors
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-ARRAYS, OWN, ORDINARY, TABLE, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
 def test_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +54,16 @@ def test_table() -> None:
     exec(TABLE, names)
     assert names["data"].client_names == ["bern", "oslo", "rome"]
     assert names["data"].sizes.tolist() == [1, 1, 2]
+
+
+def test_hugging_face_and_flower() -> None:
+    """Four rows are bo's, two each al's and cy's."""
+    pytest.importorskip("datasets")
+    names: dict[str, Any] = {}
+    exec(HUGGING_FACE, names)
+    assert names["writers"].client_names == ["al", "bo", "cy"]
+    assert names["writers"].sizes.tolist() == [2, 4, 2]
+    assert names["skewed"].sizes.sum() == 8
+    pytest.importorskip("flwr_datasets")
+    exec(FLOWER, names)
+    assert names["data"].sizes.sum() == 8

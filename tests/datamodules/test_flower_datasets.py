@@ -1,0 +1,104 @@
+"""FlowerDatasets: partitioners of flwr_datasets, and a FederatedDataset of files, as clients."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from torch import Tensor
+from toy import Linear, trainer
+
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.datamodules import FlowerDatasets
+from fl_lightning.errors import ConfigurationError
+
+datasets: Any = pytest.importorskip("datasets")
+flower: Any = pytest.importorskip("flwr_datasets")
+partitioners: Any = pytest.importorskip("flwr_datasets.partitioner")
+YAML = """
+model:
+  client: {class_path: ImageClassifier, init_args: {network: TwoNN}}
+data:
+  class_path: FlowerDatasets
+  init_args:
+    source:
+      class_path: flwr_datasets.FederatedDataset
+      init_args: {dataset: csv, partitioners: {train: 4}}
+      dict_kwargs: {data_files: my.csv, cache_dir: cache}
+"""
+ROWS = {"x": [float(i) for i in range(12)], "label": [0, 1, 2] * 4, "user": ["b", "a", "c", "c"] * 3}
+
+
+def partitioner(made: Any) -> Any:
+    made.dataset = datasets.Dataset.from_dict(ROWS)
+    return made
+
+
+def values(data: FlowerDatasets) -> list[list[float]]:
+    return [[float(row["x"]) for row in data.client_dataset(client)] for client in range(data.num_clients)]
+
+
+def test_a_partitioner() -> None:
+    data = FlowerDatasets(partitioner(partitioners.IidPartitioner(num_partitions=3)), columns=["x", "label"])
+    assert data.sizes.tolist() == [4, 4, 4]
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.sum(0).tolist() == [4, 4, 4]
+    (batch,) = data.client_batches(0, torch.Generator())
+    assert [part.shape for part in batch] == [(4,), (4,)]
+
+
+def test_every_example_is_at_the_partitioners_client() -> None:
+    made = partitioner(
+        partitioners.DirichletPartitioner(3, partition_by="label", alpha=0.5, min_partition_size=1, seed=1)
+    )
+    parts = values(FlowerDatasets(made))
+    assert parts == [list(made.load_partition(k)["x"]) for k in range(3)]
+    assert sorted(x for part in parts for x in part) == list(range(12))
+
+
+def test_natural_ids() -> None:
+    data = FlowerDatasets(partitioner(partitioners.NaturalIdPartitioner(partition_by="user")))
+    assert sorted(data.sizes.tolist()) == [3, 3, 6]
+    assert sorted(map(sorted, values(data)))[0] == [0, 4, 8]
+
+
+def test_a_federated_dataset_of_files(tmp_path: Path) -> None:
+    """It reads its files in prepare_data; the split test serves to evaluate."""
+    for name in ("train", "test"):
+        datasets.Dataset.from_dict(ROWS).to_csv(tmp_path / f"{name}.csv")
+    files = {name: str(tmp_path / f"{name}.csv") for name in ("train", "test")}
+    source = flower.FederatedDataset(
+        dataset="csv", partitioners={"train": 4}, data_files=files, cache_dir=str(tmp_path / "cache")
+    )
+    seen: list[int] = []
+
+    class Reads(Linear):
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            seen.append(len(batch["label"]))
+            return self.w.sum()
+
+        def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+            seen.append(-len(batch["label"]))
+
+    data = FlowerDatasets(source, test="test", batch_size=8)
+    trainer().fit(FederatedOrchestrator(Reads(1), on_bad_update="raise"), datamodule=data)
+    assert seen == [3, 3, 3, 3, -8, -4]
+    with pytest.raises(ConfigurationError, match=r"expected split to have a partitioner, got valid: .* train"):
+        FlowerDatasets(source, split="valid").prepare_data()
+
+
+def test_a_partitioner_has_no_splits() -> None:
+    made = partitioner(partitioners.IidPartitioner(num_partitions=3))
+    with pytest.raises(ConfigurationError, match="expected a FederatedDataset, or a Partitioner and a test set"):
+        FlowerDatasets(made, test="test")
+    assert len(next(iter(FlowerDatasets(made, test=made.dataset).val_dataloader()))["x"]) == 12
+
+
+def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    datasets.Dataset.from_dict(ROWS).to_csv("my.csv")
+    Path("tiny.yaml").write_text(YAML)
+    shown = run("data", "--config", "tiny.yaml")
+    assert "12 training examples; 4 of 4 clients" in shown.out, shown.err

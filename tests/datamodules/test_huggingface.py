@@ -1,0 +1,144 @@
+"""HuggingFace: data sets made in memory, by a client column and by a partition."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import run
+from torch import Tensor
+from toy import Linear, trainer
+
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.datamodules import ClassesPerClient, HuggingFace
+from fl_lightning.errors import ConfigurationError
+
+datasets: Any = pytest.importorskip("datasets")
+ROWS = {
+    "x": [[float(i), 1.0] for i in range(6)],
+    "label": [0, 1, 2, 0, 1, 2],
+    "user": ["rome", "oslo", "rome", "bern", "oslo", "rome"],
+}
+
+
+def rows(**change: Any) -> Any:
+    return datasets.Dataset.from_dict(ROWS | change)
+
+
+def firsts(data: HuggingFace) -> list[list[float]]:
+    """The first feature of each client's examples."""
+    parts: list[Any] = [data.client_dataset(client) for client in range(data.num_clients)]
+    return [[float(part[i]["x"][0]) for i in range(len(part))] for part in parts]
+
+
+def test_clients_of_a_column() -> None:
+    data = HuggingFace(rows(), client="user", batch_size=4)
+    assert data.client_names == ["bern", "oslo", "rome"]
+    assert firsts(data) == [[3], [1, 4], [0, 2, 5]]
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.tolist() == [[1, 0, 0], [0, 2, 0], [1, 0, 2]]
+    (batch,) = data.client_batches(1, torch.Generator())
+    assert set(batch) == {"x", "label"}
+    assert (batch["x"].dtype, sorted(batch["x"][:, 0].tolist())) == (torch.float32, [1, 4])
+    assert batch["label"].tolist() == [1, 1]
+
+
+def test_tuples_of_columns() -> None:
+    data = HuggingFace(rows(), client="user", columns=["x", "label"])
+    (batch,) = data.client_batches(0, torch.Generator())
+    assert [part.tolist() for part in batch] == [[[3, 1]], [0]]
+
+
+def test_a_partition_by_label() -> None:
+    data = HuggingFace(rows(), num_clients=3, partition=ClassesPerClient(1))
+    assert sorted(map(sorted, firsts(data))) == [[0, 3], [1, 4], [2, 5]]
+    other = HuggingFace(
+        rows().rename_column("label", "kind"), label="kind", num_clients=3, partition=ClassesPerClient(1)
+    )
+    assert firsts(other) == firsts(data)
+
+
+def test_without_classes() -> None:
+    """Targets that are no classes do not stop a partition that needs none."""
+    data = HuggingFace(rows(label=[0.5] * 6), num_clients=2)
+    assert data.sizes.tolist() == [3, 3]
+    assert data.class_counts() is None
+
+
+def test_texts_of_different_length() -> None:
+    def pad(examples: list[dict[str, Any]]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence([example["ids"] for example in examples])
+
+    data = HuggingFace(datasets.Dataset.from_dict({"ids": [[1], [2, 3], [4, 5, 6]]}), num_clients=1, collate_fn=pad)
+    (batch,) = data.client_batches(0, torch.Generator())
+    assert batch.shape == (3, 3)
+
+
+def test_the_data_sets_own_transform_stays() -> None:
+    own = rows().with_transform(lambda batch: {"x": [torch.tensor(x) * 100 for x in batch["x"]]})
+    assert firsts(HuggingFace(own, partition=[[2], [0, 1]])) == [[200], [0, 100]]
+
+
+def test_in_a_run() -> None:
+    seen: list[int] = []
+
+    class Reads(Linear):
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+            seen.append(len(batch["label"]))
+            return self.w.sum()
+
+        def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+            seen.append(-len(batch["label"]))
+
+    data = HuggingFace(rows(), test=rows(), client="user", batch_size=2, drop_last=True)
+    trainer().fit(FederatedOrchestrator(Reads(1), on_bad_update="raise"), datamodule=data)
+    assert seen == [1, 2, 2, -2, -2, -2]
+
+
+@pytest.mark.parametrize(
+    ("splits", "val", "test"),
+    [(["test"], 1, 1), (["validation"], 1, 1), (["validation", "test"], 1, 2), ([], None, None)],
+)
+def test_splits_of_a_folder(tmp_path: Path, splits: list[str], val: int | None, test: int | None) -> None:
+    """The first split has one row, the second two."""
+    whole = {"train": rows()} | {name: rows().select(range(i + 1)) for i, name in enumerate(splits)}
+    datasets.DatasetDict(whole).save_to_disk(tmp_path / "my")
+    data = HuggingFace(str(tmp_path / "my"), client="user")
+    for name, size in (("val_dataloader", val), ("test_dataloader", test)):
+        if size is None:
+            assert name not in vars(data)
+        else:
+            (batch,) = getattr(data, name)()
+            assert len(batch["label"]) == size
+            assert set(batch) == {"x", "label"}
+
+
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows().save_to_disk("my")
+    model = [
+        "--model.client=ImageClassifier",
+        "--model.client.network=TwoNN",
+        "--model.client.optimizer=torch.optim.SGD",
+    ]
+    shown = run("data", *model, "--data=HuggingFace", "--data.train=my", "--data.client=user")
+    assert "6 training examples; 3 of 3 clients" in shown.out, shown.err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"client": "writer"}, "expected columns writer, got x, label, user: choose among these"),
+        ({"client": "user", "columns": ["image"]}, "expected columns image, got x, label, user"),
+        ({"client": "user", "partition": [[0]]}, "expected client or partition, got both, with client=user"),
+        ({}, "expected num_clients >= 1, or a stated partition, got None"),
+        ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
+        ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
+        ({"train": "nowhere"}, "expected a folder that save_to_disk wrote in .*nowhere, got .*: point train to one"),
+    ],
+)
+def test_refuses_other_data(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        HuggingFace(**{"train": rows()} | change)
+    assert "\n" not in str(caught.value)
