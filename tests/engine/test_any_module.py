@@ -45,10 +45,25 @@ def test_a_client_ends_where_the_trainer_does(row: Row) -> None:
     assert differences(state_of(module), state_of(row.wrap(row.module())))
 
 
-LOGGING = [row for row in rows("logged") if row.values[0].module.__module__ == "zoo.logs" or str(row.id) == "GAN"]
+PRECISE = [
+    pytest.param(mode, *row.values, marks=row.marks, id=f"{mode}-{row.id}")
+    for mode in ("64-true", "bf16-mixed")
+    for row in rows(mode)
+    if row.id in ("Classifier", "AugmentedExamples")
+]
 
 
-@pytest.mark.parametrize("row", LOGGING)
+@pytest.mark.parametrize(("mode", "row"), PRECISE)
+def test_a_client_ends_where_the_trainer_does_in_a_precision(mode: str, row: Row) -> None:
+    end = as_client(row, EPOCHS, precision=mode)[1]
+    assert not differences(state_of(alone(row, EPOCHS, precision=mode)[0]), end)
+    assert differences(state_of(alone(row, EPOCHS)[0]), end)
+
+
+LOGGING = {"GAN", "Logs", "Accuracies", "Collections", "Lists", "ComputesItself"}
+
+
+@pytest.mark.parametrize("row", [row for row in rows("logged") if row.id in LOGGING])
 def test_a_client_logs_what_the_trainer_does(row: Row) -> None:
     """In one epoch, every name that the Trainer has; values of the training to float32's precision."""
     (_, expected), (*_, logged) = alone(row, 1), as_client(row, 1)
@@ -79,20 +94,23 @@ def test_a_client_that_raises_leaves_nothing_behind(row: Row) -> None:
 
 
 @pytest.mark.parametrize("row", rows("merged"))
-def test_frozen_parameters_and_buffers_are_merged(row: Row) -> None:
-    """Floats become the clients' mean by n_k, whole numbers the largest; extra state stays what it was."""
+def test_the_global_model_is_what_its_clients_end_with(row: Row) -> None:
+    """Under FedAvg all floats, frozen or not, are the clients' mean by n_k, and whole numbers are the largest. Extra
+    state is what it was.
+    """
     state, ends = in_order(row)
     clients = [ends.states[k] for k in sorted(ends.states)]
     shares = torch.tensor([n / sum(row.sizes) for n in row.sizes], dtype=torch.complex128)
+    fresh = state_of(row.wrap(row.module()))
     for name, value in state.items():
-        if isinstance(value, torch.Tensor) and not clients[0].get(f"{name}, trainable", False):
+        if name.endswith("extra state"):
+            assert not differences({name: fresh[name]}, {name: value})
+        elif isinstance(value, torch.Tensor):
             values = torch.stack([client[name] for client in clients])
             mean = torch.tensordot(shares, values.to(torch.complex128), 1)
-            exact = not (values.is_floating_point() or values.is_complex())
-            assert torch.allclose((values.amax(0) if exact else mean).to(value.dtype), value), name
-    fresh = state_of(row.wrap(row.module()))
-    for name in state:
-        assert not name.endswith("extra state") or not differences({name: fresh[name]}, {name: state[name]})
+            mixes = values.is_floating_point() or values.is_complex()
+            expected = mean.real if values.is_floating_point() else mean if mixes else values.amax(0)
+            assert torch.allclose(expected.to(value.dtype), value, atol=1e-6), name
 
 
 @pytest.mark.parametrize(

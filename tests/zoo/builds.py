@@ -119,6 +119,14 @@ class ChannelsLast(Net):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
+class Transposed(Net):
+    """A weight whose columns lie together in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0].weight = nn.Parameter(torch.randn(4, 8).T)  # type: ignore[union-attr]
+
+
 class EvaluationMode(Net):
     """A network in evaluation mode from the start, as pretrained ones are, with dropout and a validation set."""
 

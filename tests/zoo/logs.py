@@ -111,6 +111,21 @@ class ComputesItself(Net):
             metric.reset()
 
 
+class SamplesInValidation(Net):
+    """Keeps dropout on in validation, by ``on_validation_model_eval``."""
+
+    def between(self) -> list[nn.Module]:
+        return [nn.Tanh(), nn.Dropout(0.5)]
+
+    def on_validation_model_eval(self) -> None:
+        super().on_validation_model_eval()
+        self.net[2].train()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert self.net[2].training
+        assert not self.net[0].training
+
+
 class Feeds(Net):
     """A loss that depends on a metric's state: the mean of all losses so far, which nothing resets."""
 

@@ -176,6 +176,18 @@ class ByLoader(Net):
         return super().loss(batch) / len(self.trainer.train_dataloader)  # type: ignore[arg-type]
 
 
+class ReadsTrainer(Watched):
+    """Writes down what the Trainer says of optimizers and schedules."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        self.seen.append((rates, [config.scheduler.get_last_lr() for config in self.trainer.lr_scheduler_configs]))
+
+    def configure_optimizers(self) -> Any:
+        sgd = self.sgd()
+        return [sgd], [lrs.ExponentialLR(sgd, 0.5)]
+
+
 class StopsItself(Net):
     """Sets ``self.trainer.should_stop`` at its second batch."""
 

@@ -13,11 +13,10 @@ SIZES_OF_RUN = "the Trainer's sizes, counts and flags are the rounds', not the c
 ODD = "buffers that change their shape, or appear, or are sparse"
 ODD_BUFFERS = "SharedBuffer NoneAtFirst Grows TakesShape RegistersLate Expanded SparseBuffer"
 EVERY = "alone order stop failing merged devices"
-FEDERATED = "order stop failing merged devices"
 PENDING: list[tuple[str, str, str]] = [
     (LEFT, "order devices", TEACHERS),
     (LEFT, "failing", "MomentumTeacher MeanTeacher Queue"),
-    (LEFT, "merged", TEACHERS),
+    (LEFT, "merged", TEACHERS + " UnfreezesAtEpoch ReplacesParameter"),
     (LEFT, "order devices", "UnfreezesAtEpoch UnfreezesAtStep FreezesAtStep FreezesStatistics ReplacesParameter"),
     (LEFT, "stop", "UnfreezesAtStep FreezesAtStep FreezesStatistics Feeds"),
     (LEFT, "alone", "UnfreezesAtEpoch UnfreezesAtStep"),
@@ -27,7 +26,7 @@ PENDING: list[tuple[str, str, str]] = [
     ("a checkpoint with an extra state that is no tensor", "stop", "ExtraState"),
     (SIZES_OF_RUN, EVERY, "StopsItself"),
     (SIZES_OF_RUN, "alone order stop devices", "OneCycle"),
-    (SIZES_OF_RUN, "alone", "Centred CosineByEpochs TimmSchedule WarmUp SkipsSteps ByEpoch ByStep"),
+    (SIZES_OF_RUN, "alone", "ReadsTrainer Centred CosineByEpochs TimmSchedule WarmUp SkipsSteps ByEpoch ByStep"),
     (SIZES_OF_RUN, "alone order devices", "ByProgress ByLoader"),
     (SIZES_OF_RUN, "failing", "Centred"),
     (SIZES_OF_RUN, "stop", "CosineByEpochs"),
@@ -36,10 +35,12 @@ PENDING: list[tuple[str, str, str]] = [
     ("every device validates on all examples, and sums are added up", "devices", "Accuracies"),
     ("toggles of manual optimization", EVERY, "TogglesModel TogglesFrozen"),
     (ODD, EVERY, ODD_BUFFERS),
+    ("on_validation_model_eval is not called", EVERY, "SamplesInValidation"),
     ("torch.compile around the module", EVERY, "CompiledModule"),
     ("checkpoints of a part of the model", "stop", "AdaptersSaved"),
     ("two parameters of one memory", "alone stop", "TiedByData"),
-    ("the parameters' memory format is lost", "alone", "ChannelsLast"),
+    ("the parameters' memory format is lost", "alone", "ChannelsLast Transposed"),
+    ("data are made in the run's precision", "64-true", "Classifier AugmentedExamples"),
     ("logs are plain means over batches", "logged", "GAN Logs"),
 ]
 # A row where the design itself says no: reason, test, row.

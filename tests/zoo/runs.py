@@ -85,19 +85,19 @@ def validation(module: Any, data: ZooData) -> Any:
     return data.val_dataloader() if type(module).validation_step is not LightningModule.validation_step else None
 
 
-def alone(row: Row, epochs: int) -> tuple[Any, dict[str, Any]]:
+def alone(row: Row, epochs: int, **flags: Any) -> tuple[Any, dict[str, Any]]:
     """The module trained by ``Trainer.fit``, and what it logged."""
     module, data = row.wrap(row.module()), row.datamodule([max(row.sizes)])
-    plain = trainer(SeedsAsAClient(), rounds=epochs)
+    plain = trainer(SeedsAsAClient(), rounds=epochs, **flags)
     plain.fit(module, train_dataloaders=Epochs(data), val_dataloaders=validation(module, data))
     return getattr(module, "_orig_mod", module), dict(plain.callback_metrics)
 
 
-def as_client(row: Row, epochs: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def as_client(row: Row, epochs: int, **flags: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The module, trained by one client; what the client ended with; what was logged."""
     ends, module = Ends(), row.wrap(row.module())
     orchestrator = FederatedOrchestrator(module, local_epochs=epochs, on_bad_update="raise")
-    federated = trainer(ends)
+    federated = trainer(ends, **flags)
     federated.fit(orchestrator, datamodule=row.datamodule([max(row.sizes)]))
     return getattr(module, "_orig_mod", module), ends.states[0], dict(federated.callback_metrics)
 

@@ -48,6 +48,7 @@ ROWS = [
     Row(networks.Tied),
     Row(builds.TiedByData),
     Row(builds.ChannelsLast, sets.images),
+    Row(builds.Transposed),
     Row(builds.EvaluationMode),
     Row(builds.FrozenBackbone),
     Row(builds.HalfTable),
@@ -140,6 +141,7 @@ ROWS = [
     Row(optimizers.ByStep),
     Row(optimizers.ByProgress),
     Row(optimizers.ByLoader),
+    Row(optimizers.ReadsTrainer),
     Row(optimizers.StopsItself),
     Row(optimizers.GathersAll),
     Row(optimizers.ByDevices),
@@ -170,5 +172,6 @@ ROWS = [
     Row(logs.Collections),
     Row(logs.Lists),
     Row(logs.ComputesItself),
+    Row(logs.SamplesInValidation),
     Row(logs.Feeds),
 ]
