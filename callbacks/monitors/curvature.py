@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, default_collate
 
 from fl_lightning import ConfigurationError, Server
 from fl_lightning.engine.logged import in_use, spare_metrics
+from fl_lightning.engine.params import join, memory_order
 from fl_lightning.engine.seeding import derive, generator, seed_globals
 from fl_lightning.engine.server import evaluating
 
@@ -101,14 +102,11 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor], vector: Tensor) 
     Returns:
         (P,) product.
     """
-    gradient = _flat(torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True))
+    orders = [memory_order(parameter) for parameter in parameters]
+    gradient = join(torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True), orders)
     if not gradient.requires_grad:  # the loss is linear
         return torch.zeros_like(vector)
-    return _flat(torch.autograd.grad(gradient @ vector, parameters, materialize_grads=True))
-
-
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in parts])
+    return join(torch.autograd.grad(gradient @ vector, parameters, materialize_grads=True), orders)
 
 
 def normalized_by_filter(direction: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -149,7 +147,7 @@ def random_directions(weights: Sequence[Tensor], seed: int) -> tuple[Tensor, Ten
 
     def one() -> Tensor:
         normal = [torch.randn(weight.shape, generator=draw, dtype=weight.dtype).to(weight) for weight in weights]
-        return _flat(normalized_by_filter(normal, weights))
+        return join(normalized_by_filter(normal, weights), [memory_order(weight) for weight in weights])
 
     return one(), one()
 

@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.engine.callback import FederatedCallback, Part, overrides
 from fl_lightning.engine.data import FederatedDataModule
@@ -234,6 +235,18 @@ def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[F
         )
     if twice and scaled:
         raise ConfigurationError(f"{twice} needs gradients in their true size: use bf16-mixed instead of 16-mixed")
+
+
+def check_optimizers(module: LightningModule, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers of parameters that the module does not register, such as those of layers in a plain list."""
+    own = {id(parameter) for parameter in module.parameters()}
+    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    if hidden := [tuple(parameter.shape) for parameter in trained if id(parameter) not in own]:
+        raise ConfigurationError(
+            f"{type(module).__name__}.configure_optimizers returns {len(hidden)} parameters, the first of shape "
+            f"{hidden[0]}, that {type(module).__name__}.parameters() lacks, so they would not reach the server: keep "
+            "layers in an nn.ModuleList, and tensors as nn.Parameter attributes"
+        )
 
 
 def check_trainable(module: LightningModule, expected: Sequence[Tensor], found: Sequence[Tensor], round: int) -> None:

@@ -31,14 +31,17 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
     "gradient_clip_algorithm": lambda work, run: (
         None if work.settings.clip is None else GradClipAlgorithmType(work.settings.clip_algorithm)
     ),
+    "train_dataloader": lambda work, run: work.loader(),
     "world_size": lambda work, run: 1,
     "num_devices": lambda work, run: 1,
     "num_nodes": lambda work, run: 1,
+    "global_rank": lambda work, run: 0,
+    "local_rank": lambda work, run: 0,
+    "node_rank": lambda work, run: 0,
 }
 
-#: The Trainer's attributes whose values are about the server's loop, which no client module means.
-REFUSED = ("fit_loop", "train_dataloader")
-ONLY_LOCAL = ("num_training_batches", "estimated_stepping_batches")
+#: The Trainer's attributes that are about clients outside of a client, which no client module means.
+ONLY_LOCAL = ("num_training_batches", "estimated_stepping_batches", "train_dataloader")
 
 
 class ClientTrainer:
@@ -70,7 +73,7 @@ class ClientTrainer:
 
     def __getattr__(self, name: str) -> Any:
         work, run = vars(self)["_work"], vars(self)["_run"]
-        if name in REFUSED or (name in ONLY_LOCAL and work is None):
+        if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(
                 f"self.trainer.{name} would be about clients, not batches: in configure_optimizers or a training hook, "
                 "ask for self.trainer.num_training_batches, estimated_stepping_batches or max_epochs, which are the "

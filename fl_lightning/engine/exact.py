@@ -1,4 +1,4 @@
-"""Matrix products in full float32, for the server's arithmetic."""
+"""Torch's settings of arithmetic: matrix products in full float32, the default dtype."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,6 +31,17 @@ def full_float32() -> Iterator[None]:
             torch.set_float32_matmul_precision(older)
         for each, value in zip(flags, newer, strict=True):
             each.fp32_precision = value
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let new float tensors have a dtype inside a ``with`` block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _flags() -> list[Any]:

@@ -26,7 +26,7 @@ from fl_lightning.engine.saving import ClientSaver
 EVALUATION_HOOKS = tuple(
     f"on_{stage}_{when}"
     for stage in ("validation", "test", "predict")
-    for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+    for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
 )
 EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 # Methods of the client module that are replaced while hosted: Lightning's versions would act on the server's loop.

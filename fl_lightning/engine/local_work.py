@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, inf
@@ -57,19 +57,19 @@ class LocalSettings:
             raise ConfigurationError(f"gradient_clip_val must be positive, or null for none, got {self.clip}")
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
-    def work(self, generator: torch.Generator | None = None, count: Callable[[], int] | None = None) -> Work:
+    def work(self, generator: torch.Generator | None = None, batches: Callable[[], Sized] | None = None) -> Work:
         """Settle a client's work in a round.
 
         Args:
             generator: decides whether the client is a straggler, keyed by client and round; None for no stragglers.
-            count: counts the batches in one pass over the client's data; None if the client is not known yet.
+            batches: returns the batches of one pass over the client's data; None if the client is not known yet.
         """
         if generator and self.stragglers and float(torch.rand((), generator=generator)) < self.stragglers:
             fewer = int(torch.randint(1, ceil(self.steps or self.epochs or 1) + 1, (), generator=generator))
             if self.epochs is None:
-                return Work(self, None, fewer, count)
-            return Work(self, min(fewer, self.epochs), None, count)
-        return Work(self, self.epochs, self.steps, count)
+                return Work(self, None, fewer, batches)
+            return Work(self, min(fewer, self.epochs), None, batches)
+        return Work(self, self.epochs, self.steps, batches)
 
 
 @dataclass(frozen=True)
@@ -80,28 +80,32 @@ class Work:
         settings: the local work of every client.
         epochs: passes over the client's data, or None if ``steps`` is given.
         steps: number of batches, or None if ``epochs`` is given.
-        count: counts the batches in one pass over the client's data; None if the client is not known yet.
+        batches: returns the batches of one pass over the client's data; None if the client is not known yet.
     """
 
     settings: LocalSettings
     epochs: int | float | None
     steps: int | None
-    count: Callable[[], int] | None
+    batches: Callable[[], Sized] | None
 
-    @cached_property
-    def num_batches(self) -> int:
-        """Number of batches in one pass over the client's data.
+    def loader(self) -> Sized:
+        """Return the batches of one pass over the client's data, such as a list or a DataLoader.
 
         Raises:
             ConfigurationError: the client is not known yet.
         """
-        if self.count is None:
+        if self.batches is None:
             raise ConfigurationError(
                 "clients differ in their numbers of batches, so setup and on_fit_start cannot know them: ask for "
                 "self.trainer.num_training_batches or estimated_stepping_batches in configure_optimizers or a training "
                 "hook"
             )
-        return self.count()
+        return self.batches()
+
+    @cached_property
+    def num_batches(self) -> int:
+        """Number of batches in one pass over the client's data."""
+        return len(self.loader())
 
     @cached_property
     def whole_epochs(self) -> int:

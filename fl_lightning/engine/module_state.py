@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
+
+from fl_lightning.engine.params import Tree
 
 #: The dicts in which a module registers its parameters, buffers, submodules and hooks.
 REGISTRIES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
@@ -33,8 +35,10 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self._module, self._tree = module, Tree(module)
         self._parts = [_Part(part) for part in module.modules()]
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
         self._slots = _slots(module)
 
@@ -50,14 +54,18 @@ class ModuleState:
 
     def read(self) -> Buffers:
         """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
-        return [slot.read() for slot in self._slots]
+        if self._tree.is_whole():
+            return [slot.read(slot.registry.get(slot.name)) for slot in self._slots]
+        named: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
+        named |= dict(self._module.named_parameters(remove_duplicate=False))
+        return [slot.read(named.get(slot.path)) for slot in self._slots]
 
     def write(self, values: Buffers) -> None:
         """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
         with torch.no_grad():
             for slot, value in zip(self._slots, values, strict=True):
                 if value is not None:
-                    slot.write(value)
+                    slot.write(value.to(self._device))
 
     def restore(self, failed: bool = False) -> list[str]:
         """Put back whatever has changed; where nothing has changed, this costs some comparisons.
@@ -161,19 +169,20 @@ class _Slot:
     """A place where a module registers a buffer or a frozen parameter.
 
     Attributes:
-        registry: the module's dict of buffers or parameters.
+        path: the name in the whole module.
+        registry: the submodule's dict of buffers or parameters.
         name: the name in the dict.
         tensor: the registered object, None for an empty buffer.
         value: a copy of the tensor.
     """
 
+    path: str
     registry: dict[str, Any]
     name: str
     tensor: Tensor | None
     value: Tensor | None
 
-    def read(self) -> Tensor | None:
-        now: Tensor | None = self.registry.get(self.name)
+    def read(self, now: Tensor | None) -> Tensor | None:
         if now is None or (self.value is not None and _same(now, self.value)):
             return self.value
         return now.detach().clone()
@@ -192,17 +201,32 @@ class _Slot:
 
 def _slots(module: nn.Module) -> list[_Slot]:
     """Find the state tensors of a module; a tensor that is registered twice has one slot."""
-    parts = list(module.modules())
-    registries: list[dict[str, Any]] = [*(part._buffers for part in parts), *(part._parameters for part in parts)]
+    parts = list(module.named_modules())
+    buffers: list[tuple[str, dict[str, Any]]] = [(path, part._buffers) for path, part in parts]
+    parameters: list[tuple[str, dict[str, Any]]] = [(path, part._parameters) for path, part in parts]
     found: dict[int, _Slot] = {}
-    empty = []
-    for registry in registries:
+    for path, registry in [*buffers, *parameters]:
         for name, tensor in registry.items():
-            if isinstance(tensor, Tensor) and not tensor.requires_grad:
-                found.setdefault(id(tensor), _Slot(registry, name, tensor, tensor.detach().clone()))
-            elif tensor is None:
-                empty.append(_Slot(registry, name, None, None))
-    return [*found.values(), *empty]
+            if tensor is not None and not tensor.requires_grad and id(tensor) not in found:
+                found[id(tensor)] = _Slot(_joined(path, name), registry, name, tensor, tensor.detach().clone())
+    empty = [(path, registry, name) for path, registry in buffers for name in registry if registry[name] is None]
+    return [
+        *found.values(),
+        *(_Slot(_joined(path, name), registry, name, None, None) for path, registry, name in empty),
+    ]
+
+
+def make_room(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give buffers that are None, empty or expanded the shapes that they have in a state_dict, as clients left them."""
+    for path, part in module.named_modules():
+        for name, buffer in list(part._buffers.items()):
+            saved = state.get(_joined(path, name))
+            if isinstance(saved, Tensor) and (buffer is None or not buffer.numel() or 0 in buffer.stride()):
+                part._buffers[name] = torch.empty_like(saved)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -25,6 +25,7 @@ from fl_lightning.engine.checks import (
     check_client,
     check_evaluation,
     check_finite,
+    check_optimizers,
     check_rules,
     check_sampler,
     check_trainable,
@@ -36,7 +37,7 @@ from fl_lightning.engine.cohort import ClientResult, Cohort
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, gather_clients
-from fl_lightning.engine.exact import full_float32
+from fl_lightning.engine.exact import default_dtype, full_float32
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
@@ -180,6 +181,7 @@ class FederatedOrchestrator(ClientHost):
         super().on_fit_start()
         check_client(self.client, self.settings, self.trainer.precision_plugin, self.callbacks)
         self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
+        self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
         self._make_rates()
 
@@ -212,10 +214,11 @@ class FederatedOrchestrator(ClientHost):
     @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
         """Train the clients of one batch; the epoch's last batch ends the round."""
-        with torch.autocast(self.device.type, enabled=False):  # the Trainer's autocast is for clients' forward passes
+        # The Trainer's precision is for the clients' forward passes alone: no autocast, no other default dtype.
+        with torch.autocast(self.device.type, enabled=False):
             if batch_idx == 0:
                 self._start_round()
-            with isolated(self.device):
+            with isolated(self.device), default_dtype(self._usual_dtype):
                 for client in batch:
                     if client != PADDING:
                         self._train_client(client)
@@ -265,19 +268,22 @@ class FederatedOrchestrator(ClientHost):
             finally:
                 self._shown.end()
                 self._state.restore()
+        check_optimizers(self.client, made)
         self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
         configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
         self.trainer.lr_scheduler_configs.extend(configs)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
         num_samples = int(self.data.sizes[client])
-        work = self.settings.work(self.generator("stragglers", self.round, client), lambda: self._count_batches(client))
+        generator = self.generator("stragglers", self.round, client)
+        work = self.settings.work(generator, lambda: self._first_batches(client))
         return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
 
-    def _count_batches(self, client: int) -> int:
+    def _first_batches(self, client: int) -> Sized:
+        """Return the batches of a client's first pass, apart from its training, such as for counting them."""
         with isolated(self.device):
             batches = self.data.client_batches(client, self.generator("batches", self.round, client, 0))
-            return len(batches) if isinstance(batches, Sized) else sum(1 for _ in batches)
+            return batches if isinstance(batches, Sized) else list(batches)
 
     def _start_round(self) -> None:
         rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)

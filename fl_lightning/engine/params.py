@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ class FlatParameters:
     several layers share is in the vector once. After the module has moved to another device or dtype, as the Trainer
     moves it at the end of a fit, the next use of the vector makes a new one there.
 
+    A parameter keeps its memory format (``channels_last``, transposed), so the vector holds the parameters in the order
+    of their memory; :func:`join` makes such vectors of other tensors.
+
     Args:
         module: the module; the storage of its parameters is replaced, their values are kept.
 
@@ -25,39 +29,36 @@ class FlatParameters:
         parameters: the trainable parameters in the order of ``module.parameters()``.
 
     Raises:
-        ConfigurationError: no parameter is trainable, or the dtypes differ or are neither float32 nor float64.
+        ConfigurationError: no parameter is trainable, the dtypes differ or are neither float32 nor float64, a parameter
+            has no shape yet, or two parameters share memory.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        places = {id(p): (part._parameters, n) for part in module.modules() for n, p in part._parameters.items()}
-        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        self.parameters = [p for _, p in named]
+        self._module, self._names = module, [name for name, _ in named]
+        self._tree = Tree(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
-        self._places = [places[id(p)] for p in self.parameters]  # where the module registers each parameter
-        self._refuse_lazy(module)
+        _refuse_lazy(module)
         dtypes = sorted({str(p.dtype) for p in self.parameters})
         if dtypes not in (["torch.float32"], ["torch.float64"]):
             raise ConfigurationError(
                 f"{type(module).__name__} must have trainable parameters of one dtype, float32 or float64, got "
                 f"{dtypes or 'none'}: train in lower precision with bf16-mixed or 16-mixed, unfreeze what is to learn"
             )
+        _refuse_overlaps(module, named)
+        self._orders = [memory_order(p) for p in self.parameters]
+        self._forms = [(p.shape, _stride(p)) for p in self.parameters]
         self._flatten()
 
     def _flatten(self) -> None:
         with torch.inference_mode(False), torch.no_grad():  # the vector may be used first while the Trainer validates
-            self._vector = torch.cat([p.reshape(-1) for p in self.parameters])
+            self._vector = join(self.parameters, self._orders)
         self._views = self.views(self._vector)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.data = view
         self._gradient: Tensor | None = None
         self._gradient_views: list[Tensor] = []
-
-    def _refuse_lazy(self, module: nn.Module) -> None:
-        lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
-        if lazy:
-            raise ConfigurationError(
-                f"{type(module).__name__} has parameters without a shape, such as {lazy[0]}: clients start from one "
-                "global model, so pass a batch through lazy layers in __init__ or configure_model"
-            )
 
     @property
     def vector(self) -> Tensor:
@@ -76,7 +77,14 @@ class FlatParameters:
     def views(self, vector: Tensor) -> list[Tensor]:
         """Cut a (P,) vector into the shapes of the parameters; the parts share its memory."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        return [
+            part.view(shape) if stride is None else part.as_strided(shape, stride)
+            for part, (shape, stride) in zip(parts, self._forms, strict=True)
+        ]
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Make a (P,) vector of tensors in the shapes of the parameters."""
+        return join(parts, self._orders)
 
     @property
     def gradient(self) -> Tensor:
@@ -101,8 +109,11 @@ class FlatParameters:
         Raises:
             ConfigurationError: a new parameter has another shape, or a parameter is gone.
         """
-        for (registry, name), parameter, view in zip(self._places, self.parameters, self._views, strict=True):
-            if (now := registry.get(name)) is not parameter:
+        if self._tree.is_whole():
+            return
+        named = dict(self._module.named_parameters(remove_duplicate=False))
+        for name, parameter, view in zip(self._names, self.parameters, self._views, strict=True):
+            if (now := named.get(name)) is not parameter:
                 if now is None or now.shape != parameter.shape:
                     raise ConfigurationError(
                         f"a client replaced the parameter {name} of shape {tuple(parameter.shape)} by "
@@ -121,6 +132,70 @@ class FlatParameters:
             parameter.grad = None
         for parameter in self._frozen:
             parameter.grad = None
+
+
+class Tree:
+    """The submodules and parameters that a module had registered at one time."""
+
+    def __init__(self, module: nn.Module) -> None:
+        registries = [registry for part in module.modules() for registry in (part._modules, part._parameters)]
+        self._entries = [(registry, name, each) for registry in registries for name, each in registry.items()]
+
+    def is_whole(self) -> bool:
+        """Whether all of them are still registered where they were."""
+        return all(registry.get(name) is each for registry, name, each in self._entries)
+
+
+def memory_order(tensor: Tensor) -> list[int] | None:
+    """Dimensions from the slowest to the fastest in memory; None for a contiguous tensor, or one with gaps."""
+    if tensor.is_contiguous():
+        return None
+    order = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride()[dim])
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _stride(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides of a tensor without gaps, None where those of its shape do."""
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    gaps = not tensor.is_contiguous() and memory_order(tensor) is None
+    return None if gaps or tensor.stride() == usual else tensor.stride()
+
+
+def join(parts: Sequence[Tensor], orders: Sequence[list[int] | None]) -> Tensor:
+    """Make one vector of several tensors.
+
+    Args:
+        parts: the tensors.
+        orders: the order in which each tensor's dimensions are read, as :func:`memory_order` returns it.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning.engine.params import join, memory_order
+        >>> tensor = torch.tensor([[1, 2], [3, 4]])
+        >>> join([tensor, tensor], [memory_order(tensor), memory_order(tensor.T)]).tolist()
+        [1, 2, 3, 4, 1, 3, 2, 4]
+    """
+    pairs = zip(parts, orders, strict=True)
+    return torch.cat([(part if order is None else part.permute(order)).reshape(-1) for part, order in pairs])
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    lazy = [name for name, parameter in module.named_parameters() if is_lazy(parameter)]
+    if lazy:
+        raise ConfigurationError(
+            f"{type(module).__name__} has parameters without a shape, such as {lazy[0]}: clients start from one global "
+            "model, so pass a batch through lazy layers in __init__ or configure_model"
+        )
+
+
+def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> None:
+    places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in named if p.numel())
+    for (_, end, name), (start, _, other) in pairwise(places):
+        if start < end:
+            raise ConfigurationError(
+                f"{name} and {other} of {type(module).__name__} share memory, but are two parameters (as .data = … "
+                "makes them): register the same parameter in both places"
+            )
 
 
 def is_finite(vector: Tensor) -> bool:

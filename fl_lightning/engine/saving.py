@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.checks import check_state
 from fl_lightning.engine.lightning_private import saved_hyper_parameters
+from fl_lightning.engine.module_state import make_room
 from fl_lightning.engine.server import Server
 
 PREFIX = "client."
@@ -70,6 +71,7 @@ class ClientSaver(Server):
         with _own_view(checkpoint):
             self.client.on_load_checkpoint(checkpoint)
             if not is_overridden("load_state_dict", self.client, LightningModule):  # which may rename
+                make_room(self.client, checkpoint["state_dict"])
                 check_state(nn.Module.state_dict(self.client), checkpoint["state_dict"], self.strict_loading)
 
 

@@ -176,7 +176,7 @@ class Server(lightning_private.TransferringModule):
         with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
             value = loss()
         parts = torch.autograd.grad(value, self._flat.parameters, materialize_grads=True)
-        return value.detach(), torch.cat([part.reshape(-1) for part in parts])
+        return value.detach(), self._flat.join(parts)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
         """Collect the metrics that the client module's ``validation_step`` logs on batches, at its current parameters.

@@ -46,7 +46,6 @@ ROWS = [
     Row(networks.Convolutions, sets.images),
     Row(networks.NormDropout),
     Row(networks.Tied),
-    Row(builds.TiedByData),
     Row(builds.ChannelsLast, sets.images),
     Row(builds.Transposed),
     Row(builds.EvaluationMode),
@@ -109,6 +108,7 @@ ROWS = [
     Row(teachers.ExtraState),
     Row(teachers.ExtraTensor),
     Row(teachers.CountsSteps),
+    Row(teachers.CountsForEver),
     # Buffers
     Row(buffers.Counts),
     Row(buffers.DataDependentStart),
