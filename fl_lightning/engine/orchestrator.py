@@ -366,6 +366,7 @@ class FederatedOrchestrator(ClientHost):
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
             raise RuntimeError(f"{message}; so is every other one") from error
         warnings.warn(f"round {self.round} is skipped: its only client is left out", stacklevel=2)
+        self._step_server(None)
 
     def _aggregate(self, cohort: Cohort) -> None:
         with full_float32():
@@ -410,9 +411,19 @@ class FederatedOrchestrator(ClientHost):
             agree(self.trainer, self.params)
             check_finite(self.params, self.round, refiners)
 
-    def _step_server(self, update: Tensor) -> None:
-        self._flat.set_gradient(-update)
-        self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
+    def _step_server(self, update: Tensor | None) -> None:
+        """Step the server optimizer by an update (P,); without an update, the step changes nothing but is counted."""
+        precision: Any = self.trainer.precision_plugin
+        scaler = getattr(precision, "scaler", None)
+        if update is not None:
+            self._flat.set_gradient(-update)
+        try:
+            if scaler is not None:
+                precision.scaler = None  # the update has no loss scale
+            self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
+        finally:
+            if scaler is not None:
+                precision.scaler = scaler
         self._flat.clear_gradient()
 
     def _log_round_number(self, round: int) -> None:

@@ -67,6 +67,35 @@ def test_a_round_without_any_good_client_is_an_error() -> None:
         send([[NAN, 0.0], [0.0, NAN]])
 
 
+class Turns(GivenData):
+    """One client a round, by turns."""
+
+    def cohort(self, round: int) -> list[int]:
+        return [(round - 1) % self.num_clients]
+
+
+def test_a_round_whose_only_client_is_bad_is_skipped() -> None:
+    """Client 0 sends (1, 0), client 2 (0, 3), twice each, under a server momentum of a half: the velocities are 1, 0.5,
+    1.25, 0.625 and 0, 3, 1.5, 3.75. The rounds of client 1 change nothing, not even the momentum.
+    """
+    rows = torch.tensor([[1.0, 0.0], [NAN, 0.0], [0.0, 3.0]], dtype=torch.float64)
+    momentum: Any = lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.5)  # noqa: E731
+    orchestrator, run = FederatedOrchestrator(Linear(2), server_optimizer=momentum), trainer(rounds=6)
+    with pytest.warns(UserWarning, match="round 2 is skipped: its only client is left out") as told:
+        run.fit(orchestrator, datamodule=Turns(-rows, participation=1))
+    assert sum("is skipped" in str(each.message) for each in told) == 2
+    assert close(orchestrator.params, (1 + 0.5 + 1.25 + 0.625, 3 + 1.5 + 3.75))
+    assert (run.global_step, orchestrator.rounds_done) == (6, 6)
+
+
+def test_as_many_skipped_rounds_as_clients_are_an_error() -> None:
+    rows = torch.full((3, 2), NAN, dtype=torch.float64)
+    run = trainer(rounds=9)
+    message = "round 3: client 2 is left out: its update is not finite; so is every other one"
+    with pytest.warns(UserWarning, match="is skipped"), pytest.raises(RuntimeError, match=message):
+        run.fit(FederatedOrchestrator(Linear(2)), datamodule=Turns(rows, participation=1))
+
+
 class SkipsBad(Normalized):
     """Skips a loss that is not finite, as careful modules do: its statistics have seen the batch all the same."""
 
