@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -88,7 +89,7 @@ class RoundRates:
             group["lr"] = group.pop("initial_lr", group["lr"])
         self._start = [float(group["lr"]) for group in self._groups()]
         self._decay = None if make_scheduler else decay
-        make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, lambda round: decay**round))
+        make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
         self.schedulers = [make(optimizer) for optimizer in optimizers]
 
     def factors(self, round: int) -> list[list[float]]:

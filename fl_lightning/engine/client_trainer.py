@@ -72,6 +72,8 @@ class ClientTrainer:
         vars(self).update(_work=None, _run=None)
 
     def __getattr__(self, name: str) -> Any:
+        if "_trainer" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
         work, run = vars(self)["_work"], vars(self)["_run"]
         if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(

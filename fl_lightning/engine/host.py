@@ -96,8 +96,10 @@ class ClientHost(ClientSaver):
             self.client.__dict__.pop(name, None)
         for metric, available in self._lone_metrics:
             metric.distributed_available_fn = available
-        self._lone_metrics = []
+        self._lone_metrics, self._rates = [], None
         self.client.trainer = self.trainer
+        for name in ("_state", "_shown", "_training"):  # which remember the Trainer
+            self.__dict__.pop(name, None)
         for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS, *LOADERS):
             self.__dict__.pop(hook, None)
         self._lend_loaders(None)

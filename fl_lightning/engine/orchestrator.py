@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -13,46 +13,41 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.compile import from_compiled
-from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch._dynamo import OptimizedModule
 from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
-from fl_lightning.engine.callback import FederatedCallback, federated, overrides, rules_of
+from fl_lightning.engine.callback import FederatedCallback, overrides, rules_of
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
     check_evaluation,
     check_finite,
-    check_optimizers,
     check_rules,
     check_sampler,
-    check_trainable,
     check_trainer,
 )
-from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
-from fl_lightning.engine.cohort import ClientResult, Cohort
+from fl_lightning.engine.cohort import Cohort
+from fl_lightning.engine.cohort_training import CohortTraining
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.exact import default_dtype, full_float32
-from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
-from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import FlatParameters, is_finite, turned_bad
-from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.errors import ConfigurationError, check_choice
 
 
 @picklable_defaults
-class FederatedOrchestrator(ClientHost):
+class FederatedOrchestrator(CohortTraining):
     """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
 
     Each ``training_step`` trains the clients of one batch, from the global model. The last ``training_step`` of an
@@ -130,11 +125,6 @@ class FederatedOrchestrator(ClientHost):
         self.init_from, self._started = init_from, False
 
     @property
-    def callbacks(self) -> list[FederatedCallback]:
-        """The run's federated callbacks, rules and monitors, in the order given."""
-        return federated(self.trainer)
-
-    @property
     def rules(self) -> list[FederatedCallback]:
         """The run's rules, which are its federated callbacks without the monitors, in the order given."""
         return rules_of(self.trainer)
@@ -183,7 +173,7 @@ class FederatedOrchestrator(ClientHost):
         self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
         self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
-        self._make_rates()
+        self.make_rates()
 
     @override
     def on_train_start(self) -> None:
@@ -205,7 +195,6 @@ class FederatedOrchestrator(ClientHost):
         self._flat.vector  # noqa: B018  # moves
         self.__dict__.pop("_deltas", None)
         self.__dict__.pop("_anchor", None)
-        self._state = ModuleState(self.client)
 
     @override
     def on_batch_passed_on(self) -> None:
@@ -217,11 +206,11 @@ class FederatedOrchestrator(ClientHost):
         # The Trainer's precision is for the clients' forward passes alone: no autocast, no other default dtype.
         with torch.autocast(self.device.type, enabled=False):
             if batch_idx == 0:
-                self._start_round()
+                self.start_round()
             with isolated(self.device), default_dtype(self._usual_dtype):
                 for client in batch:
                     if client != PADDING:
-                        self._train_client(client)
+                        self.train_client(client)
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._end_round()
 
@@ -258,94 +247,6 @@ class FederatedOrchestrator(ClientHost):
 
     # The round
 
-    def _make_rates(self) -> None:
-        """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
-        first = int(self.data.sizes.argmax())
-        with isolated(self.device):
-            seed_globals(derive(self.seed, "rates"), self.device)
-            try:
-                made = self._training.start(self._new_run(first, self.params)).optimizers
-            finally:
-                self._shown.end()
-                self._state.restore()
-        check_optimizers(self.client, made)
-        self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
-        configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
-        self.trainer.lr_scheduler_configs.extend(configs)
-
-    def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
-        num_samples = int(self.data.sizes[client])
-        generator = self.generator("stragglers", self.round, client)
-        work = self.settings.work(generator, lambda: self._first_batches(client))
-        return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
-
-    def _first_batches(self, client: int) -> Sized:
-        """Return the batches of a client's first pass, apart from its training, such as for counting them."""
-        with isolated(self.device):
-            batches = self.data.client_batches(client, self.generator("batches", self.round, client, 0))
-            return batches if isinstance(batches, Sized) else list(batches)
-
-    def _start_round(self) -> None:
-        rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
-        self._anchor, self._state = self.params.clone(), ModuleState(self.client)
-        check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
-        if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
-            self._deltas = self.params.new_empty(rows, len(self.params))
-        self._results: list[ClientResult] = []
-        self._failures: list[tuple[str, Exception | None]] = []
-
-    def _train_client(self, client: int) -> None:
-        seed_globals(derive(self.seed, "client", self.round, client), self.device)
-        failed = True
-        try:
-            self._run = run = self._new_run(client, self._anchor)
-            self._training.start(run, self._rates.factors(self.round) if self._rates else None)
-            for callback in self.callbacks:
-                callback.on_client_start(self, run)
-            self._training.train(run, lambda epoch: self._batches(client, epoch))
-            for callback in self.callbacks:
-                callback.on_client_end(self, run)
-            delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
-            buffers = self._state.read()
-            if not is_finite(delta):
-                self._leave_out(client, "its update is not finite", None)
-            elif turned_bad(self._state.buffers, buffers):
-                self._leave_out(client, "a buffer of it is not finite", None)
-            else:
-                self._results.append(run.result(buffers, self._training.loss_scale()))
-                failed = False
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            self._leave_out(client, f"{type(error).__name__}: {error}", error)
-        finally:
-            self._run = None
-            self._shown.end()
-            self._flat.clear_gradient()
-            self.params.copy_(self._anchor)
-            self._tell(client, self._state.restore(failed))
-
-    def _tell(self, client: int, changed: list[str]) -> None:
-        """Say once that numbers which a client counts up do not reach the next client."""
-        if new := sorted(set(changed) - self._told):
-            self._told.update(new)
-            warnings.warn(
-                f"client {client} changed {', '.join(new)}: every client starts from the global model's own value, so "
-                "the change is dropped; register a buffer for what rounds should carry on",
-                stacklevel=2,
-            )
-
-    def _batches(self, client: int, epoch: int) -> Iterator[Any]:
-        order = self.generator("batches", self.round, client, epoch)
-        return map(self.prepare_batch, self.data.client_batches(client, order))
-
-    def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
-        message = f"round {self.round}: client {client} is left out: {reason}"
-        if self.on_bad_update == "raise":
-            raise RuntimeError(message) from error
-        warnings.warn(message, stacklevel=2)
-        self._failures.append((message, error))
-
     def _end_round(self) -> None:
         deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
         self._training.end_round(results)
@@ -380,11 +281,6 @@ class FederatedOrchestrator(ClientHost):
         for name, value in cohort.metrics.items():
             self.log_round(name, value, prog_bar=name == "train/loss")
         self._log_states()
-
-    @override
-    def drop_round(self) -> int | None:
-        results: list[ClientResult] | None = self.__dict__.pop("_results", None)
-        return None if results is None else len(results) + len(self._failures)
 
     def _log_states(self) -> None:
         """Log the size of the clients' states; states on disk can be read by all devices after this call."""

@@ -48,7 +48,7 @@ class Server(lightning_private.TransferringModule):
     """
 
     _flat: FlatParameters
-    _state: ModuleState  # the rest of the global module
+    _state: ModuleState | None = None  # the rest of the global module, in a fit
     _takes_index: bool  # whether training_step takes batch_idx
     _batches_ready: bool  # whether batches need neither transfer nor hooks
     _spares: list[Spare] | None = None
@@ -95,11 +95,11 @@ class Server(lightning_private.TransferringModule):
 
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""
-        return self._state.read()
+        return (self._state or ModuleState(self.client)).read()
 
     def write_buffers(self, buffers: Buffers) -> None:
         """Copy buffers and frozen parameters, such as those of a client's result, into the client module."""
-        self._state.write(buffers)
+        (self._state or ModuleState(self.client)).write(buffers)
 
     @contextlib.contextmanager
     def at(self, params: Tensor, buffers: Buffers = ()) -> Iterator[None]:

@@ -44,6 +44,7 @@ class Looks(Net):
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.look("step", *PROGRESS)
+        assert len(self.trainer.train_dataloader) == 5  # type: ignore[arg-type]  # a loader with a length
         return self.loss(batch)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
@@ -145,7 +146,7 @@ class Asks(Quadratic):
 @pytest.mark.parametrize(
     ("where", "what", "message"),
     [
-        ("on_train_start", "train_dataloader", "self.trainer.train_dataloader would be about clients, not batches"),
+        ("setup", "train_dataloader", "clients differ in their numbers of batches"),
         ("on_train_start", "fit_loop", "self.trainer.fit_loop would be about clients, not batches"),
         ("setup", "num_training_batches", "clients differ in their numbers of batches"),
         ("on_fit_start", "estimated_stepping_batches", "clients differ in their numbers of batches"),

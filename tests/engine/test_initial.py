@@ -97,7 +97,6 @@ def test_second_fit_goes_on_from_the_first(tmp_path: Path) -> None:
     orchestrator = FederatedOrchestrator(Net(), init_from=str(tmp_path / "other.pt"))
     for _ in range(2):
         trainer(rounds=1).fit(orchestrator, datamodule=Same())
-    assert orchestrator.rounds_done == 2
     assert not same(orchestrator.client, fitted(1, init_from=str(tmp_path / "other.pt")))
 
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 FOREIGN = {  # private names of other libraries
     "engine/logged.py": {"_modules"},  # torch
     "engine/module_state.py": {"_buffers"},  # torch
+    "engine/params.py": {"_modules"},  # torch
     "fit/command.py": {"_actions"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces

@@ -48,12 +48,31 @@ def test_vector_and_parameters_are_one_memory() -> None:
 
 
 def test_values_survive_a_memory_format() -> None:
-    """channels_last stores a (1, 2, 2, 1) weight in another order than its shape says."""
+    """channels_last stores a (1, 2, 2, 2) weight in another order than its shape says: the vector has that order, and
+    the parameter keeps its format. So it does where a dimension of one channel leaves two readings.
+    """
     convolution = nn.Conv2d(2, 1, (2, 2), bias=False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     weight = convolution.weight.detach().clone()
     flat = FlatParameters(convolution)
     assert torch.equal(convolution.weight, weight)
-    assert torch.equal(flat.vector, weight.contiguous().reshape(-1))
+    assert torch.equal(flat.vector, weight.permute(0, 2, 3, 1).reshape(-1))
+    assert torch.equal(flat.join([weight.contiguous()]), flat.vector)
+    assert torch.equal(flat.views(flat.vector)[0], weight)
+    assert convolution.weight.stride() == weight.stride()
+    grey = nn.Conv2d(1, 3, (2, 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    stride = grey.weight.stride()
+    FlatParameters(grey)
+    assert grey.weight.stride() == stride
+
+
+def test_parameters_that_share_memory_are_refused() -> None:
+    """One after the other in one memory, as a first fit leaves them, is fine."""
+    pair = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    FlatParameters(pair)
+    FlatParameters(pair)
+    pair[1].weight.data = pair[0].weight.data.T
+    with pytest.raises(ConfigurationError, match=r"0.weight and 1.weight of Sequential share memory"):
+        FlatParameters(pair)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.enable_grad])

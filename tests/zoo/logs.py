@@ -30,6 +30,7 @@ class Logs(Net):
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val/loss", self.loss(batch), on_epoch=True)
+        self.log("val/examples", float(len(batch[0])), reduce_fx="sum", sync_dist=True)
 
 
 class Accuracies(Net):

@@ -1,0 +1,137 @@
+"""CohortTraining: the part of the orchestrator that trains the clients of a round."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sized
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.callback import FederatedCallback, federated
+from fl_lightning.engine.checks import check_optimizers, check_trainable
+from fl_lightning.engine.client_optimizers import RoundRates
+from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.host import ClientHost
+from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.module_state import ModuleState
+from fl_lightning.engine.params import is_finite, turned_bad
+from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.errors import ConfigurationError
+
+
+class CohortTraining(ClientHost):
+    """Trains the clients of a round one after another, each from the whole global model, and keeps their updates."""
+
+    local_lr_scheduler: LRSchedulerCallable | None
+    on_bad_update: Literal["skip", "raise"]
+    _state: ModuleState
+    _anchor: Tensor  # (P,) the global model that the round's clients start from
+    _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
+    _results: list[ClientResult]
+    _failures: list[tuple[str, Exception | None]]
+    _told: set[str]  # names of attributes that a warning has named
+
+    @property
+    def callbacks(self) -> list[FederatedCallback]:
+        """The run's federated callbacks, rules and monitors, in the order given."""
+        return federated(self.trainer)
+
+    def make_rates(self) -> None:
+        """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
+        first = int(self.data.sizes.argmax())
+        with isolated(self.device):
+            seed_globals(derive(self.seed, "rates"), self.device)
+            try:
+                made = self._training.start(self._new_run(first, self.params)).optimizers
+            finally:
+                self._shown.end()
+                self._state.restore()
+        check_optimizers(self.client, made)
+        self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
+        configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
+        self.trainer.lr_scheduler_configs.extend(configs)
+
+    def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
+        num_samples = int(self.data.sizes[client])
+        generator = self.generator("stragglers", self.round, client) if self.settings.stragglers else None
+        work = self.settings.work(generator, lambda: self._first_batches(client))
+        return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
+
+    def _first_batches(self, client: int) -> Sized:
+        """Return the batches of a client's first pass, apart from its training, such as for counting them."""
+        with isolated(self.device):
+            batches = self.data.client_batches(client, self.generator("batches", self.round, client, 0))
+            return batches if isinstance(batches, Sized) else list(batches)
+
+    def start_round(self) -> None:
+        """Remember the global model, from which all clients of the round start."""
+        rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
+        self._anchor, self._state = self.params.clone(), ModuleState(self.client)
+        check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
+        if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
+            self._deltas = self.params.new_empty(rows, len(self.params))
+        self._results = []
+        self._failures = []
+
+    def train_client(self, client: int) -> None:
+        """Train a client from the global model, keep its update, and put the global model back."""
+        seed_globals(derive(self.seed, "client", self.round, client), self.device)
+        failed = True
+        try:
+            self._run = run = self._new_run(client, self._anchor)
+            self._training.start(run, self._rates.factors(self.round) if self._rates else None)
+            for callback in self.callbacks:
+                callback.on_client_start(self, run)
+            self._training.train(run, lambda epoch: self._batches(client, epoch))
+            for callback in self.callbacks:
+                callback.on_client_end(self, run)
+            delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
+            buffers = self._state.read()
+            if not is_finite(delta):
+                self._leave_out(client, "its update is not finite", None)
+            elif turned_bad(self._state.buffers, buffers):
+                self._leave_out(client, "a buffer of it is not finite", None)
+            else:
+                self._results.append(run.result(buffers, self._training.loss_scale()))
+                failed = False
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            self._leave_out(client, f"{type(error).__name__}: {error}", error)
+        finally:
+            self._run = None
+            self._shown.end()
+            self._flat.clear_gradient()
+            self.params.copy_(self._anchor)
+            self._tell(client, self._state.restore(failed))
+
+    def _tell(self, client: int, changed: list[str]) -> None:
+        """Say once that numbers which a client counts up do not reach the next client."""
+        if new := sorted(set(changed) - self._told):
+            self._told.update(new)
+            warnings.warn(
+                f"client {client} changed {', '.join(new)}: every client starts from the global model's own value, so "
+                "the change is dropped; register a buffer for what rounds should carry on",
+                stacklevel=2,
+            )
+
+    def _batches(self, client: int, epoch: int) -> Iterator[Any]:
+        order = self.generator("batches", self.round, client, epoch)
+        return map(self.prepare_batch, self.data.client_batches(client, order))
+
+    def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
+        message = f"round {self.round}: client {client} is left out: {reason}"
+        if self.on_bad_update == "raise":
+            raise RuntimeError(message) from error
+        warnings.warn(message, stacklevel=2)
+        self._failures.append((message, error))
+
+    @override
+    def drop_round(self) -> int | None:
+        results: list[ClientResult] | None = self.__dict__.pop("_results", None)
+        return None if results is None else len(results) + len(self._failures)
