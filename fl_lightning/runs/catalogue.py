@@ -220,6 +220,8 @@ PAPER_NAMES: Final = {metric.paper: metric for metric in CATALOGUE if metric.pap
 
 FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")  # of metrics.csv; the others follow by name
 PROGRESS = ("val/top1", "conflict/ratio", "train/loss")  # shown first in the progress display, the most important first
+# Short names of losses and errors, of which less is better.
+ERRORS: Final = frozenset({"mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "bpc", "wer", "cer", "ece"})
 
 
 def about(name: str) -> Metric:
@@ -256,8 +258,13 @@ def axis_title(name: str) -> str:
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether lower values of a metric are better, judged by its name: a loss or an error."""
-    return any(word in name.lower() for word in ("loss", "error"))
+    """Whether lower values of a metric are better, judged by its name: a loss, an error, or a usual short name of one.
+
+    >>> lower_is_better("val/huber_loss"), lower_is_better("clients/mae_worst"), lower_is_better("val/maestro")
+    (True, True, False)
+    """
+    name = name.lower()
+    return "loss" in name or "error" in name or not ERRORS.isdisjoint(re.findall("[a-z]+", name))
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:
