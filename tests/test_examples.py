@@ -1,0 +1,103 @@
+"""The small examples run as a user runs them, and each shows that its module learns."""
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def _no_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Put back the threads and the random state that examples set for their own process."""
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    with isolate_rng():
+        yield
+    torch.set_num_threads(threads)
+
+
+def run(name: str, rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--rounds", str(rounds)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+
+
+def numbers(line: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+", line)]
+
+
+def test_regression(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stay lasts 6 days or so, the error of a prediction near 0. The worst hospitals are those of a larger error."""
+    run("regression", 4, monkeypatch)
+    errors, worst = map(numbers, capsys.readouterr().out.splitlines())
+    before, after = errors
+    assert before > 5
+    assert after < 2.5
+    assert worst[0] > after
+
+
+def test_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody who has learnt nothing does better than 28 on average, the number of letters."""
+    run("text", 4, monkeypatch)
+    perplexity, conflict, text = capsys.readouterr().out.splitlines()
+    before, after = numbers(perplexity)
+    assert before > 25
+    assert after < 12
+    assert re.fullmatch(r"conflicting pairs of authors in the last round: \d+%", conflict)
+    assert re.fullmatch(r"the model writes: [a-z ]*", text)
+
+
+def test_graphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the graphs react, so that a guess is right in half of them. Harmonization leaves no conflict."""
+    run("graphs", 4, monkeypatch)
+    accuracy, conflict = capsys.readouterr().out.splitlines()
+    before, after = numbers(accuracy)
+    assert before < 65
+    assert after > 80
+    assert conflict.endswith("0% after harmonization")
+
+
+def test_self_supervised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without training, both probes would see the same features."""
+    run("self_supervised", 5, monkeypatch)
+    before, after = numbers(capsys.readouterr().out)
+    assert after > before + 4
+
+
+def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Adapters and head alone travel and are saved, what is frozen stays the backbone's, the program has it all.
+
+    Each of two blocks has adapters of rank 4 from 64 to 192 and from 64 to 64 features, 4 (64 + 192 + 64 + 64) = 1536
+    numbers; the head has (64 + 1) 10 = 650: 3,722 in all.
+    """
+    orchestrator = runpy.run_path(str(EXAMPLES / "lora.py"), run_name="lora")["main"](2, tmp_path)
+    accuracy, travelling, _ = capsys.readouterr().out.splitlines()
+    before, halfway, after = numbers(accuracy)
+    assert before < 25
+    assert after > halfway > before + 15
+    assert travelling == "numbers that travel: 3,722 of 105,290"
+    assert len(orchestrator.params) == 3722
+
+    module = orchestrator.client.eval()
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    assert all(".head." in name or name.endswith((".down", ".up")) for name in trained)
+    assert states(tmp_path / "last.ckpt").keys() == {f"client.{name}" for name in trained}
+    backbone, end = states(tmp_path / "backbone.ckpt"), module.state_dict()
+    assert len(frozen := end.keys() - trained) == 30
+    assert all(torch.equal(end[name], backbone[name]) for name in frozen)
+
+    images = torch.randn(3, 1, 8, 8)
+    program = torch.export.load(tmp_path / "whole.pt2").module()
+    torch.testing.assert_close(program(images), module(images))
+
+
+def states(checkpoint: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return state
