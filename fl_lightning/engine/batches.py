@@ -93,3 +93,9 @@ class SeededBatches(Dataset[Any]):
     def _example(self, index: int) -> Any:
         seed_globals(derive(self.seed, "item", index), CPU)
         return self.examples[index]
+
+
+def batch_sizes(batches: Any) -> list[int]:
+    """Numbers of examples in a loader's batches as :class:`SeededBatches` deals them; empty for other batches."""
+    dataset = getattr(batches, "dataset", None)
+    return [len(indices) for indices in dataset.batches] if isinstance(dataset, SeededBatches) else []

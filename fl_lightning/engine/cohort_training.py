@@ -12,12 +12,14 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.batches import TrainingBatch, batch_sizes
 from fl_lightning.engine.callback import FederatedCallback, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import is_finite, turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
@@ -34,6 +36,7 @@ class CohortTraining(ClientHost):
     _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
     _results: list[ClientResult]
     _failures: list[tuple[str, Exception | None]]
+    _sizes: list[int]  # n_k of all clients
     _told: set[str]  # names of attributes that a warning has named
 
     @property
@@ -43,6 +46,7 @@ class CohortTraining(ClientHost):
 
     def make_rates(self) -> None:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
+        self._sizes = self.data.sizes.tolist()
         first = int(self.data.sizes.argmax())
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
@@ -57,10 +61,9 @@ class CohortTraining(ClientHost):
         self.trainer.lr_scheduler_configs.extend(configs)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
-        num_samples = int(self.data.sizes[client])
         generator = self.generator("stragglers", self.round, client) if self.settings.stragglers else None
         work = self.settings.work(generator, lambda: self._first_batches(client))
-        return LocalRun(self.client, self._flat, self._state, client, self.round, num_samples, anchor, work)
+        return LocalRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
 
     def _first_batches(self, client: int) -> Sized:
         """Return the batches of a client's first pass, apart from its training, such as for counting them."""
@@ -120,9 +123,15 @@ class CohortTraining(ClientHost):
                 stacklevel=2,
             )
 
-    def _batches(self, client: int, epoch: int) -> Iterator[Any]:
-        order = self.generator("batches", self.round, client, epoch)
-        return map(self.prepare_batch, self.data.client_batches(client, order))
+    def _batches(self, client: int, epoch: int) -> Iterator[tuple[Any, int]]:
+        """Yield each batch of a local epoch, on the device, and its number of examples."""
+        batches = self.data.client_batches(client, self.generator("batches", self.round, client, epoch))
+        sizes = iter(batch_sizes(batches))
+        for batch in batches:
+            if type(batch) is TrainingBatch:
+                yield self.prepare_batch(batch), batch[0].size(0)
+            else:
+                yield self.prepare_batch(batch), next(sizes, None) or examples_in(batch)
 
     def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
         message = f"round {self.round}: client {client} is left out: {reason}"

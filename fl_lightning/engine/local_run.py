@@ -104,7 +104,7 @@ class LocalRun:
         if not self.losses:
             return float("nan")
         losses, sizes = torch.stack(self.losses), self._batch_sizes
-        if len(set(sizes)) == 1:
+        if sizes.count(sizes[0]) == len(sizes):
             return float(losses.mean())
         weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
         return float((losses * weights).sum() / weights.sum())

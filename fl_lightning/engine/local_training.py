@@ -19,11 +19,9 @@ from fl_lightning.engine.callback import FederatedCallback, overrides
 from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
 from fl_lightning.engine.client_trainer import ClientTrainer
 from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.data import TrainingBatch
 from fl_lightning.engine.lightning_private import hooked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import LocalSettings
-from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.params import FlatParameters
 from fl_lightning.errors import ConfigurationError
 
@@ -144,12 +142,12 @@ class LocalTraining:
             shared: Any = self.precision.scaler
             shared.load_state_dict({**shared.state_dict(), "scale": scale, "_growth_tracker": tracker})
 
-    def train(self, run: LocalRun, batches: Callable[[int], Iterable[Any]]) -> None:
+    def train(self, run: LocalRun, batches: Callable[[int], Iterable[tuple[Any, int]]]) -> None:
         """Train a client.
 
         Args:
             run: the client's run.
-            batches: returns the batches of local epoch 0, 1, …, on the device.
+            batches: returns the batches of local epoch 0, 1, …, on the device, with their numbers of examples.
 
         Raises:
             ConfigurationError: the loss has no gradient, or there are no batches.
@@ -182,12 +180,11 @@ class LocalTraining:
     def _call(self, hook: str, *args: Any) -> Any:
         return self.hooks[hook](*args) if hook in self.hooks else None
 
-    def _epoch(self, run: LocalRun, batches: Iterable[Any], limit: int | None) -> int:
+    def _epoch(self, run: LocalRun, batches: Iterable[tuple[Any, int]], limit: int | None) -> int:
         """Train on one epoch's batches, at most ``limit`` of them; return the number of batches."""
         index = -1
-        for index, (batch, last) in enumerate(with_last(batches, limit)):
-            run.is_last_batch = last
-            run.batch_size = batch[0].shape[0] if type(batch) is TrainingBatch else examples_in(batch)
+        for index, ((batch, size), last) in enumerate(with_last(batches, limit)):
+            run.is_last_batch, run.batch_size = last, size
             leave = self._call("on_train_batch_start", batch, index) == -1
             stepping = last or leave or (index + 1) % self.settings.accumulate == 0
             outputs = None if leave else self._batch(run, batch, index, stepping)

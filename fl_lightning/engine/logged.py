@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -128,9 +129,11 @@ def _computed(metric: Metric) -> float:
 
 
 def examples_in(batch: Any) -> int:
-    """Number of examples in a batch, 1 if the batch does not say."""
+    """Number of examples in a batch, as far as Lightning can tell, else 1."""
     try:
-        return extract_batch_size(batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a module that logs nothing need not know that its batches are ambiguous
+            return extract_batch_size(batch)
     except MisconfigurationException:
         return 1
 

@@ -37,9 +37,12 @@ class ModuleState:
     def __init__(self, module: nn.Module) -> None:
         self._module, self._tree = module, Tree(module)
         self._parts = [_Part(part) for part in module.modules()]
+        self._dicts = [each for part in self._parts for each in (vars(part.module), *part.registries)]
+        self._present = self._objects()
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
+        self._tensors = [pair for part in self._parts for pair in part.tensors]
         self._slots = _slots(module)
 
     @property
@@ -54,7 +57,7 @@ class ModuleState:
 
     def read(self) -> Buffers:
         """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
-        if self._tree.is_whole():
+        if not self._slots or self._tree.is_whole():
             return [slot.read(slot.registry.get(slot.name)) for slot in self._slots]
         named: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
         named |= dict(self._module.named_parameters(remove_duplicate=False))
@@ -76,18 +79,27 @@ class ModuleState:
         Returns:
             Names of public attributes that held another number, such as ``MyModule.step_count``.
         """
-        numbers = [name for part in self._parts for name in part.restore(failed)]
+        numbers: list[str] = []
+        if failed or changed(self._objects(), self._present):
+            numbers = [name for part in self._parts for name in part.restore(failed)]
+            self._present = self._objects()
         for parameter, flag in self._flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
         for module, state in self._extra:
             module.set_extra_state(deepcopy(state))
-        with torch.no_grad():
-            for slot in self._slots:
-                slot.restore()
-            for part in self._parts:
-                part.restore_tensors()
+        if self._slots or self._tensors:
+            with torch.no_grad():
+                for slot in self._slots:
+                    slot.restore()
+                for tensor, value in self._tensors:
+                    if not _same(tensor, value):
+                        _overwrite(tensor, value)
         return numbers
+
+    def _objects(self) -> list[Any]:
+        """The objects that all attributes and registries hold now."""
+        return list(chain.from_iterable(map(dict.values, self._dicts)))
 
 
 def _has_extra_state(module: nn.Module) -> bool:
@@ -107,27 +119,22 @@ class _Part:
         held = [] if self.collects else [value for name, value in attributes.items() if name not in REGISTRIES]
         self.containers = [(v, type(v)(v)) for v in held if type(v) in (list, dict, set)]
         self.tensors = [(v, v.detach().clone()) for v in held if isinstance(v, Tensor)]
-        self.present = self._present()
+        self.present = self._objects()
 
     def restore(self, failed: bool) -> list[str]:
         numbers: list[str] = []
-        if self._changed():
+        if changed(self._objects(), self.present):
             numbers = [] if self.collects else self._changed_numbers()
             vars(self.module).clear()
             vars(self.module).update(self._copy(self.attributes))
             for registry, content in zip(self.registries, self.registered, strict=True):
                 registry.clear()
                 registry.update(content)
-            self.present = self._present()
+            self.present = self._objects()
         for container, content in self.containers if failed else ():
             container.clear()
             container.extend(content) if isinstance(container, list) else container.update(content)
         return numbers
-
-    def restore_tensors(self) -> None:
-        for tensor, value in self.tensors:
-            if not _same(tensor, value):
-                _overwrite(tensor, value)
 
     def _copy(self, attributes: dict[str, Any]) -> dict[str, Any]:
         if not self.collects:
@@ -142,13 +149,14 @@ class _Part:
             if _is_number(value) and _is_number(before.get(name)) and value != before[name] and name[0] != "_"
         ]
 
-    def _changed(self) -> bool:
-        now = self._present()
-        return len(now) != len(self.present) or any(map(is_not, now, self.present))
-
-    def _present(self) -> list[Any]:
+    def _objects(self) -> list[Any]:
         """The objects that the attributes and the registries hold now."""
         return [*vars(self.module).values(), *chain.from_iterable(r.values() for r in self.registries if r)]
+
+
+def changed(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Whether two sequences hold different objects."""
+    return len(now) != len(before) or any(map(is_not, now, before))
 
 
 def _is_number(value: Any) -> bool:

@@ -48,7 +48,8 @@ def export(
 
     - ``.ckpt``: a Lightning checkpoint of the client module, for ``MyModule.load_from_checkpoint(out)``. It holds the
       hyper-parameters that the module saved, and all other arguments from the run's config.yaml.
-    - ``.safetensors``, ``.pt``: the module's state_dict. Tensors that layers share are written once for each name.
+    - ``.safetensors``, ``.pt``: the module's state_dict. Tensors that layers share are written once for each name. What
+      the checkpoint leaves out, such as a frozen backbone, comes from ``module``, or from the run's ``init_from``.
     - ``.pt2``: the program of the module's ``forward`` in evaluation mode, by ``torch.export``, for batches of any size
       if the example's size is 2 or more.
 
@@ -74,8 +75,10 @@ def export(
     config = read_mapping(folder / CONFIG) if folder else {}
     plain = _plain(content, config)
     program = None
-    if out.suffix == ".pt2":
+    if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or config.get("model", {}).get("init_from"))):
         module = _filled(module or _made(config, path), plain, config)
+        plain["state_dict"] = nn.Module.state_dict(module)
+    if out.suffix == ".pt2" and module:
         program = _program(module, _example(module, config) if example is None else example)
     try:
         with whole(out) as part:
