@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -21,8 +22,8 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
     """Make optimizers and schedules with the module's ``configure_optimizers``, in any form that Lightning accepts.
 
     Raises:
-        ConfigurationError: ``configure_optimizers`` returns no optimizer, a schedule that waits for a metric, or, with
-            automatic optimization, more than one optimizer.
+        ConfigurationError: ``configure_optimizers`` returns no optimizer, a ReduceLROnPlateau that could change a rate
+            within a round, or, with automatic optimization, more than one optimizer.
     """
     name, made = type(module).__name__, module.configure_optimizers()
     if isinstance(made, Optimizer):
@@ -35,12 +36,29 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
             f"{name}.configure_optimizers returns {len(optimizers)} optimizers: automatic optimization takes one, for "
             "more set automatic_optimization = False"
         )
-    if any(config.reduce_on_plateau for config in configs):
+    return optimizers, [config for config in configs if not (config.reduce_on_plateau and _waits(module, config))]
+
+
+def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
+    """Whether a ReduceLROnPlateau waits for more steps than a client takes, so that it changes no rate.
+
+    Raises:
+        ConfigurationError: the schedule could change a rate.
+    """
+    trainer, patience = module.trainer, config.scheduler.patience  # type: ignore[union-attr]  # of ReduceLROnPlateau
+    each = {"epoch": trainer.max_epochs, "step": trainer.estimated_stepping_batches}[config.interval]
+    steps, name = int(each or 0) // config.frequency, type(module).__name__
+    if steps > patience:
         raise ConfigurationError(
-            f"{name}.configure_optimizers returns ReduceLROnPlateau, but a client has nothing to monitor within a "
-            "round: use a scheduler that goes by steps or epochs"
+            f"{name}.configure_optimizers returns ReduceLROnPlateau with a patience of {patience}, but a client has "
+            f"nothing to monitor in its {steps} {config.interval}s of a round: use a scheduler that goes by steps or "
+            f"epochs, a patience of at least {steps}, or model.local_lr_scheduler, which goes by rounds"
         )
-    return optimizers, configs
+    rank_zero_warn(
+        f"ReduceLROnPlateau of {name} changes no rate: its patience of {patience} is longer than a client's round "
+        f"({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
+    )
+    return True
 
 
 def scale_rates(

@@ -41,6 +41,7 @@ from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.errors import ConfigurationError, check_choice
@@ -141,7 +142,7 @@ class FederatedOrchestrator(CohortTraining):
         check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
         if not any(isinstance(each, Interruption) and each.orchestrator is self for each in known):
-            added.append(Interruption(self))
+            added += [Interruption(self), SeededEvaluation(self)]
         return added
 
     @override

@@ -55,7 +55,7 @@ class Server(lightning_private.TransferringModule):
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__()
-        self.client, self.seed, self.rounds_done = client, seed, 0
+        self.client, self.seed, self.rounds_done = _check_module(client), seed, 0
 
     @property
     def round(self) -> int:
@@ -214,3 +214,16 @@ class Server(lightning_private.TransferringModule):
         if self._batches_ready:
             return batch
         return self.transfer(self.trainer.precision_plugin.convert_input(batch))
+
+
+def _check_module(module: Any) -> LightningModule:
+    """Refuse a module that is no LightningModule of the package ``lightning``; return the module."""
+    if isinstance(module, LightningModule):
+        return module
+    advice = "put the network in one"
+    if any(parent.__module__.startswith("pytorch_lightning.") for parent in type(module).__mro__):
+        advice = (
+            "pytorch_lightning is another package with the same classes; import lightning.pytorch in its place, or set "
+            'sys.modules["pytorch_lightning"] = lightning.pytorch before the import'
+        )
+    raise ConfigurationError(f"expected a LightningModule of lightning.pytorch, got {type(module).__name__}: {advice}")

@@ -255,10 +255,31 @@ def test_frozen_unused_and_tied_parameters() -> None:
 
 
 class Plateau(Net):
+    """No loss is good enough for this schedule: it divides the rate by 10 after ``patience`` + 1 steps."""
+
+    patience = 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train/loss", 1e9)
+        return super().training_step(batch, batch_idx)
+
     def configure_optimizers(self) -> Any:
         sgd = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(sgd, patience=self.patience, threshold=-1e12, min_lr=0)
         return {"optimizer": sgd, "lr_scheduler": {"scheduler": schedule, "monitor": "train/loss"}}
+
+
+class Patient(Plateau):
+    patience = 3
+
+
+def test_a_plateau_that_a_client_never_reaches() -> None:
+    """A patience of 3 outlasts 3 local epochs, so that the Trainer changes no rate, either; it does in the fifth."""
+    with pytest.warns(UserWarning, match=r"ReduceLROnPlateau of Patient changes no rate: its patience of 3 .*3 epochs"):
+        trained = as_client(Patient, 3)
+    assert_same(Patient, alone(Patient, 3), *trained)
+    with pytest.raises(ConfigurationError, match=r"patience of 3.* 5 epochs .*a patience of at least 5"):
+        as_client(Patient, 5)
 
 
 class NoOptimizer(Net):
@@ -279,7 +300,7 @@ class Detached(Net):
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (Plateau, {}, "Plateau.configure_optimizers returns ReduceLROnPlateau"),
+        (Plateau, {}, "Plateau.configure_optimizers returns ReduceLROnPlateau with a patience of 1"),
         (NoOptimizer, {}, "NoOptimizer.configure_optimizers must return an optimizer, got None"),
         (TwoAutomatic, {}, "TwoAutomatic"),
         (Detached, {}, "Detached.training_step must return a loss that depends on the parameters"),

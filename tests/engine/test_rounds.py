@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 from toy import UPDATES, GivenData, Linear, Normalized, NormalizedData, Quadratic, ToyData, close, send, train, trainer
 
@@ -328,3 +328,19 @@ def test_orchestrator_settings_out_of_range_are_refused(settings: dict[str, Any]
 def test_other_data_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="FederatedDataModule"):
         trainer().fit(FederatedOrchestrator(Quadratic()), train_dataloaders=[1, 2])
+
+
+class Twin(nn.Module):
+    __module__ = "pytorch_lightning.core.module"
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Linear(2, 2), "expected a LightningModule of lightning.pytorch, got Linear: put the network in one"),
+        (Twin(), "got Twin: pytorch_lightning is another package .* import lightning.pytorch in its place"),
+    ],
+)
+def test_other_modules_are_refused(module: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedOrchestrator(module)
