@@ -65,7 +65,7 @@ class SentenceBatches(WordBag):
         return F.cross_entropy(self.net(self.gru(packed)[1].transpose(0, 1).flatten(1)), batch.labels)
 
 
-class Detector(LightningModule):
+class FindsBoxes(LightningModule):
     """Batches are lists of images of different sizes with lists of dicts; some images have no box."""
 
     def __init__(self) -> None:

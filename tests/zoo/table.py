@@ -88,7 +88,7 @@ ROWS = [
     Row(batches.TwoTasks, sets.tables),
     Row(batches.Strings, sets.texts),
     Row(batches.SentenceBatches, sets.sentences, sets.padded),
-    Row(batches.Detector, sets.scenes, sets.listed),
+    Row(batches.FindsBoxes, sets.scenes, sets.listed),
     # State outside of the trainable parameters
     Row(teachers.Distilled),
     Row(teachers.MomentumTeacher),
