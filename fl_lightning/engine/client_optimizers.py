@@ -71,8 +71,6 @@ def scale_rates(
         schedules: their schedules.
         factors: one factor for each parameter group of each optimizer.
     """
-    if all(factor == 1 for each in factors for factor in each):
-        return
     for optimizer, each in zip(optimizers, factors, strict=True):
         for group, factor in zip(optimizer.param_groups, each, strict=True):
             group.update({name: factor * group[name] for name in RATES if name in group})
@@ -110,8 +108,10 @@ class RoundRates:
         make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
         self.schedulers = [make(optimizer) for optimizer in optimizers]
 
-    def factors(self, round: int) -> list[list[float]]:
-        """Return the factor on the rate of each parameter group of each optimizer, in a round 1, 2, …"""
+    def factors(self, round: int) -> list[list[float]] | None:
+        """Return factors on the rates of all optimizers' parameter groups in a round 1, 2, …; None if all are 1."""
+        if self._decay == 1:
+            return None
         if self._decay is not None:
             return [[self._decay ** (round - 1)] * len(optimizer.param_groups) for optimizer in self.optimizers]
         start = iter(self._start)

@@ -115,7 +115,7 @@ class CohortTraining(ClientHost):
 
     def _tell(self, client: int, changed: list[str]) -> None:
         """Say once that numbers which a client counts up do not reach the next client."""
-        if new := sorted(set(changed) - self._told):
+        if changed and (new := sorted(set(changed) - self._told)):
             self._told.update(new)
             warnings.warn(
                 f"client {client} changed {', '.join(new)}: every client starts from the global model's own value, so "

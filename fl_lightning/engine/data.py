@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from typing_extensions import override
 
 from fl_lightning.engine.batches import Examples, SeededBatches, TrainingBatch, check_examples, gather, unchanged
@@ -170,7 +170,9 @@ class FederatedDataModule(CohortDraws):
         """
         examples = self._examples(client)
         count = min(len(examples), self.num_batches(len(examples)) * self.batch_size)
-        indices = torch.randperm(len(examples), generator=order)[:count]
+        indices = torch.randperm(len(examples), generator=order)
+        if count < len(examples):
+            indices = indices[:count]
         if not count:
             return []
         if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
@@ -180,13 +182,14 @@ class FederatedDataModule(CohortDraws):
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
 
     def _examples(self, client: int) -> Examples:
-        source = f"{type(self).__name__}.client_dataset({client})"
         try:
-            dataset = self.client_dataset(client)
+            dataset: Any = self.client_dataset(client)
         except Exception as error:
-            error.add_note(f"raised by {source}")
+            error.add_note(f"raised by {type(self).__name__}.client_dataset({client})")
             raise
-        return check_examples(dataset, source)
+        if type(dataset) is TensorDataset:
+            return dataset
+        return check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
 
 
 class PartitionedData(FederatedDataModule):

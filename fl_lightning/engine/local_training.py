@@ -65,10 +65,11 @@ class LocalTraining:
     ) -> None:
         self.module, self.flat, self.settings, self.trainer = module, flat, settings, trainer
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
-        self.precision = precision = trainer.precision_plugin
+        precision = trainer.precision_plugin
         plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
         self.forward_context: Callable[[], AbstractContextManager[None]]
         self.forward_context = nullcontext if plain else precision.train_step_context
+        self.shared_scaler: Any = getattr(precision, "scaler", None)
         self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.automatic = module.automatic_optimization
@@ -90,7 +91,7 @@ class LocalTraining:
         if factors is not None:
             scale_rates(run.optimizers, run.schedules, factors)
         run.optimizers[0].register_step_post_hook(run.count_step)
-        self.scaler = deepcopy(getattr(self.precision, "scaler", None))
+        self.scaler = None if self.shared_scaler is None else deepcopy(self.shared_scaler)
         self.hooked = None
         if not self.automatic:
             self._attach(run)
@@ -139,8 +140,8 @@ class LocalTraining:
         scales = [result.loss_scale for result in results if result.loss_scale is not None]
         if scales:
             scale, tracker = min(scales)
-            shared: Any = self.precision.scaler
-            shared.load_state_dict({**shared.state_dict(), "scale": scale, "_growth_tracker": tracker})
+            state = self.shared_scaler.state_dict()
+            self.shared_scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
 
     def train(self, run: LocalRun, batches: Callable[[int], Iterable[tuple[Any, int]]]) -> None:
         """Train a client.
