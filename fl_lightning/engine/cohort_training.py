@@ -15,7 +15,7 @@ from typing_extensions import override
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
 from fl_lightning.engine.callback import FederatedCallback, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
-from fl_lightning.engine.client_optimizers import RoundRates
+from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
@@ -51,7 +51,8 @@ class CohortTraining(ClientHost):
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
             try:
-                made = self._training.start(self._new_run(first, self.params)).optimizers
+                self._shown.begin(self._new_run(first, self.params))
+                made, _ = make_optimizers(self.client)
             finally:
                 self._shown.end()
                 self._state.restore()
