@@ -143,7 +143,7 @@ def _numbers(title: str, bands: Mapping[str, pd.DataFrame], axis: str, percent: 
     }
     table = pd.DataFrame(columns)
     shown = table.iloc[thin(len(table), ROWS)]
-    words = {"mean": " mean", "low": " smallest", "high": " largest"}
+    words = {"mean": " mean", "low": ", lower end", "high": ", upper end"}
     head = [axis, *(f"{name}{words[column] if several[name] else ''}" for name, column in columns)]
     rows = [
         [str(x), *(written(value, percent) for value in row)] for x, row in zip(shown.index, shown.values, strict=True)

@@ -31,7 +31,7 @@ SECTIONS = {
 }
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
-BAND = "In the charts, lines are means over the seeds, and bands go from the smallest to the largest of them."
+BAND = "In the charts, lines are means over the seeds, and bands are their 95 % t intervals."
 
 
 def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:

@@ -17,11 +17,12 @@ def band(values: pd.DataFrame) -> pd.DataFrame:
         values: one column per seed.
 
     Returns:
-        Columns ``mean``, ``low`` (the smallest value), ``high`` (the largest value) and ``seeds`` (the number of
-        values). The edges are no t interval: with two seeds it would reach nine standard deviations to either side.
+        Columns ``mean``, ``low`` and ``high`` (edges of the 95 % t interval, see :func:`interval`; nan for fewer than
+        two values) and ``seeds`` (the number of values).
     """
-    edges = {"low": values.min(axis=1), "high": values.max(axis=1)}
-    return pd.DataFrame({"mean": values.mean(axis=1), **edges, "seeds": values.count(axis=1)})
+    mean, seeds = values.mean(axis=1), values.count(axis=1)
+    half = pd.Series(stats.t.ppf(0.975, seeds.clip(lower=2) - 1), values.index) * values.sem(axis=1)
+    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half, "seeds": seeds})
 
 
 def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:

@@ -43,7 +43,7 @@ def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
 
 def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
     """Seeds 1, 2 with 0.2, 0.4 and then 0.4, 0.8: means 0.3 and 0.6. The 95 % t interval of two values is t · s / √2
-    with t(0.975, 1) = 12.706: 12.706 · 0.2 = 2.5 around the last mean.
+    with t(0.975, 1) = 12.706: 12.706 · 0.1 = 1.27 around the first mean, and 2.54 around the last.
     """
     runs = [
         write(tmp_path / "a", {"val/loss": [0.2, 0.4]}, config(seed=1)),
@@ -54,8 +54,9 @@ def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
     chart = charts(page)["val-loss"]
     assert curves(chart) == {"FedAvg": [0.3, 0.6], "FedNova": [0.9, 0.1]}
     low, high = (trace["y"] for trace in chart["figure"]["data"][:2])
-    assert (low, high) == ([0.2, 0.4], [0.4, 0.8])
-    assert "FedAvg is 0.6 at round 2 (0.4 to 0.8 over 2 seeds); FedNova is 0.1 at round 2." in chart["alt"]
+    assert low == pytest.approx([0.3 - 1.2706, 0.6 - 2.5412], abs=1e-4)
+    assert high == pytest.approx([0.3 + 1.2706, 0.6 + 2.5412], abs=1e-4)
+    assert "FedAvg is 0.6 at round 2 (−1.941 to 3.141 over 2 seeds); FedNova is 0.1 at round 2." in chart["alt"]
     results = tables(page)["Results: mean over the seeds ± half of the 95 % t interval"]
     assert [row[:5] for row in results[1:]] == [
         ["FedAvg", "1, 2", "2", "0.6 ± 2.5", "0.3 ± 1.3"],

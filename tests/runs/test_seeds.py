@@ -9,9 +9,15 @@ from fl_lightning.runs.seeds import band, interval, label
 
 
 def test_band_of_three_seeds_with_one_missing() -> None:
-    """Rows 1, 2, 6 and 4, nan, 8: means 3 and 6, edges 1 to 6 and 4 to 8, of three seeds and of two."""
-    rows = band(pd.DataFrame({1: [1.0, 4.0], 2: [2.0, math.nan], 3: [6.0, 8.0]}))
-    assert rows.to_numpy().tolist() == [[3, 1, 6, 3], [6, 4, 8, 2]]
+    """Row 1, 2, 6: mean 3, deviation √7, error √(7/3), t(0.975, 2) = 4.3027. Row 4, nan, 8: mean 6, error 2, 12.706.
+
+    A row with one value has no edges.
+    """
+    rows = band(pd.DataFrame({1: [1.0, 4.0, math.nan], 2: [2.0, math.nan, 5.0], 3: [6.0, 8.0, math.nan]}))
+    assert rows[["mean", "seeds"]].to_numpy().tolist() == [[3, 3], [6, 2], [5, 1]]
+    half = pytest.approx([4.3027 * math.sqrt(7 / 3), 2 * 12.7062, math.nan], abs=1e-3, nan_ok=True)
+    assert (rows["high"] - rows["mean"]).tolist() == half
+    assert (rows["mean"] - rows["low"]).tolist() == half
     assert list(rows) == ["mean", "low", "high", "seeds"]
 
 
