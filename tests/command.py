@@ -109,6 +109,7 @@ def _restored() -> Iterator[list[warnings.WarningMessage]]:
         os.environ.clear()
         os.environ.update(environment)
         new = {name: str(getattr(sys.modules[name], "__file__", None)) for name in set(sys.modules) - modules}
+        new = {name: file for name, file in new.items() if name.partition(".")[0] != "fl_lightning"}
         if mine := [name for name, file in new.items() if file.startswith(str(Path.cwd())) and sys.prefix not in file]:
             for name in mine:
                 del sys.modules[name]

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import CommandParser
+from fl_lightning.report.comparison import compare
 from fl_lightning.report.methods import group
 from fl_lightning.report.page import render
+from fl_lightning.report.verdict import verdict
 from fl_lightning.runs.reader import Run, read_runs
 
 
@@ -18,8 +20,9 @@ def command(args: Sequence[str]) -> int:
     options = _parser().parse_args(args[1:])
     runs = read_runs(map(Path, options.run))
     methods, notes = group(runs, options.names or ())
+    comparisons = compare(methods, options.metric, options.baseline, options.target)
     out = Path(options.out) if options.out else _default(runs)
-    page = render(methods, notes)
+    page = render(methods, notes, comparisons)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")
@@ -28,6 +31,8 @@ def command(args: Sequence[str]) -> int:
     counted = sum(len(method.runs) for method in methods)
     size = out.stat().st_size / 1e6
     print(f"report: {out} ({_count(counted, 'run')}, {_count(len(methods), 'method')}, {size:.1f} MB)")
+    for comparison in comparisons:
+        print(verdict(comparison))
     return 0
 
 
@@ -37,6 +42,11 @@ def _parser() -> CommandParser:
     parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
     parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
     parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
+    parser.add_argument("--metric", help="the metric that methods are compared by (default: the first of val/*)")
+    parser.add_argument("--baseline", help="the method that the others are compared with (default FedAvg)")
+    parser.add_argument(
+        "--target", type=float, help="value of the metric whose cost is compared (default: about the baseline's last)"
+    )
     return parser
 
 

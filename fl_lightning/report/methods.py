@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -26,11 +26,16 @@ class Method:
         name: name that tells the method from the others.
         runs: one run per seed.
         settings: settings of the runs, except the seed, by dotted names; empty for runs without config.
+        problem: name of the problem (data, clients, network) that the method is tried on; "" if all methods are
+            compared on one problem.
+        short: name that tells the method from the others on its problem.
     """
 
     name: str
     runs: Sequence[Run]
     settings: Mapping[str, Any]
+    problem: str = ""
+    short: str = ""
 
     def band(self, metric: str) -> pd.DataFrame:
         """Summarise a metric over the seeds, for each round with a value: ``mean``, ``low``, ``high``, ``seeds``."""
@@ -79,10 +84,44 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
             f"--names must give each of the {len(own)} methods ({'; '.join(own)}) a name of its own, got {len(names)} "
             f"({'; '.join(names)})"
         )
-    chosen_names = names or own
-    return [
-        Method(name, list(found[key].values()), known[key]) for name, key in zip(chosen_names, found, strict=True)
-    ], notes
+    methods = [
+        Method(name, list(found[key].values()), known[key], short=name)
+        for name, key in zip(names or own, found, strict=True)
+    ]
+    return by_problem(methods, keep=bool(names)), notes
+
+
+def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
+    """Name the problem of each method, and the method among those on the same problem.
+
+    Two methods are tried on the same problem if they agree in all settings of the data and of the network. If no two
+    methods do, all are compared with one another, and no problem is named.
+
+    Args:
+        methods: the methods, in any order.
+        keep: whether the name of a method stays its name on the problem.
+    """
+    posed = {
+        method.name: {name: method.settings[name] for name in method.settings if _poses(name)} for method in methods
+    }
+    groups: dict[str, list[Method]] = {}
+    for method in methods:
+        groups.setdefault(json.dumps(posed[method.name], sort_keys=True), []).append(method)
+    if len(groups) in (1, len(methods)):
+        return [replace(method, short=method.name) for method in methods]
+    firsts = [each[0] for each in groups.values()]
+    titles = _names([posed[first.name] for first in firsts], [first.runs[0] for first in firsts])
+    found = {}
+    for title, each in zip(titles, groups.values(), strict=True):
+        shorts = _names([method.settings for method in each], [method.runs[0] for method in each])
+        for method, short_name in zip(each, shorts, strict=True):
+            found[method.name] = replace(method, problem=title, short=method.name if keep else short_name)
+    return [found[method.name] for method in methods]
+
+
+def _poses(setting: str) -> bool:
+    """Whether a setting belongs to the problem, and not to the method that is tried on the problem."""
+    return setting.startswith(("data.", "model.client.network"))
 
 
 def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[str]:

@@ -13,8 +13,10 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it sh
 
 from fl_lightning.callbacks.monitors.coherence import critical_round
 from fl_lightning.report import charts, explorers, resources, tables
+from fl_lightning.report.comparison import Comparison
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Section
+from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
 
 COHERENCE = "coherence/local"
@@ -31,15 +33,15 @@ SECTIONS = {
 }
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
-BAND = "In the charts, lines are means over the seeds, and bands are their 95 % t intervals."
 
 
-def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:
+def render(methods: Sequence[Method], notes: Sequence[str] = (), comparisons: Sequence[Comparison] = ()) -> str:
     """Render the report as HTML that needs no other file.
 
     Args:
         methods: the methods, at least one.
         notes: sentences on the runs for the reader.
+        comparisons: the methods compared with a baseline, one comparison per problem.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -49,7 +51,7 @@ def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:
         title=" · ".join(method.name for method in methods),
         methods=methods,
         notes=notes,
-        sections=[section for section in _sections(methods) if section],
+        sections=[section for section in _sections(methods, comparisons) if section],
         version=version("fl-lightning"),
         css=Markup((HERE / "page.css").read_text()),
         js=Markup((HERE / "page.js").read_text()),
@@ -57,9 +59,11 @@ def render(methods: Sequence[Method], notes: Sequence[str] = ()) -> str:
     )
 
 
-def _sections(methods: Sequence[Method]) -> Iterator[Section]:
-    several = any(len(method.runs) > 1 for method in methods)
-    yield Section("summary", "Summary", BAND if several else "", tables=[tables.summary(methods)])
+def _sections(methods: Sequence[Method], comparisons: Sequence[Comparison]) -> Iterator[Section]:
+    said = " ".join(map(verdict, comparisons))
+    yield Section(
+        "summary", "Summary", said, tables=list(map(table, comparisons)), folded=[tables.last_and_best(methods)]
+    )
     chosen, environment, times = tables.settings(methods), tables.environment(methods), tables.times(methods)
     yield Section("settings", "Settings", tables=[chosen] if chosen else [], texts=_configs(methods))
     for key, (title, _) in SECTIONS.items():

@@ -24,6 +24,7 @@ class Table:
         caption: caption of the table.
         words: whether cells are words rather than numbers.
         values: one number per cell to sort the rows by; without numbers, the table cannot be sorted.
+        exports: the table in other formats: texts by file name.
     """
 
     head: Sequence[str]
@@ -31,6 +32,7 @@ class Table:
     caption: str
     words: bool = False
     values: Sequence[Sequence[float | None]] = ()
+    exports: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,37 @@ def written(value: float, percent: bool = False) -> str:
     else:
         text = f"{value:.4g}"
     return text.replace("-", "−")
+
+
+def with_interval(mean: float, half: float, percent: bool = False, sign: str = "") -> str:
+    """Write ``mean ± half`` with two significant digits of ``half``; without an interval (half nan), the mean alone.
+
+    >>> with_interval(0.2437, 0.101), with_interval(0.893, 0.0041, percent=True), with_interval(0.04, math.nan, True)
+    ('0.24 ± 0.10', '89.30 ± 0.41', '4.00')
+
+    Args:
+        mean: the mean.
+        half: half the width of the interval.
+        percent: whether the values are shares, written in per cent without the sign %.
+        sign: "+" writes the sign of a positive mean, too.
+    """
+    mean, half = (100 * mean, 100 * half) if percent else (mean, half)
+    if math.isnan(mean):
+        return "–"
+    usual = 2 if percent else 4
+    digits = min(usual + 2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else usual
+    text = f"{mean:{sign}.{digits}f}"
+    return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
+
+
+def pipes(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    r"""Write a table for Markdown, line by line.
+
+    >>> pipes(["method", "seeds"], [["A|B", "3"]])
+    ['| method | seeds |', '| --- | --- |', '| A\\|B | 3 |']
+    """
+    lines = [[cell.replace("|", "\\|") for cell in cells] for cells in (head, ["---"] * len(head), *rows)]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def thin(count: int, most: int) -> list[int]:

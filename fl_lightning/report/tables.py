@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.report.methods import Method, every_run, varying
-from fl_lightning.report.parts import PER_CENT, Table, written
+from fl_lightning.report.parts import PER_CENT, Table, with_interval, written
 from fl_lightning.runs.catalogue import about, is_item, lower_is_better
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import interval, label
@@ -35,18 +35,22 @@ MAIN = {
     "model.server_optimizer.lr": "Server learning rate",
 }
 NAMES = {"data": "fingerprint of the data"}  # titles for entries of environment.yaml
+BEST = (
+    "The best round is chosen on the examples that it is measured on (the test set, unless the data have a validation "
+    "set), so its value is too good to report."
+)
 MADE_WITH = "What the runs were made with"
 SHOWN = 1000  # about the largest number of clients in all tables of a page
 
 
-def summary(methods: Sequence[Method]) -> Table:
-    """Tabulate last and best values of validation metrics, and last values of test metrics; else the training loss."""
+def last_and_best(methods: Sequence[Method]) -> Table:
+    """Tabulate each validation metric after the last and after the best round, and the test metrics; else the loss."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.names)
     metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
     head = ["method", "seeds", "rounds"]
     for metric in metrics:
         title = about(metric).title
-        head += [title] if metric.startswith("test/") else [f"{title}: last", f"{title}: best"]
+        head += [title] if metric.startswith("test/") else [f"{title}: last", f"{title}: best round"]
     rows = []
     for method in methods:
         rounds = sorted({int(run.metrics.index.max()) for run in method.runs})
@@ -58,8 +62,8 @@ def summary(methods: Sequence[Method]) -> Table:
             ]
         rows.append(row)
     several = any(len(method.runs) > 1 for method in methods)
-    about_seeds = ": mean over the seeds ± half of the 95 % t interval" if several else ""
-    return Table(head, rows, f"Results{about_seeds}")
+    about_seeds = ": means over the seeds ± half of the 95 % t interval" if several else ""
+    return Table(head, rows, f"Last and best rounds{about_seeds}. {BEST}")
 
 
 def _seeds(method: Method) -> str:
@@ -70,12 +74,8 @@ def _over_seeds(method: Method, metric: str, best: bool) -> str:
     values = [run.metrics[metric].dropna() for run in method.runs if metric in run.metrics]
     chosen = "last" if not best else "min" if lower_is_better(metric) else "max"
     picked = [each.iloc[-1] if chosen == "last" else each.agg(chosen) for each in values if len(each)]
-    mean, half = interval(picked)
     percent = about(metric).percent
-    text = written(mean, percent)
-    if math.isnan(half):
-        return text
-    return f"{text.removesuffix(PER_CENT)} ± {written(half, True) if percent else f'{half:.2g}'}"
+    return with_interval(*interval(picked), percent) + PER_CENT * percent
 
 
 def settings(methods: Sequence[Method]) -> Table | None:

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.reproduce.papers import Claim, Experiment
 from fl_lightning.reproduce.results import axes_of, on_paper, same
+from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, p_above
 
-FEWEST_SEEDS = 3
-LEVEL = 0.05
 DIGITS = 9  # decimals of an effect; smaller differences are rounding errors
 
 Labels = Mapping[str, Any]
@@ -190,20 +188,6 @@ def p_for_and_against(values: Vector, margin: float | None = None) -> tuple[floa
         return min(1.0, 2 * p_above(values, 0)), min(1.0, 2 * p_above(-values, 0))
     beyond = min(p_above(values, margin), p_above(-values, margin))
     return max(p_above(values, -margin), p_above(-values, -margin)), min(1.0, 2 * beyond)
-
-
-def p_above(values: Vector, level: float) -> float:
-    """Compute the one-sided p value of a mean above a level; 0 or 1 if all values are the same.
-
-    The mean of 1, 2 and 3 is the level itself, so above and below are equally likely:
-
-    >>> p_above(np.array([1.0, 2.0, 3.0]), level=2.0)
-    0.5
-    """
-    distance = float(values.mean()) - level
-    if np.ptp(values) == 0:
-        return float(distance <= 0)
-    return float(stats.t.sf(distance / stats.sem(values), len(values) - 1))
 
 
 def _evidence(claim: Claim, index: int, found: Sequence[Effects], paper: pd.DataFrame, p: float) -> str:

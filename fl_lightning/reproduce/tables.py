@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.table import Table
 from rich.text import Text
 
+from fl_lightning.report.parts import pipes
 from fl_lightning.reproduce.claims import Verdict
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import measured
@@ -90,8 +91,7 @@ def markdown(
 def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     if not head:
         return [NOTHING]
-    lines = [[cell.replace("|", r"\|") for cell in cells] for cells in (head, ["---"] * len(head), *rows)]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
+    return pipes(head, rows)
 
 
 def about(experiment: Experiment) -> str:

@@ -1,4 +1,4 @@
-"""Summarise runs that differ in their seed: bands over rounds and intervals; and write labels."""
+"""Summarise runs that differ in their seed: bands over rounds, intervals, tests; and write labels."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+FEWEST_SEEDS = 3  # with fewer, no difference is called one
+LEVEL = 0.05  # largest p value of a difference that is called one
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
@@ -38,6 +43,36 @@ def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
     if len(values) < 2:
         return float(values.mean()), math.nan
     return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
+
+
+def p_above(values: NDArray[np.float64], level: float) -> float:
+    """Compute the one-sided p value of a mean above a level; 0 or 1 if all values are the same.
+
+    The mean of 1, 2 and 3 is the level itself, so above and below are equally likely:
+
+    >>> p_above(np.array([1.0, 2.0, 3.0]), level=2.0)
+    0.5
+    """
+    distance = float(values.mean()) - level
+    if np.ptp(values) == 0:
+        return float(distance <= 0)
+    return float(stats.t.sf(distance / stats.sem(values), len(values) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p values of several tests by Holm's method (Holm, 1979); nan stays nan and does not count.
+
+    The smallest of three is multiplied by 3, the next by 2, and none may be below the one before:
+
+    >>> holm([0.01, 0.02, 0.03])
+    [0.03, 0.04, 0.04]
+    """
+    order = [at for at in np.argsort(p_values) if not math.isnan(p_values[at])]
+    corrected, least = [math.nan] * len(p_values), 0.0
+    for rank, at in enumerate(order):
+        least = max(least, min(1.0, (len(order) - rank) * p_values[at]))
+        corrected[at] = least
+    return corrected
 
 
 def label(value: Any) -> str:

@@ -23,20 +23,23 @@ def sections(page: str) -> list[str]:
     return re.findall(r'<h2 id="(.*?)"', page)
 
 
+def named(page: str, beginning: str) -> list[list[str]]:
+    """The rows of the table whose caption begins so."""
+    (found,) = [rows for caption, rows in tables(page).items() if caption.startswith(beginning)]
+    return found
+
+
 def test_metrics_alone_make_a_page(tmp_path: Path) -> None:
-    """Best of 0.5, 0.25, … is 0.5 for an accuracy and 0.25 for a loss; the last is last."""
+    """The best of 0.5 and 0.25 is 0.5 for an accuracy and 0.25 for a loss; the last is last."""
     values = {"val/top1": [0.5, 0.25], "val/loss": [0.5, 0.25], "mine/score": [1.0, 3.0]}
     page = report(write(tmp_path / "run", values), out=tmp_path / "page.html")
     assert sections(page) == ["summary", "accuracy", "other"]
-    assert tables(page)["Results"] == [
-        [
-            "method",
-            "seeds",
-            "rounds",
-            *(f"Validation {n}: {m}" for n in ("accuracy", "loss") for m in ("last", "best")),
-        ],
-        ["run", "–", "2", "25.00 %", "50.00 %", "0.25", "0.25"],
+    measures = [f"Validation {n}: {m}" for n in ("accuracy", "loss") for m in ("last", "best round")]
+    assert named(page, "Last and best rounds") == [
+        ["method", "seeds", "rounds", *measures],
+        ["run", "–", "2", "25.00 %", "50.00 %", "0.2500", "0.2500"],
     ]
+    assert "The best round is chosen on the examples that it is measured on" in page
     assert curves(charts(page)["mine-score"]) == {"run": [1.0, 3.0]}
     assert tables(page)["Validation loss"] == [["round", "run"], ["1", "0.5"], ["2", "0.25"]]
 
@@ -57,10 +60,10 @@ def test_seeds_become_a_mean_and_a_band(tmp_path: Path) -> None:
     assert low == pytest.approx([0.3 - 1.2706, 0.6 - 2.5412], abs=1e-4)
     assert high == pytest.approx([0.3 + 1.2706, 0.6 + 2.5412], abs=1e-4)
     assert "FedAvg is 0.6 at round 2 (−1.941 to 3.141 over 2 seeds); FedNova is 0.1 at round 2." in chart["alt"]
-    results = tables(page)["Results: mean over the seeds ± half of the 95 % t interval"]
+    results = named(page, "Last and best rounds: means over the seeds ± half of the 95 % t interval")
     assert [row[:5] for row in results[1:]] == [
         ["FedAvg", "1, 2", "2", "0.6 ± 2.5", "0.3 ± 1.3"],
-        ["FedNova", "1", "2", "0.1", "0.1"],
+        ["FedNova", "1", "2", "0.1000", "0.1000"],
     ]
 
 
@@ -257,5 +260,5 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "environment",
     ]
     last = Path("runs/tiny/version_0/metrics.csv").read_text().splitlines()[-1].split(",")[1]
-    assert tables(page)["Results"][1][3] == written(float(last), True).replace("\N{NO-BREAK SPACE}", " ")
+    assert named(page, "Last and best rounds")[1][3] == written(float(last), True).replace("\N{NO-BREAK SPACE}", " ")
     assert len(charts(page)["cosines"]["runs"][0]["frames"]) == 2

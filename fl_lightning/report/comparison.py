@@ -1,0 +1,207 @@
+"""Compare methods seed by seed: which is better, by how much, how sure, at what cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.report.methods import Method
+from fl_lightning.runs.catalogue import KNOWN, lower_is_better
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval, p_above
+from fl_lightning.runs.settings import RULES
+
+BASELINE = "FedAvg"  # rules of the baseline if nobody names another
+DIGITS = 12  # decimals of a difference; smaller differences are rounding errors
+COSTS = ("rounds", "bytes", "seconds")  # what it takes to reach the target
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Difference between a method and the baseline: method minus baseline, taken within each seed.
+
+    Attributes:
+        mean: mean over the seeds that both have.
+        half: half the width of the mean's 95 % t interval; nan for one seed.
+        p: p value of the paired two-sided t test against 0, corrected by Holm's method for the number of methods; nan
+            for fewer than three seeds.
+        seeds: number of seeds that both have.
+    """
+
+    mean: float
+    half: float
+    p: float
+    seeds: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference can be told from 0 at 5 %."""
+        return self.p < LEVEL
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """What a method reaches, and at what cost.
+
+    Attributes:
+        method: the method.
+        last: mean over the seeds, and half the width of its 95 % t interval, of the metric after the last round.
+        mean: the same of the metric's mean over the rounds.
+        costs: median over the seeds of what it takes to reach the target, by name (COSTS): infinite if half of the
+            seeds or more do not reach the target, nan if the cost was not recorded.
+        reached: number of seeds that reach the target.
+        last_difference: difference to the baseline after the last round; None for the baseline.
+        mean_difference: difference to the baseline in the mean over the rounds; None for the baseline.
+    """
+
+    method: Method
+    last: tuple[float, float]
+    mean: tuple[float, float]
+    costs: Mapping[str, float]
+    reached: int
+    last_difference: Difference | None = None
+    mean_difference: Difference | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The methods tried on one problem, compared with a baseline by one metric.
+
+    Attributes:
+        problem: name of the problem; "" if there is one only.
+        metric: name of the metric.
+        target: value of the metric whose cost is compared.
+        baseline: the method that the others are compared with.
+        standings: one entry per method, in the methods' order.
+    """
+
+    problem: str
+    metric: str
+    target: float
+    baseline: Method
+    standings: Sequence[Standing]
+
+    @property
+    def others(self) -> list[Standing]:
+        """The standings of all methods but the baseline."""
+        return [each for each in self.standings if each.method is not self.baseline]
+
+
+def compare(
+    methods: Sequence[Method], metric: str | None = None, baseline: str | None = None, target: float | None = None
+) -> list[Comparison]:
+    """Compare the methods on each problem with the problem's baseline.
+
+    Runs of one seed share partition, cohorts and initial weights. So differences are taken within a seed, over the
+    rounds that both runs have, and tested over the seeds.
+
+    Args:
+        methods: the methods; methods without the metric are left out.
+        metric: name of the metric; by default the first logged one among the catalogue's metrics.
+        baseline: name of a method; by default the method with the rules FedAvg, or else each problem's first method.
+        target: value of the metric whose cost is compared; by default what the baseline ends with, rounded to two
+            significant digits, to the worse side.
+
+    Returns:
+        One comparison per problem; none if no run has any metric.
+
+    Raises:
+        ConfigurationError: no run has the metric, or no method has the baseline's name.
+    """
+    logged = list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
+    if not logged:
+        return []
+    metric = metric or next((name for name in KNOWN if name in logged), logged[0])
+    if metric not in logged:
+        raise ConfigurationError(f"--metric must be a metric of the runs ({', '.join(logged[:12])}, …), got {metric}")
+    found = [method for method in methods if _series(method, metric)]
+    names = list(dict.fromkeys(name for method in found for name in (method.name, method.short)))
+    if baseline is not None and baseline not in names:
+        raise ConfigurationError(f"--baseline must be the name of a method ({'; '.join(names)}), got {baseline}")
+    problems = dict.fromkeys(method.problem for method in found)
+    return [_on(p, [m for m in found if m.problem == p], metric, baseline, target) for p in problems]
+
+
+def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:
+    def is_baseline(method: Method) -> bool:
+        return baseline in (method.name, method.short) if baseline else method.settings.get(RULES) == BASELINE
+
+    base = next(filter(is_baseline, methods), methods[0])
+    if target is None:
+        target = _easier(interval([each.iloc[-1] for each in _series(base, metric).values()])[0], metric)
+    standings = [_standing(method, metric, target) for method in methods]
+    others = [at for at, method in enumerate(methods) if method is not base]
+    lasts, means = (_differences([methods[at] for at in others], base, metric, pick) for pick in (_last, _mean))
+    for at, last, mean in zip(others, lasts, means, strict=True):
+        standings[at] = replace(standings[at], last_difference=last, mean_difference=mean)
+    return Comparison(problem, metric, target, base, standings)
+
+
+def _differences(
+    methods: Sequence[Method], base: Method, metric: str, pick: Callable[[pd.Series], float]
+) -> list[Difference]:
+    found = [_difference(method, base, metric, pick) for method in methods]
+    return [replace(one, p=p) for one, p in zip(found, holm([each.p for each in found]), strict=True)]
+
+
+def _last(series: pd.Series) -> float:
+    return float(series.iloc[-1])
+
+
+def _mean(series: pd.Series) -> float:
+    return float(series.mean())
+
+
+def _series(method: Method, metric: str) -> dict[int, pd.Series]:
+    """The metric by round of each run that has values, by the run's position among the method's runs."""
+    columns = {n: run.metrics[metric].dropna() for n, run in enumerate(method.runs) if metric in run.metrics}
+    return {n: column for n, column in columns.items() if len(column)}
+
+
+def _easier(value: float, metric: str) -> float:
+    """Round to two significant digits, to the side that is easier to reach."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    units = round(value / unit, DIGITS)  # without rounding errors
+    return float(f"{(math.ceil(units) if lower_is_better(metric) else math.floor(units)) * unit:.2g}")
+
+
+def _standing(method: Method, metric: str, target: float) -> Standing:
+    series = _series(method, metric)
+    spent = [_costs(method.runs[n], each, target, lower_is_better(metric)) for n, each in series.items()]
+    return Standing(
+        method,
+        last=interval([_last(each) for each in series.values()]),
+        mean=interval([_mean(each) for each in series.values()]),
+        costs={name: float(np.median([each[name] for each in spent])) for name in COSTS},
+        reached=sum(math.isfinite(each["rounds"]) for each in spent),
+    )
+
+
+def _costs(run: Run, series: pd.Series, target: float, lower: bool) -> dict[str, float]:
+    """Compute the rounds, bytes and seconds of training up to the first value as good as the target."""
+    there = series.index[(series <= target) if lower else (series >= target)]
+    if not len(there):
+        return dict.fromkeys(COSTS, math.inf)
+    sent = run.metrics["bytes/total"].get(there[0], math.nan) if "bytes/total" in run.metrics else math.nan
+    times = run.timings.loc[: there[0], ["local", "server"]] if len(run.timings) else pd.DataFrame()
+    whole = len(times) == there[0]  # a run that was moved or cleaned may lack the times of some rounds
+    return {"rounds": float(there[0]), "bytes": float(sent), "seconds": float(times.sum().sum()) if whole else math.nan}
+
+
+def _difference(method: Method, base: Method, metric: str, pick: Callable[[pd.Series], float]) -> Difference:
+    ours, theirs = ({each.runs[n].seed: one for n, one in _series(each, metric).items()} for each in (method, base))
+    values = []
+    for seed in (seed for seed in ours if seed in theirs):
+        rounds = ours[seed].index.intersection(theirs[seed].index)
+        if len(rounds):
+            values.append(pick(ours[seed].loc[rounds]) - pick(theirs[seed].loc[rounds]))
+    apart = np.round(np.array(values), DIGITS)
+    p = min(1.0, 2 * min(p_above(apart, 0), p_above(-apart, 0))) if len(values) >= FEWEST_SEEDS else math.nan
+    return Difference(*interval(values), p, len(values))

@@ -1,0 +1,229 @@
+"""Say in a sentence which method is better, and write the comparison as a table, CSV, Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from rich.filesize import decimal
+
+from fl_lightning.report.comparison import Comparison, Difference, Standing
+from fl_lightning.report.parts import PER_CENT, Table, pipes, with_interval
+from fl_lightning.runs.catalogue import about, lower_is_better
+from fl_lightning.runs.seeds import FEWEST_SEEDS
+
+# What LaTeX lacks, after pandas has escaped the rest.
+LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", "\N{NO-BREAK SPACE}": "~"}
+
+
+def verdict(comparison: Comparison) -> str:
+    """Say which methods beat the baseline, by how much and how sure; with fewer than three seeds, that nothing is sure.
+
+    A difference counts if p < 0.05. The last round's differences follow those of the mean over the rounds.
+    """
+    prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
+    if not comparison.others:
+        return prefix + words.alone(comparison.standings[0])
+    if max(_paired(each)[0].seeds for each in comparison.others) < FEWEST_SEEDS:
+        return prefix + words.too_few()
+    return prefix + (words.of_one(comparison.others[0]) if len(comparison.others) == 1 else words.of_several())
+
+
+def _paired(standing: Standing) -> tuple[Difference, Difference]:
+    """A method's differences to the baseline: in the mean over the rounds, and after the last round."""
+    mean, last = standing.mean_difference, standing.last_difference
+    assert mean is not None  # only the baseline has no differences
+    assert last is not None
+    return mean, last
+
+
+class _Words:
+    """Writes the sentences of one comparison."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison, self.base = comparison, comparison.baseline.short
+        self.percent, title = about(comparison.metric).percent, about(comparison.metric).title
+        # A metric that the catalogue lacks keeps its name.
+        self.title = title if title == comparison.metric else title[0].lower() + title[1:]
+        self.mean = f"mean {self.title} over the rounds"
+
+    def alone(self, standing: Standing) -> str:
+        last, mean = (
+            f"{with_interval(*each, self.percent)}{PER_CENT * self.percent}" for each in (standing.last, standing.mean)
+        )
+        seeds = _count(len(standing.method.runs))
+        return (
+            f"{standing.method.short} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
+        )
+
+    def too_few(self) -> str:
+        paired = {each.method.short: _paired(each) for each in self.comparison.others}
+        most = max(mean.seeds for mean, _ in paired.values())
+        if not most:
+            return f"No verdict: no method has a seed in common with {self.base}."
+        apart = ", ".join(
+            f"{name} {self.by(mean)} ({self.by(last)} after the last round)"
+            for name, (mean, last) in paired.items()
+            if mean.seeds
+        )
+        few = f"{_count(most)} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
+        return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {apart}."
+
+    def of_one(self, standing: Standing) -> str:
+        name, (mean, last) = standing.method.short, _paired(standing)
+        sure = f"{self.edges(mean)}, {_p(mean)}, {_count(mean.seeds)}"
+        if mean.is_clear:
+            way = "beats" if self.is_better(mean) else "falls short of"
+            first = f"{name} {way} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+        else:
+            first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.by(mean)} ({sure})"
+        told = "" if last.is_clear else ", not distinguishable"
+        return f"{first}; last-round difference {self.by(last)}{told} ({_p(last)})."
+
+    def of_several(self) -> str:
+        way = 1 if lower_is_better(self.comparison.metric) else -1
+        paired = {each.method.short: _paired(each) for each in self.comparison.others}
+        paired = dict(sorted(paired.items(), key=lambda each: way * each[1][0].mean))
+        means, lasts = ({name: pair[at] for name, pair in paired.items()} for at in (0, 1))
+        better = self.listed(means, lambda each: each.is_clear and self.is_better(each))
+        worse = self.listed(means, lambda each: each.is_clear and not self.is_better(each))
+        same = self.listed(means, lambda each: not each.is_clear and each.seeds >= FEWEST_SEEDS)
+        few = [name for name, mean in means.items() if mean.seeds < FEWEST_SEEDS]
+        parts = (
+            [f"{_joined(better)} {'beat' if len(better) > 1 else 'beats'} {self.base} in {self.mean}"] if better else []
+        )
+        parts = parts or [f"No method beats {self.base} in {self.mean}"]
+        parts += [f"{_joined(worse)} {'fall' if len(worse) > 1 else 'falls'} short of it"] if worse else []
+        parts += [f"{_joined(same)} cannot be told from it"] if same else []
+        parts += [f"{_joined(few)} {'have' if len(few) > 1 else 'has'} too few seeds"] if few else []
+        seeds, told = max(mean.seeds for mean in means.values()), self.listed(lasts, lambda each: each.is_clear)
+        tested = sum(mean.seeds >= FEWEST_SEEDS for mean in means.values())
+        certain = f"{_count(seeds)}, p values corrected for {tested} comparison{'s' * (tested > 1)} by Holm's method"
+        last = f"After the last round, {_joined(told) or 'no method'} can be told from {self.base}."
+        return f"{'; '.join(parts)} ({certain}). {last}"
+
+    def listed(self, differences: Mapping[str, Difference], chosen: Callable[[Difference], bool]) -> list[str]:
+        return [f"{name} ({self.by(each)}, {_p(each)})" for name, each in differences.items() if chosen(each)]
+
+    def is_better(self, difference: Difference) -> bool:
+        return (difference.mean > 0) != lower_is_better(self.comparison.metric)
+
+    def by(self, difference: Difference) -> str:
+        """Write a difference without its interval, as "+4.0 points"."""
+        text = with_interval(difference.mean, difference.half, self.percent, "+").partition(" ±")[0]
+        return f"{text} points" if self.percent else text
+
+    def edges(self, difference: Difference) -> str:
+        mean, half = difference.mean, difference.half
+        low, high = (
+            with_interval(edge, half, self.percent, "+").partition(" ±")[0] for edge in (mean - half, mean + half)
+        )
+        return f"95{PER_CENT} interval {low} to {high}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _p(difference: Difference) -> str:
+    return "p < 0.001" if difference.p < 0.001 else f"p = {difference.p:.2g}"
+
+
+def _count(seeds: int) -> str:
+    return f"{seeds} seed{'s' * (seeds != 1)}"
+
+
+def table(comparison: Comparison) -> Table:
+    """Tabulate what each method reaches, its differences to the baseline, and what the target costs.
+
+    The table carries itself as CSV, Markdown and LaTeX.
+    """
+    head, rows = _cells(comparison)
+    caption = ", ".join(filter(None, (about(comparison.metric).title, comparison.problem)))
+    if max(len(each.method.runs) for each in comparison.standings) > 1:
+        caption += ": means over the seeds ± half of the 95 % t interval, differences within seeds"
+    return Table(head, rows, caption, exports=texts([comparison]))
+
+
+def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the table, without columns that are empty in all rows."""
+    percent = about(comparison.metric).percent
+    unit, points = (", %", ", points") if percent else ("", "")
+    target = f"{100 * comparison.target:g}{PER_CENT}" if percent else f"{comparison.target:g}"
+    head = ["method", "seeds", f"last{unit}", f"mean over rounds{unit}"]
+    head += [f"{which} − {comparison.baseline.short}{points}" for which in ("last", "mean")]
+    head += [f"rounds to {target}", f"sent until {target}", f"trained until {target}"]
+    rows = [_row(each, percent) for each in comparison.standings]
+    kept = [at for at in range(len(head)) if any(row[at] not in ("", "–") for row in rows)]
+    return [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _row(standing: Standing, percent: bool) -> list[str]:
+    reached, of, costs = standing.reached, len(standing.method.runs), standing.costs
+    some = f" ({reached} of {of} seeds)" if 0 < reached < of else ""
+    cells = [standing.method.short, str(of), with_interval(*standing.last, percent)]
+    cells += [with_interval(*standing.mean, percent)]
+    cells += [_cell(each, percent) for each in (standing.last_difference, standing.mean_difference)]
+    if math.isinf(costs["rounds"]):
+        return [*cells, f"not reached{some}", "–", "–"]
+    sent = "–" if math.isnan(costs["bytes"]) else decimal(round(costs["bytes"]))
+    return [*cells, f"{costs['rounds']:g}{some}", sent, duration(costs["seconds"])]
+
+
+def _cell(difference: Difference | None, percent: bool) -> str:
+    if difference is None or not difference.seeds:
+        return "–" if difference else ""
+    text = with_interval(difference.mean, difference.half, percent, "+")
+    return text if math.isnan(difference.p) else f"{text}, {_p(difference)}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time for a reader; nan is a dash.
+
+    >>> duration(5.26), duration(90.0), duration(5400.0)
+    ('5.3 s', '1.5 min', '1.5 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return "–" if math.isnan(seconds) else f"{seconds:.2g} s"
+
+
+def numbers(comparisons: Sequence[Comparison]) -> pd.DataFrame:
+    """Tabulate the comparisons as numbers, one row per problem and method; an infinite cost is a target not reached."""
+    rows = []
+    for comparison in comparisons:
+        for each in comparison.standings:
+            row: dict[str, Any] = {"problem": comparison.problem, "method": each.method.short}
+            row |= {"metric": comparison.metric, "seeds": len(each.method.runs)}
+            row |= {"last": each.last[0], "last_half_width": each.last[1]}
+            row |= {"mean": each.mean[0], "mean_half_width": each.mean[1], "baseline": comparison.baseline.short}
+            for name, one in (("last", each.last_difference), ("mean", each.mean_difference)):
+                facts = (one.mean, one.half, one.p, one.seeds) if one else (math.nan,) * 4
+                keys = ("difference", "difference_half_width", "p", "paired_seeds")
+                row |= {f"{name}_{key}": fact for key, fact in zip(keys, facts, strict=True)}
+            row |= {"target": comparison.target, "reached": each.reached}
+            rows.append(row | {f"{name}_to_target": cost for name, cost in each.costs.items()})
+    return pd.DataFrame(rows)
+
+
+def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
+    """Write comparisons by file name: the numbers as CSV; sentences and tables as Markdown and LaTeX."""
+    tables = {verdict(each): _cells(each) for each in comparisons}
+    return {
+        "comparison.csv": numbers(comparisons).to_csv(index=False),
+        "comparison.md": "\n".join("\n".join([said, "", *pipes(*cells), ""]) for said, cells in tables.items()),
+        "comparison.tex": "\n".join(latex(*cells) for cells in tables.values()),
+    }
+
+
+def latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table for LaTeX with the package booktabs: the first column to the left, all others to the right."""
+    style = pd.DataFrame(rows, columns=list(head)).style.hide(axis="index")
+    style = style.format(escape="latex").format_index(escape="latex", axis=1)
+    text = str(style.to_latex(hrules=True, column_format="l" + "r" * (len(head) - 1)))
+    for sign, command in LATEX.items():
+        text = text.replace(sign, command)
+    return f"% \\usepackage{{booktabs}}\n{text}"
