@@ -131,7 +131,7 @@ def with_interval(mean: float, half: float, percent: bool = False, sign: str = "
         return "–"
     usual = 2 if percent else 4
     digits = min(usual + 2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else usual
-    text = f"{mean:{sign}.{digits}f}"
+    text = f"{mean:{sign}z.{digits}f}"  # z: no minus before zero
     return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
 
 

@@ -16,6 +16,7 @@ from fl_lightning.fit.configs import Cell, find_config, option
 from fl_lightning.fit.messages import CommandParser
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.claims import judge
+from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
 from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import Experiment, experiments
@@ -196,6 +197,9 @@ def _write_tables(
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
     (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))
     console = Console()
+    if not experiment.rows and finished:
+        write_comparison(experiment, pairs, folder, console)
+        return
     for table in tables.terminal(experiment, compared, verdicts):
         console.print(table)
 

@@ -6,6 +6,7 @@ import base64
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -61,14 +62,24 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
 
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
-    head, rows = lines(compared)
-    tables = [Table(title=Text(experiment.source), caption=Text(experiment.metric)), Table(title="claims")]
-    for table, names, cells in ((tables[0], head, rows), (tables[1], CLAIMS, judged(verdicts))):
-        for name in names:
-            table.add_column(Text(name), justify="left" if table is tables[1] else "right")
-        for row in cells:
-            table.add_row(*map(Text, row))  # as Text, so that brackets in a label are no markup
-    return tables if verdicts else tables[:1]
+    tables = [framed(experiment.source, *lines(compared), caption=Text(experiment.metric))]
+    return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
+
+
+def framed(
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    justify: Literal["left", "right"] = "right",
+    **options: Any,
+) -> Table:
+    """Make a Rich table of text, in which brackets are no markup."""
+    table = Table(title=Text(title), **options)
+    for name in head:
+        table.add_column(Text(name), justify=justify)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def markdown(

@@ -51,8 +51,20 @@ def results(out: str = "runs/sweep") -> pd.DataFrame:
 
 
 def test_a_sweep_gives_what_single_runs_give() -> None:
-    """Two values, two seeds: four rows, each the last round of the run that ``fit`` makes of the same options."""
-    assert run(*SWEEP, "--jobs", 2).status == 0
+    """Two values, two seeds: four rows, each the last round of the run that ``fit`` makes of the same options.
+
+    The comparison of the values ends the command, and is written beside a report of the four runs.
+    """
+    ended = run(*SWEEP, "--jobs", 2)
+    assert ended.status == 0
+    said = (
+        "No verdict: 2 seeds are too few, at least 3 are needed. Differences to alpha 0.1 in mean validation accuracy"
+    )
+    assert said in " ".join(ended.out.split())
+    written = {name: Path("runs/sweep/tiny", name).read_text() for name in ("comparison.md", "report.html")}
+    assert all(said in text.replace("\N{NO-BREAK SPACE}", " ") for text in written.values())
+    assert list(pd.read_csv("runs/sweep/tiny/comparison.csv")["method"]) == ["alpha 0.1", "alpha 10"]
+    assert Path("runs/sweep/tiny/comparison.tex").read_text().count("alpha 10") == 1
     table = results()
     assert list(table["data.partition.alpha"]) == [0.1, 0.1, 10.0, 10.0]
     assert list(table["seed"]) == [1, 2, 1, 2]

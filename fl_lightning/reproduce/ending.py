@@ -1,0 +1,70 @@
+"""End of a sweep: the verdict, the comparison of the cells, and a report of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.console import Console
+
+from fl_lightning.fit.configs import Cell
+from fl_lightning.report.comparison import compare
+from fl_lightning.report.methods import Method, by_problem
+from fl_lightning.report.page import render
+from fl_lightning.report.verdict import table, texts, verdict
+from fl_lightning.reproduce.drawing import name, varying
+from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.tables import framed
+from fl_lightning.runs.catalogue import measured
+
+
+def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, console: Console) -> None:
+    """Print which cell is better by each measure; write ``comparison.csv``, ``.md``, ``.tex`` and ``report.html``.
+
+    Args:
+        experiment: the user's experiment, which names the measures.
+        pairs: cells and jobs, at least one of them finished.
+        folder: existing folder to write to.
+        console: where to print.
+    """
+    methods = as_methods(pairs)
+    logged = {metric for method in methods for run in method.runs for metric in run.names}
+    metrics = [metric for metric, _ in map(measured, experiment.measures) if metric in logged]
+    comparisons = [each for metric in metrics for each in compare(methods, metric)]
+    for each in comparisons:
+        shown = table(each)
+        rows = [[cell.replace(", p ", "\np ") for cell in row] for row in shown.rows]
+        console.print(verdict(each), highlight=False, markup=False)
+        console.print(framed(shown.caption, shown.head, rows, box=SIMPLE))
+    for file, text in texts(comparisons).items():
+        (folder / file).write_text(text, encoding="utf-8")
+    (folder / "report.html").write_text(render(methods, (), comparisons), encoding="utf-8")
+
+
+def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
+    """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
+    cells: dict[str, dict[int, Job]] = {}
+    labels = {}
+    axes = varying([cell.labels for cell, _ in pairs])
+    for cell, job in pairs:
+        if job.finished:
+            called = name(cell.labels, axes) or "run"
+            cells.setdefault(called, {})[job.seed] = job
+            labels[called] = cell.labels
+    methods = by_problem(
+        [
+            Method(called, [job.run for job in jobs.values()], next(iter(jobs.values())).run.settings)
+            for called, jobs in cells.items()
+        ]
+    )
+    on_problem = {
+        problem: varying([labels[method.name] for method in methods if method.problem == problem])
+        for problem in {method.problem for method in methods}
+    }
+    return [
+        replace(method, short=name(labels[method.name], on_problem[method.problem]) or method.name)
+        for method in methods
+    ]
