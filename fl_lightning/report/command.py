@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import CommandParser
 from fl_lightning.report.comparison import compare
-from fl_lightning.report.methods import group
+from fl_lightning.report.methods import group, unfinished
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import verdict
 from fl_lightning.runs.reader import Run, read_runs
@@ -22,7 +22,7 @@ def command(args: Sequence[str]) -> int:
     methods, notes = group(runs, options.names or ())
     comparisons = compare(methods, options.metric, options.baseline, options.target)
     out = Path(options.out) if options.out else _default(runs)
-    page = render(methods, notes, comparisons)
+    page = render(methods, [*notes, *unfinished(methods)], comparisons)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")

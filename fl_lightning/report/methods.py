@@ -91,6 +91,16 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
     return by_problem(methods, keep=bool(names)), notes
 
 
+def unfinished(methods: Sequence[Method]) -> list[str]:
+    """Notes for the reader on runs with fewer rounds than their configs ask for."""
+    rounds = {label: run.rounds for label, run in every_run(methods)}
+    return [
+        f"{label} has {done:,} of {asked:,} rounds."
+        for label, (done, asked) in rounds.items()
+        if asked and done < asked
+    ]
+
+
 def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
     """Name the problem of each method, and the method among those on the same problem.
 

@@ -60,6 +60,12 @@ class Run:
         return self.config.get("seed_everything")
 
     @property
+    def rounds(self) -> tuple[int, int | None]:
+        """The number of rounds trained, and the number that the config asks for (None without config or limit)."""
+        asked = (self.config.get("trainer") or {}).get("max_epochs")
+        return int(self.metrics.index.max()), asked if asked and asked > 0 else None
+
+    @property
     def rules(self) -> Sequence[str] | None:
         """The names of the run's rules, in their order; None for a run folder of version 0.1, which has no names."""
         return self.environment.get(RULES)

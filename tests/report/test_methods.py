@@ -8,7 +8,7 @@ import pytest
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report.methods import Method, group
+from fl_lightning.report.methods import Method, group, unfinished
 from fl_lightning.runs.reader import read_runs
 
 
@@ -85,3 +85,11 @@ def test_one_seed_does_not_count_twice(tmp_path: Path) -> None:
     assert [each.folder.name for each in only.runs] == ["again"]
     (note,) = notes
     assert "first is left out" in note
+
+
+def test_runs_that_stopped_early_are_noted(tmp_path: Path) -> None:
+    """The configs ask for four rounds; one run has all of them, one has a single round, and one has no config."""
+    write(tmp_path / "a", {"val/top1": [0.1] * 4}, config(seed=1))
+    write(tmp_path / "b", {"val/top1": [0.1]}, config(seed=2))
+    write(tmp_path / "c", {"val/top1": [0.1]})
+    assert unfinished(group(read_runs([tmp_path]))[0]) == ["FedAvg, seed 2 has 1 of 4 rounds."]
