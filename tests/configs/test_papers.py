@@ -1,4 +1,4 @@
-"""The papers' experiments: each has a config that says what the paper says, and runs a round at the end of its grid."""
+"""The papers' experiments: each has a config that says what the paper says, and runs a round, which is reported."""
 
 import math
 import re
@@ -13,6 +13,7 @@ import yaml
 from command import rows, run
 from generated import generated_data
 from jsonargparse import ArgumentParser
+from reported import check_reported
 from torch import nn
 
 from fl_lightning import datamodules
@@ -130,8 +131,8 @@ def test_begins_with_what_it_is_and_how_to_launch_it(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", [pytest.param(id, marks=pytest.mark.slow) if id in HEAVY else id for id in IDS])
-def test_runs_a_round_at_the_end_of_its_grid(id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On generated data, with three clients: one round, finite numbers, every client taken in."""
+def test_runs_a_round_and_is_reported(id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the grid on generated data, with three clients: finite numbers, every client taken in."""
     monkeypatch.chdir(tmp_path)
     options = cells(id)[-1].options
     data = generated_data(parsed(id, *options), tmp_path / "data")
@@ -141,6 +142,7 @@ def test_runs_a_round_at_the_end_of_its_grid(id: str, tmp_path: Path, monkeypatc
     (row,) = rows(Path("runs", id, "version_0", "metrics.csv"))
     assert row["round"] == 1
     assert all(math.isfinite(row[name]) for name in ("val/loss", "train/loss"))
+    check_reported(Path("runs", id, "version_0"))
 
 
 def network_of(config: dict[str, Any]) -> nn.Module:

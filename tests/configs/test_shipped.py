@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from command import rows, run
 from generated import generated_data
+from reported import check_reported
 
 from fl_lightning.fit.command import config_of
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
@@ -69,6 +70,4 @@ def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
     assert math.isfinite(row["train/loss"])
     if "ConflictMonitor" in str(config["trainer"]["callbacks"]):
         assert 0 <= row["conflict/ratio"] <= 1
-    reported = run("report", "runs")
-    assert (reported.status, reported.err) == (0, "")
-    assert Path("runs", Path(name).stem, "version_0", "report.html").is_file()
+    check_reported(Path("runs", Path(name).stem, "version_0"))
