@@ -29,6 +29,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.environment import RunTracking
 from fl_lightning.runs.export import export
 from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
+from fl_lightning.runs.timer import RoundTimer
 
 __all__ = [  # noqa: RUF022  # grouped by topic
     # a run
@@ -37,6 +38,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "PartitionedData",
     "TrainingBatch",
     "RunTracking",
+    "RoundTimer",
     "ConfigurationError",
     "export",
     # base classes of rules and monitors, and the arguments of their hooks

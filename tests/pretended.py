@@ -45,6 +45,8 @@ class Module(ModuleType):
     def set_rng_state(self, state: Tensor, device: Any = 0) -> None:
         torch.ops.pretended.set_rng_state(state)
 
+    def synchronize(self) -> None: ...
+
     def memory_allocated(self) -> int:
         return torch.ops.pretended.allocated()  # type: ignore[no-any-return]  # known when loaded
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from typing import Any, Literal
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
-from fl_lightning.engine.callback import FederatedCallback, federated
+from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.devices import finish_work
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.logged import examples_in
@@ -43,6 +45,22 @@ class CohortTraining(ClientHost):
     def callbacks(self) -> list[FederatedCallback]:
         """The run's federated callbacks, rules and monitors, in the order given."""
         return federated(self.trainer)
+
+    def hooks(self, name: str) -> Iterator[Callable[..., Any]]:
+        """Yield the hook of each callback that defines it, in the order given; add up the time that monitors take."""
+        empty = getattr(FederatedCallback, name)
+        for callback in self.callbacks:
+            hook = getattr(callback, name)
+            if getattr(hook, "__func__", hook) is empty:
+                continue
+            if not isinstance(callback, Monitor):
+                yield hook
+                continue
+            finish_work(self.device)  # else the monitor would seem to take what it waits for
+            began = time.perf_counter()
+            yield hook
+            finish_work(self.device)
+            self.seconds_looking += time.perf_counter() - began
 
     def make_rates(self) -> None:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
@@ -89,11 +107,11 @@ class CohortTraining(ClientHost):
         try:
             self._run = run = self._new_run(client, self._anchor)
             self._training.start(run, self._rates.factors(self.round) if self._rates else None)
-            for callback in self.callbacks:
-                callback.on_client_start(self, run)
+            for start in self.hooks("on_client_start"):
+                start(self, run)
             self._training.train(run, lambda epoch: self._batches(client, epoch))
-            for callback in self.callbacks:
-                callback.on_client_end(self, run)
+            for end in self.hooks("on_client_end"):
+                end(self, run)
             delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
             buffers = self._state.read()
             if not is_finite(delta):

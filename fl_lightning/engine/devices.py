@@ -62,6 +62,12 @@ class ClientParallelStrategy(DDPStrategy):
 ClientParallelStrategy.register_strategies(StrategyRegistry)
 
 
+def finish_work(device: torch.device) -> None:
+    """Wait until a device has done what it was given to do; a CPU always has."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
 def agree(trainer: Trainer, update: Tensor) -> None:
     """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
     if trainer.world_size > 1:

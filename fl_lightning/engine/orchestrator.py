@@ -272,13 +272,13 @@ class FederatedOrchestrator(CohortTraining):
 
     def _aggregate(self, cohort: Cohort) -> None:
         with full_float32():
-            for callback in self.callbacks:
-                cohort = callback.aggregate(self, cohort)
+            for aggregate in self.hooks("aggregate"):
+                cohort = aggregate(self, cohort)
             self._step_server(self._reduce(cohort))
         self.write_buffers(cohort.buffers)
         self._refine(cohort)
-        for callback in self.callbacks:
-            callback.on_round_end(self, cohort)
+        for look in self.hooks("on_round_end"):
+            look(self, cohort)
         for name, value in cohort.metrics.items():
             self.log_round(name, value, prog_bar=name == "train/loss")
         self._log_states()

@@ -45,6 +45,7 @@ class Server(lightning_private.TransferringModule):
         client: the LightningModule that every client trains.
         seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
+        seconds_looking: wall time that the monitors' hooks of FederatedCallback have taken, without ``loss``.
     """
 
     _flat: FlatParameters
@@ -56,6 +57,7 @@ class Server(lightning_private.TransferringModule):
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__()
         self.client, self.seed, self.rounds_done = _check_module(client), seed, 0
+        self.seconds_looking = 0.0
 
     @property
     def round(self) -> int:

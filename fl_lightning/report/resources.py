@@ -18,6 +18,7 @@ from fl_lightning.runs.seeds import band
 PARTS = {
     "local": ("local training", COLOURS[0]),
     "server": ("server", COLOURS[5]),
+    "monitors": ("monitors", COLOURS[1]),
     "rest": ("evaluation, logs, checkpoints", COLOURS[4]),
 }
 
@@ -27,30 +28,30 @@ def time_of_round(methods: Sequence[Method]) -> Chart | None:
     parts = {method.name: table for method in methods if len(table := seconds_by_part(method))}
     if not parts:
         return None
-    means = {name: table.mean() for name, table in parts.items()}
+    usual = {name: table.median() for name, table in parts.items()}
     spoken = "; ".join(
         f"{name}: " + ", ".join(f"{called} {written(float(each[part]))} s" for part, (called, _) in PARTS.items())
-        for name, each in means.items()
+        for name, each in usual.items()
     )
     return Chart(
         key="time",
         title="Time of a round",
-        caption="Seconds of wall time, mean over the runs" + (" and rounds." if len(parts) > 1 else "."),
-        alt=f"Stacked chart: seconds of a round by part. In the mean, {spoken}.",
-        figure=_bars(means) if len(parts) > 1 else _area(*parts.values()),
+        caption="Seconds of wall time, mean over the runs" + (", median over the rounds." if len(parts) > 1 else "."),
+        alt=f"Stacked chart: seconds of a round by part. In the median, {spoken}.",
+        figure=_bars(usual) if len(parts) > 1 else _area(*parts.values()),
     )
 
 
-def _bars(means: Mapping[str, pd.Series]) -> dict[str, Any]:
+def _bars(usual: Mapping[str, pd.Series]) -> dict[str, Any]:
     bars = [
-        go.Bar(y=list(means), x=rounded(float(mean[part]) for mean in means.values()), name=called, marker_color=colour)
+        go.Bar(y=list(usual), x=rounded(float(each[part]) for each in usual.values()), name=called, marker_color=colour)
         for part, (called, colour) in PARTS.items()
     ]
     return figure(
         *(bar.update(orientation="h") for bar in bars),
         barmode="stack",
         hovermode="y unified",
-        height=130 + 42 * len(means),
+        height=130 + 42 * len(usual),
         xaxis={"title": {"text": "seconds per round"}},
         yaxis={"autorange": "reversed"},
         legend={"traceorder": "normal"},
@@ -69,12 +70,11 @@ def _area(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def seconds_by_part(method: Method) -> pd.DataFrame:
-    """Compute the seconds ``local``, ``server`` and ``rest`` by round, mean over the runs; empty without timings."""
+    """Compute the seconds of each part by round, mean over the runs; empty without timings."""
     timed = [run.timings for run in method.runs if len(run.timings)]
     if not timed:
         return pd.DataFrame()
-    mean = pd.concat(timed).groupby(level=0).mean()
-    return mean[["local", "server"]].assign(rest=(mean["seconds"] - mean["local"] - mean["server"]).clip(lower=0))
+    return pd.concat(timed).groupby(level=0).mean()[list(PARTS)]
 
 
 def memory(methods: Sequence[Method]) -> list[Chart]:

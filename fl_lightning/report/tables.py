@@ -40,6 +40,14 @@ BEST = (
     "set), so its value is too good to report."
 )
 MADE_WITH = "What the runs were made with"
+# Columns of timings that the table of times shows, each with its title.
+TIMES = {
+    "seconds": "seconds per round",
+    "local": "local training",
+    "server": "server",
+    "monitors": "monitors",
+    "rest": "the rest",
+}
 SHOWN = 1000  # about the largest number of clients in all tables of a page
 
 
@@ -149,16 +157,17 @@ def _client_table(name: str, table: pd.DataFrame, most: int) -> Table:
 
 def times(methods: Sequence[Method]) -> Table | None:
     """Tabulate the time of each method, averaged over its runs, and the largest memory."""
-    head = ["method", "minutes in all", "seconds per round", "local training", "server", "memory, GiB", "GPU, GiB"]
+    head = ["method", "minutes in all", *TIMES.values(), "memory, GiB", "GPU, GiB"]
     rows = []
     for method in methods:
         timed = [run.timings for run in method.runs if len(run.timings)]
         if timed:
             seconds = [each["seconds"].sum() / 60 for each in timed]
-            means = [np.mean([each[name].mean() for each in timed]) for name in ("seconds", "local", "server")]
+            usual = [np.mean([each[name].median() for each in timed]) for name in TIMES]
             peaks = [np.max([each[name].max() for each in timed]) / 1024 for name in ("memory_mib", "gpu_mib")]
-            rows.append([method.name, *(written(float(value)) for value in (np.mean(seconds), *means, *peaks))])
-    return Table(head, rows, "Time and memory: means over the runs, the largest memory") if rows else None
+            rows.append([method.name, *(written(float(value)) for value in (np.mean(seconds), *usual, *peaks))])
+    caption = "Time and memory: medians over the rounds, means over the runs, the largest memory"
+    return Table(head, rows, caption) if rows else None
 
 
 def environment(methods: Sequence[Method]) -> Table | None:

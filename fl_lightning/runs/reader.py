@@ -49,10 +49,14 @@ class Run:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """Table of ``timings.csv``, by round."""
+        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds; ``monitors`` is 0 in version 0.1."""
         path = self.folder / TIMINGS
-        # A killed process may leave an incomplete line.
-        return _table(path).dropna() if path.is_file() else pd.DataFrame()
+        if not path.is_file():
+            return pd.DataFrame()
+        table = _table(path).dropna()  # a killed process may leave an incomplete line
+        table = table.assign(monitors=table.get("monitors", 0.0))
+        known = table.reindex(columns=["local", "server", "monitors"]).sum(axis=1)
+        return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 
     @property
     def seed(self) -> Any:

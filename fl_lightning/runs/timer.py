@@ -1,15 +1,19 @@
-"""RoundTimer: where a run's time goes."""
+"""RoundTimer: the time and the memory of every round."""
 
 from __future__ import annotations
 
 import csv
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from statistics import fmean, median
 from typing import Any, cast
 
 import psutil
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
 from fl_lightning.engine.callback import Monitor
@@ -26,9 +30,11 @@ class RoundTime:
 
     Attributes:
         round: number of the round: 1, 2, …
-        seconds: wall time since the previous round ended: local training, server, evaluation, checkpoints.
+        seconds: wall time since the previous round ended: the parts below, evaluation, logging and checkpoints.
         local: seconds of local training; with several devices, until the last device has sent its updates.
-        server: seconds from the end of local training until the new global model is ready, monitors included.
+        server: seconds from then on until the new global model is ready: aggregation, server step, refinement.
+        monitors: seconds that monitors took, which count in no other part; only their hook ``loss``, called in every
+            local step, counts as ``local``.
         memory_mib: resident memory of this process at the end of the round, in MiB.
         gpu_mib: peak memory of tensors on this process's GPU so far, in MiB; 0 without a GPU.
     """
@@ -37,15 +43,23 @@ class RoundTime:
     seconds: float
     local: float
     server: float
+    monitors: float
     memory_mib: float
     gpu_mib: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part: ``local``, ``server``, ``monitors`` and the ``rest``."""
+        known = {"local": self.local, "server": self.server, "monitors": self.monitors}
+        return known | {"rest": max(self.seconds - sum(known.values()), 0.0)}
 
 
 class RoundTimer(Monitor):
     """Times every round, and writes ``timings.csv`` in the run folder: one row per round, see :class:`RoundTime`.
 
-    Times differ from run to run and so have their own file: ``metrics.csv`` depends on the seed alone. RoundTimer must
-    be the first of the Trainer's callbacks to split a round correctly; the command line puts it there.
+    Times differ from run to run and so have their own file: ``metrics.csv`` depends on the seed alone. Other loggers
+    get the times as ``time/seconds``, ``time/local``, ``time/server``, ``time/monitors`` and ``time/rest``. RoundTimer
+    must be the first of the Trainer's callbacks to split a round correctly; the command line puts it there.
 
     Attributes:
         rounds: times of the rounds of this fit.
@@ -57,14 +71,17 @@ class RoundTimer(Monitor):
     @property
     def mean(self) -> float:
         """Mean seconds per round of this fit."""
-        return sum(row.seconds for row in self.rounds) / len(self.rounds)
+        return fmean(row.seconds for row in self.rounds)
 
     @property
     def spoken(self) -> str:
-        """Summary of this fit's rounds so far, such as "1.84 s/round (local 93%, server 2%)"."""
-        total = sum(row.seconds for row in self.rounds)
-        local, server = (sum(getattr(row, part) for row in self.rounds) / total for part in ("local", "server"))
-        return f"{self.mean:.2f} s/round (local {local:.0%}, server {server:.0%})"
+        """Medians over this fit's rounds so far, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
+        whole = median(row.seconds for row in self.rounds)
+        shares = {
+            name: median(row.parts[name] for row in self.rounds) / whole for name in ("local", "server", "monitors")
+        }
+        spoken = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005 or name != "monitors"]
+        return f"{whole:.2f} s/round ({', '.join(spoken)})"
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -81,36 +98,43 @@ class RoundTimer(Monitor):
                 csv.writer(file).writerows([names, *kept])
 
     def _read(self, rounds: int) -> list[list[str]]:
-        """Read the rows up to a round, without an incomplete row that a killed process may leave."""
+        """Read the rows up to a round, without an incomplete row that a killed process may leave.
+
+        Rows of version 0.1 have no ``monitors``, which were part of ``server``: they get 0.
+        """
         with self._file.open(newline="") as file:
-            rows = list(csv.reader(file))[1:]
-        return [row for row in rows if len(row) == len(fields(RoundTime)) and int(row[0]) <= rounds]
+            rows = [row for row in csv.DictReader(file) if None not in row.values()]
+        names = [field.name for field in fields(RoundTime)]
+        return [[row.get(name, "0") for name in names] for row in rows if int(row["round"]) <= rounds]
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began = time.perf_counter()
+        self._began, self._looked = _worked(pl_module), cast(Server, pl_module).seconds_looking
+        self._arrived = math.inf  # a round whose only client is left out aggregates nothing
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        self._arrived = time.perf_counter()
+        self._arrived = _worked(orchestrator)
         return cohort
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self._stepped = time.perf_counter()  # after a round's last batch, this is the end of the server's work
+        self._stepped = _worked(pl_module)  # after a round's last batch, this is the end of the server's work
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done = cast(Server, pl_module).rounds_done
-        if done <= trainer.current_epoch:
+        orchestrator = cast(Server, pl_module)
+        if orchestrator.rounds_done <= trainer.current_epoch:
             return  # the round was stopped half-way
         now = time.perf_counter()  # after validation
+        arrived = min(self._arrived, self._stepped)
         gpu = torch.cuda.max_memory_allocated(pl_module.device) if pl_module.device.type == "cuda" else 0
         row = RoundTime(
-            round=done,
+            round=orchestrator.rounds_done,
             seconds=now - self._ended,
-            local=self._arrived - self._began,
-            server=self._stepped - self._arrived,
+            local=arrived - self._began,
+            server=self._stepped - arrived,
+            monitors=orchestrator.seconds_looking - self._looked,
             memory_mib=psutil.Process().memory_info().rss / MIB,
             gpu_mib=gpu / MIB,
         )
@@ -119,3 +143,17 @@ class RoundTimer(Monitor):
         if self._writes:
             with self._file.open("a", newline="") as file:
                 csv.writer(file).writerow([f"{value:.6g}" for value in asdict(row).values()])
+        times = {"seconds": row.seconds, **row.parts}
+        _log(trainer, row.round, {f"time/{name}": value for name, value in times.items()})
+
+
+def _worked(orchestrator: LightningModule) -> float:
+    """Read a clock, in seconds, that stands still while monitors look."""
+    return time.perf_counter() - cast(Server, orchestrator).seconds_looking
+
+
+def _log(trainer: Trainer, round: int, times: Mapping[str, float]) -> None:
+    """Log times of a round to all loggers but those that write ``metrics.csv``."""
+    for logger in trainer.loggers:
+        if not isinstance(logger, CSVLogger):
+            logger.log_metrics({**times, "round": float(round)}, step=round)

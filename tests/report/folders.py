@@ -68,7 +68,7 @@ def large(folder: Path, rounds: int = 500, clients: int = 100, every: int = 1) -
     for measure in ("clients/loss", "clients/top1", "clients/update_norm", "fedlaw/weight"):
         metrics |= {f"{measure}/{client}": draw.random(rounds) for client in range(clients)}
     counts = draw.poisson(draw.gamma(0.3, 20, (clients, 10)))
-    times = {"seconds": 1.0, "local": 0.7, "server": 0.2, "memory_mib": 900.0, "gpu_mib": 0.0}
+    times = {"seconds": 1.0, "local": 0.7, "server": 0.1, "monitors": 0.1, "memory_mib": 900.0, "gpu_mib": 0.0}
     cosines = {
         f"cosines_{round}": {
             "clients": range(clients),

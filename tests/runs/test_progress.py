@@ -10,7 +10,7 @@ from rich.console import Console
 
 import fl_lightning.runs.progress
 
-SPOKEN = r"\d+\.\d\d s/round \(local \d+%, server \d+%\)"
+SPOKEN = r"\d+\.\d\d s/round \(local \d+%, server \d+%(, monitors \d+%)?\)"
 
 
 @pytest.fixture(autouse=True)

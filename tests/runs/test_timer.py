@@ -1,4 +1,4 @@
-"""RoundTimer: the parts of a round by a client, a rule and an evaluation of known length."""
+"""RoundTimer: the parts of a round by a client, a rule, monitors and an evaluation of known length."""
 
 from pathlib import Path
 from typing import Any
@@ -6,18 +6,24 @@ from typing import Any
 import pandas as pd
 import pytest
 from command import TINY, fit
-from lightning.pytorch.loggers import CSVLogger
-from toy import Linear, ToyData, trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toy import Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.timer
-from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
-from fl_lightning.runs.timer import RoundTimer
+from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, Monitor
+from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.timer import RoundTime, RoundTimer
 
-COLUMNS = ["round", "seconds", "local", "server", "memory_mib", "gpu_mib"]
+COLUMNS = ["round", "seconds", "local", "server", "monitors", "memory_mib", "gpu_mib"]
+PARTS = ["seconds", "local", "server", "monitors", "rest"]
 
 
 class Clock(FederatedCallback):
-    """A clock that stands still but where a round takes its time: a client 3 s, the server 5 s, what follows 7 s."""
+    """A clock that stands still but where a round takes its time.
+
+    A client takes 3 s; the server 5 s to aggregate, 2 s for its step, 1 s to refine the model; what follows 7 s.
+    """
 
     now = 0.0
 
@@ -28,24 +34,102 @@ class Clock(FederatedCallback):
         self.now += 5
         return cohort
 
+    def update(self, orchestrator: FederatedOrchestrator, cohort: Cohort, update: Any) -> Any:
+        self.now += 2
+        return update
+
+    def refine(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
+        self.now += 1
+
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.now += 7
 
 
-def test_each_part_is_told_from_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients: 6 s of local training, 5 s of the server. What follows a round counts for the next one."""
+class Looking(Monitor):
+    """Looks for 10 s before a client, 20 s after it, 40 s before the server's step and 80 s after it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_client_start(self, orchestrator: Any, run: Any) -> None:
+        self.clock.now += 10
+
+    def on_client_end(self, orchestrator: Any, run: Any) -> None:
+        self.clock.now += 20
+
+    def aggregate(self, orchestrator: Any, cohort: Cohort) -> Cohort:
+        self.clock.now += 40
+        return cohort
+
+    def on_round_end(self, orchestrator: Any, cohort: Cohort) -> None:
+        self.clock.now += 80
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(fl_lightning.runs.timer.time, "perf_counter", lambda: clock.now)
-    run = trainer(RoundTimer(), clock, logger=CSVLogger(tmp_path), max_epochs=3)
+    return clock
+
+
+def test_each_part_is_told_from_the_others(tmp_path: Path, clock: Clock) -> None:
+    """Two clients: 2 · 3 s of local training, 5 + 2 + 1 s of the server, 2 · (10 + 20) + 40 + 80 s of the monitor.
+
+    What follows a round counts for the next one.
+    """
+    timer = RoundTimer()
+    run = trainer(timer, Looking(clock), clock, logger=CSVLogger(tmp_path), max_epochs=3)
     run.fit(FederatedOrchestrator(Linear(2)), datamodule=ToyData())
-    monkeypatch.undo()
     table = pd.read_csv(Path(str(run.log_dir), "timings.csv"))
     assert list(table.columns) == COLUMNS
     assert list(table["round"]) == [1, 2, 3]
     assert list(table["local"]) == [6, 6, 6]
-    assert list(table["server"]) == [5, 5, 5]
-    assert list(table["seconds"]) == [11, 18, 18]
+    assert list(table["server"]) == [8, 8, 8]
+    assert list(table["monitors"]) == [180, 180, 180]
+    assert list(table["seconds"]) == [194, 201, 201]
     assert (table["memory_mib"] > 10).all()
+    assert timer.spoken == "201.00 s/round (local 3%, server 4%, monitors 90%)"
+    assert timer.mean == (194 + 201 + 201) / 3
+
+
+def test_one_slow_round_does_not_speak_for_all() -> None:
+    """Two rounds of 2 s, and one whose monitor looked for 20 s: 9 s in the mean, 2 s in the median."""
+    timer = RoundTimer()
+    timer.rounds = [RoundTime(n, 2.0 + looked, 1.0, 0.1, looked, 0.0, 0.0) for n, looked in enumerate([0, 0, 20], 1)]
+    assert timer.spoken == "2.00 s/round (local 50%, server 5%)"
+    assert timer.mean == pytest.approx(26 / 3)
+
+
+def test_other_loggers_get_the_times_and_metrics_csv_does_not(tmp_path: Path, clock: Clock) -> None:
+    """Round 2 of one client's data in every part, as in timings.csv; the rest are the 7 s after round 1."""
+    board = TensorBoardLogger(tmp_path)
+    run = trainer(RoundTimer(), Looking(clock), clock, logger=[RunFolder(tmp_path), board], max_epochs=2)
+    run.fit(FederatedOrchestrator(Linear(2)), datamodule=ToyData())
+    board.experiment.flush()
+    events = EventAccumulator(board.log_dir).Reload()
+    logged = {name: {each.step: each.value for each in events.Scalars(f"time/{name}")} for name in PARTS}
+    assert {name: values[2] for name, values in logged.items()} == dict(zip(PARTS, [201, 6, 8, 180, 7], strict=True))
+    assert all(set(values) == {1, 2} for values in logged.values())
+    assert "time/" not in Path(str(run.log_dir), "metrics.csv").read_text()
+
+
+class Failing(Quadratic):
+    """Its only client fails in round 1."""
+
+    def on_train_start(self) -> None:
+        if self.trainer.lightning_module.round == 1:  # type: ignore[operator]
+            raise ValueError("no data")
+
+
+def test_a_skipped_round_has_its_time(tmp_path: Path) -> None:
+    """All is local: nothing is aggregated."""
+    timer = RoundTimer()
+    run = trainer(timer, default_root_dir=tmp_path, max_epochs=2)
+    with pytest.warns(UserWarning, match="round 1 is skipped"):
+        run.fit(FederatedOrchestrator(Failing()), datamodule=ToyData(participation=1))
+    first, second = timer.rounds
+    assert first.server == 0 < first.local < first.seconds
+    assert second.server > 0
 
 
 def test_a_resumed_run_goes_on_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,9 +140,23 @@ def test_a_resumed_run_goes_on_with_its_rows(tmp_path: Path, monkeypatch: pytest
     file = Path("runs/tiny/version_0/timings.csv")
     before = file.read_text().splitlines()
     with file.open("a") as torn:
-        torn.write("3,1,1,1,1,0\r\n4,1,")
+        torn.write("3,1,1,1,1,1,0\r\n4,1,")
     fit("--ckpt_path", "last", "--trainer.max_epochs", 4)
     after = file.read_text().splitlines()
     assert after[:3] == before[:3]
     assert [line.split(",")[0] for line in after[1:]] == ["1", "2", "3", "4"]
-    assert after[3] != "3,1,1,1,1,0"
+    assert after[3] != "3,1,1,1,1,1,0"
+
+
+def test_a_run_of_version_0_1_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server's time contains the monitors', so the new column is 0."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit()
+    file = Path("runs/tiny/version_0/timings.csv")
+    file.write_text("round,seconds,local,server,memory_mib,gpu_mib\r\n1,9,5,3,100,0\r\n2,8,4,2,101,0\r\n")
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    head, *rows = file.read_text().splitlines()
+    assert head == ",".join(COLUMNS)
+    assert rows[:2] == ["1,9,5,3,0,100,0", "2,8,4,2,0,101,0"]
+    assert rows[2].startswith("3,")
