@@ -88,6 +88,7 @@ class ConflictMonitor(Monitor):
             ``clients`` (K,), and (K, K) ``before`` and ``after``, the cosines of the updates as they came and as
             corrected. Loggers that take pictures get ``before`` as a picture, ``conflict/cosines``.
         layers: whether to log the ratio by layer, too. It costs a second Gram matrix, and a number for each layer.
+            ``arrays/layers.npz`` holds the layers' ``names`` in the module's order.
 
     Raises:
         ConfigurationError: ``every`` is negative.
@@ -109,6 +110,8 @@ class ConflictMonitor(Monitor):
         if self.layers:
             ratios = layer_ratios(cohort, orchestrator.client)
             found |= {f"layer/{name}": ratio for name, ratio in ratios.items()}
+            if cohort.round == 1:
+                save_arrays(orchestrator, "layers", names=list(ratios))
         for name, value in found.items():
             orchestrator.log_round(f"conflict/{name}", value, prog_bar=name == "ratio")
         if is_due(orchestrator, self.every):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import CommandParser
 from fl_lightning.report.comparison import compare
+from fl_lightning.report.index import Experiment, experiments
 from fl_lightning.report.methods import group, unfinished
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import verdict
@@ -19,20 +21,28 @@ def command(args: Sequence[str]) -> int:
     """Run ``report …`` and return the exit status, 0."""
     options = _parser().parse_args(args[1:])
     runs = read_runs(map(Path, options.run))
-    methods, notes = group(runs, options.names or ())
-    comparisons = compare(methods, options.metric, options.baseline, options.target)
+    # Folders that are named one by one, and methods that are given names, are to be compared.
+    together = len(options.run) > 1 or options.names
+    parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
+    chosen = options.metric, options.baseline, options.target
+    parts = [
+        replace(part, notes=[*part.notes, *unfinished(part.methods)], comparisons=compare(part.methods, *chosen))
+        for part in parts
+    ]
     out = Path(options.out) if options.out else _default(runs)
-    page = render(methods, [*notes, *unfinished(methods)], comparisons)
+    page = render(parts)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--out must be an HTML file that can be written, got {out}: {error}") from None
-    counted = sum(len(method.runs) for method in methods)
-    size = out.stat().st_size / 1e6
-    print(f"report: {out} ({_count(counted, 'run')}, {_count(len(methods), 'method')}, {size:.1f} MB)")
-    for comparison in comparisons:
-        print(verdict(comparison))
+    methods = [method for part in parts for method in part.methods]
+    counts = {"experiment": len(parts), "run": sum(len(method.runs) for method in methods), "method": len(methods)}
+    counted = ", ".join(_count(number, what) for what, number in counts.items() if what != "experiment" or number > 1)
+    print(f"report: {out} ({counted}, {out.stat().st_size / 1e6:.1f} MB)")
+    for part in parts:
+        for comparison in part.comparisons:
+            print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
     return 0
 
 

@@ -1,10 +1,12 @@
-"""The page: collects the sections of the report, and renders one HTML file."""
+"""The page: collects the sections of each experiment, and renders one HTML file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -12,15 +14,17 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.callbacks.monitors.coherence import critical_round
-from fl_lightning.report import charts, explorers, resources, tables
-from fl_lightning.report.comparison import Comparison
+from fl_lightning.report import charts, clients, explorers, holdings, resources, screen, tables
+from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Section
+from fl_lightning.report.parts import Chart, Section, Table
 from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
+from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
 COHERENCE = "coherence/local"
 HERE = Path(__file__).parent
+SCRIPTS = ("state", "draw", "explore", "cursor", "clients", "export", "page")  # one scope, in this order
 # Title and metric groups of each section; a metric's group stands before the slash. Other groups are in the last one.
 SECTIONS = {
     "accuracy": ("Accuracy and loss", ("val", "train")),
@@ -35,56 +39,121 @@ SECTIONS = {
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 
 
-def render(methods: Sequence[Method], notes: Sequence[str] = (), comparisons: Sequence[Comparison] = ()) -> str:
+@dataclass(frozen=True)
+class Part:
+    """A part of the page, about one experiment.
+
+    Attributes:
+        key: beginning of all ids in the part.
+        name: name of the experiment; "" for the only one.
+        methods: names of the methods.
+        notes: sentences on the runs.
+        sections: the sections that have content.
+        axes: what curves can have on the x-axis in place of the round, see :func:`resources.axes`.
+    """
+
+    key: str
+    name: str
+    methods: Sequence[str]
+    notes: Sequence[str]
+    sections: Sequence[Section]
+    axes: Sequence[Any]
+
+
+def render(experiments: Sequence[Experiment]) -> str:
     """Render the report as HTML that needs no other file.
 
     Args:
-        methods: the methods, at least one.
-        notes: sentences on the runs for the reader.
-        comparisons: the methods compared with a baseline, one comparison per problem.
+        experiments: the experiments, at least one; of several, an index comes first.
     """
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    environment.filters["figure"] = screen.figure
+    several = len(experiments) > 1
+    parts = [_part(each, f"e{at}-" if several else "", len(experiments)) for at, each in enumerate(experiments, 1)]
+    links = [f"#{part.key}summary" for part in parts]
+    title = f"{len(parts)} experiments" if several else " · ".join(parts[0].methods)
     return environment.get_template("page.html.j2").render(
-        title=" · ".join(method.name for method in methods),
-        methods=methods,
-        notes=notes,
-        sections=[section for section in _sections(methods, comparisons) if section],
+        title=title,
+        parts=parts,
+        index=tables.index(experiments, links) if several else None,
+        palette={"light": COLOURS, "dark": ON_DARK},
         version=version("fl-lightning"),
         css=Markup((HERE / "page.css").read_text()),
-        js=Markup((HERE / "page.js").read_text()),
+        js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(get_plotlyjs()),
     )
 
 
-def _sections(methods: Sequence[Method], comparisons: Sequence[Comparison]) -> Iterator[Section]:
-    said = " ".join(map(verdict, comparisons))
-    yield Section(
-        "summary", "Summary", said, tables=list(map(table, comparisons)), folded=[tables.last_and_best(methods)]
-    )
-    chosen, environment, times = tables.settings(methods), tables.environment(methods), tables.times(methods)
-    yield Section("settings", "Settings", tables=[chosen] if chosen else [], texts=_configs(methods))
+def _part(experiment: Experiment, key: str, of: int) -> Part:
+    methods = experiment.methods
+    sections = [section for section in _sections(experiment, explorers.BUDGET // of) if section]
+    names = [method.name for method in methods]
+    return Part(key, experiment.name, names, experiment.notes, sections, resources.axes(methods))
+
+
+def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:
+    methods = experiment.methods
+    yield _summary(experiment)
+    yield _settings(methods)
     for key, (title, _) in SECTIONS.items():
-        shown = [*_curves(key, methods), *_special(key, methods)]
-        yield Section(key, title, charts=[chart for chart in shown if chart])
-    held = explorers.partition(methods)
-    yield Section("clients", "Clients", charts=[held] if held else [], folded=tables.clients(methods))
-    spent = [resources.time_of_round(methods), *resources.memory(methods)]
-    yield Section("time", "Time and memory", tables=[times] if times else [], charts=[each for each in spent if each])
-    yield Section("environment", "Environment", tables=[environment] if environment else [])
+        names = [name for name in of_section(key, _names(methods)) if name not in _main(experiment)]
+        notes = {name: note for name in names if (note := charts.constant(name, methods))}
+        curves = [_curve(name, methods) for name in names if name not in notes]
+        shown = [*curves, *_special(key, methods, budget)]
+        yield Section(key, title, charts=[chart for chart in shown if chart], notes=list(notes.values()))
+    drawn = [clients.scatter(methods), holdings.partition(methods)]
+    yield Section("clients", "Clients", charts=[each for each in drawn if each], clients=clients.listed(methods))
+    spent = [resources.time_of_round(methods), resources.seconds_by_round(methods), *resources.memory(methods)]
+    yield Section(
+        "time", "Time and memory", tables=_some(tables.times(methods)), charts=[each for each in spent if each]
+    )
+    yield Section("environment", "Environment", tables=_some(tables.environment(methods)))
 
 
-def _curves(section: str, methods: Sequence[Method]) -> Iterator[Chart | None]:
-    names = [name for method in methods for run in method.runs for name in run.names]
-    for name in of_section(section, names):
-        chart = charts.curve(name, methods)
-        yield _with_critical_rounds(chart, methods) if chart and name == COHERENCE else chart
+def _some(table: Table | None) -> list[Table]:
+    return [table] if table else []
+
+
+def _summary(experiment: Experiment) -> Section:
+    compared = experiment.comparisons
+    charts = [_curve(metric, experiment.methods) for metric in _main(experiment)]
+    return Section(
+        "summary",
+        "Summary",
+        tables=[table(each) for each in compared],
+        charts=[chart for chart in charts if chart],
+        sentences=[verdict(each) for each in compared],
+        folded=[tables.last_and_best(experiment.methods)],
+    )
+
+
+def _main(experiment: Experiment) -> list[str]:
+    """The metric that methods are compared by, if they are."""
+    return list(dict.fromkeys(each.metric for each in experiment.comparisons))
+
+
+def _settings(methods: Sequence[Method]) -> Section:
+    differ, same = tables.settings(methods), tables.shared(methods)
+    return Section("settings", "Settings", tables=_some(differ), folded=_some(same), texts=_configs(methods))
+
+
+def _names(methods: Sequence[Method]) -> list[str]:
+    return list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
+
+
+def _curve(name: str, methods: Sequence[Method]) -> Chart | None:
+    chart = charts.curve(name, methods)
+    return _with_critical_rounds(chart, methods) if chart and name == COHERENCE else chart
 
 
 def of_section(section: str, metrics: Iterable[str]) -> list[str]:
-    """Choose the metrics that have a line chart in a section: known metrics first, in the catalogue's order."""
+    """Choose the metrics that have a line chart in a section: known metrics first, in the catalogue's order.
+
+    Metrics of the corrected updates are drawn in the chart of the metric before the correction.
+    """
     groups = SECTIONS[section][1]
     named = {group for _, others in SECTIONS.values() for group in others}
     order = {name: position for position, name in enumerate(KNOWN)}
@@ -95,21 +164,26 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
 
     single = [name for name in dict.fromkeys(metrics) if not is_item(name)]
     found = [name for name in single if belongs(name) and (name in KNOWN or not name.startswith(NO_CURVE))]
-    return sorted(found, key=lambda metric: order.get(metric, len(order)))
+    alone = [
+        name
+        for name in found
+        if name.removesuffix(charts.AFTER) == name or name.removesuffix(charts.AFTER) not in found
+    ]
+    return sorted(alone, key=lambda metric: order.get(metric, len(order)))
 
 
-def _special(section: str, methods: Sequence[Method]) -> list[Chart | None]:
+def _special(section: str, methods: Sequence[Method], budget: int) -> list[Chart | None]:
     """Make the charts of a section other than curves of one metric."""
     if section == "conflict":
-        return [charts.layers(methods), explorers.cosines(methods)]
+        return [charts.layers(methods), explorers.cosines(methods, budget)]
     if section == "coherence":
         mix = "The mix of classes that the round's clients hold, by their weights."
-        return [explorers.over_rounds(methods, "cohort/share", "class", "Classes of the cohort", mix, percent=True)]
+        return [holdings.over_rounds(methods, "cohort/share", "class", "Classes of the cohort", mix, percent=True)]
     if section == "fedlaw":
         learned = "What each client counts in the sum; bright clients count most."
-        return [explorers.over_rounds(methods, "fedlaw/weight", "client", "Learned weights λ", learned)]
+        return [holdings.over_rounds(methods, "fedlaw/weight", "client", "Learned weights λ", learned)]
     if section == "curvature":
-        return [charts.spectrum(methods), explorers.surfaces(methods)]
+        return [charts.spectrum(methods), explorers.surfaces(methods, budget)]
     return []
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 
-DIGITS = 5  # significant digits of a number in a chart
+from fl_lightning.report.plots import Plot
+
+DIGITS = 4  # significant digits of a number in a chart
 PER_CENT = "\N{NO-BREAK SPACE}%"
 ROWS = 50  # largest number of rows in a folded table of numbers
+CELLS = 1500  # about the largest number of cells in a folded table of numbers
 
 
 @dataclass(frozen=True)
@@ -23,16 +26,46 @@ class Table:
         rows: text of the cells, row by row.
         caption: caption of the table.
         words: whether cells are words rather than numbers.
-        values: one number per cell to sort the rows by; without numbers, the table cannot be sorted.
-        exports: the table in other formats: texts by file name.
+        links: addresses that the names of the rows lead to.
+        exports: the table as CSV, Markdown or LaTeX, by file name, to be copied or saved by a button each.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str
     words: bool = False
-    values: Sequence[Sequence[float | None]] = ()
+    links: Sequence[str] = ()
     exports: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """What the panels of a chart show, to be chosen by seed, round, view and order of the clients.
+
+    Attributes:
+        panels: names of the panels. A panel with a method's name is hidden with the method.
+        runs: for each run ``{"panel", "seed", "frames"}``: number of its panel, its seed, and its frames, each with
+            ``round`` (absent if the frame is for all rounds), ``text`` (a summary for each view), and the data that
+            explore.js draws.
+        views: names of the views of a frame, if a frame has several views.
+        orders: orders of the clients other than by id, for each seed: client ids by name of the order.
+        dropped: how many recorded frames were left out to keep the page small.
+    """
+
+    panels: Sequence[str]
+    runs: Sequence[Mapping[str, Any]]
+    views: Sequence[str] = ()
+    orders: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
+    dropped: int = 0
+
+    @property
+    def note(self) -> str:
+        """Sentence for a caption if frames were left out; else empty."""
+        shown = sum(len(run["frames"]) for run in self.runs)
+        of = shown + self.dropped
+        return (
+            f" Of {of:,} recorded matrices {shown:,} are shown, evenly spread over the rounds." if self.dropped else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -40,29 +73,24 @@ class Chart:
     """A chart of the page.
 
     Attributes:
-        key: id of the chart on the page.
+        key: id of the chart within its part of the page.
         title: title of the chart.
         caption: a hint at how to read the chart.
         alt: a sentence for readers who do not see the chart.
-        figure: Plotly's ``data`` and ``layout``.
+        plot: the chart as data; of a chart with frames, what is printed: the last round of the first seed.
         numbers: the numbers of the chart as a table.
-        runs: runs to choose from, each ``{"name", "frames"}`` with the payload of each Frame (explorers.py); empty for
-            a chart without a choice.
-        views: names of the views of a frame, if a frame has several views.
+        frames: what the chart shows by seed and round, if there is a choice.
         wide: whether the chart takes the page's whole width.
-        square: whether the height follows from the width.
     """
 
     key: str
     title: str
     caption: str
     alt: str
-    figure: Mapping[str, Any]
+    plot: Plot
     numbers: Table | None = None
-    runs: Sequence[Mapping[str, Any]] = ()
-    views: Sequence[str] = ()
+    frames: Frames | None = None
     wide: bool = False
-    square: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,31 +98,39 @@ class Section:
     """A section of the page.
 
     Attributes:
-        key: id of the section.
+        key: id of the section within its part of the page.
         title: heading of the section.
-        intro: a sentence below the heading.
+        sentences: a paragraph below the heading, whose first sentence stands out.
         tables: tables, shown first.
         charts: charts, shown after the tables.
+        notes: sentences in place of charts, such as on a metric that never changes.
         folded: tables that are folded under their captions.
         texts: texts that are folded under their names, by name.
+        clients: data of the table of clients, see :mod:`fl_lightning.report.clients`.
     """
 
     key: str
     title: str
-    intro: str = ""
+    sentences: Sequence[str] = ()
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()
+    notes: Sequence[str] = ()
     folded: Sequence[Table] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
+    clients: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether the section has any content."""
-        return bool(self.tables or self.charts or self.folded or self.texts)
+        return bool(self.tables or self.charts or self.notes or self.folded or self.texts or self.clients)
 
 
-def rounded(values: Iterable[float]) -> list[float | None]:
+def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | None]:
     """Round numbers for a chart; numbers that are not finite become None, because JSON has only finite numbers."""
-    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values]
+    return [_short(float(f"{value:.{digits}g}")) if math.isfinite(value) else None for value in values]
+
+
+def _short(value: float) -> float:
+    return int(value) if value == int(value) and abs(value) < 1e15 else value
 
 
 def written(value: float, percent: bool = False) -> str:
@@ -133,6 +169,17 @@ def with_interval(mean: float, half: float, percent: bool = False, sign: str = "
     digits = min(usual + 2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else usual
     text = f"{mean:{sign}z.{digits}f}"  # z: no minus before zero
     return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
+
+
+def plus_minus(mean: float, half: float, percent: bool = False) -> str:
+    """Write ``mean ± half`` with its unit, or the mean alone; see :func:`with_interval` and :func:`written`.
+
+    >>> plus_minus(0.2437, 0.101), plus_minus(0.5, math.nan)
+    ('0.24 ± 0.10', '0.5')
+    """
+    if not half > 0:
+        return written(mean, percent)
+    return with_interval(mean, half, percent) + PER_CENT * percent
 
 
 def pipes(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -36,7 +36,8 @@ class Line:
         method: name of the method.
         points: by x value, the columns ``mean``, ``low``, ``high`` (edges of the 95 % t interval, nan for one seed) and
             ``seeds``, see :func:`fl_lightning.runs.seeds.band`.
-        variant: name of the line among several lines of a method, such as "before correction"; "" for the only one.
+        variant: name of the line among several lines of a method, such as "before correction", which is drawn dotted;
+            "" for a method's main or only line.
     """
 
     method: str
@@ -79,7 +80,7 @@ class Dots:
         x: the horizontal axis.
         y: the vertical axis.
         dots: by method, the columns ``x``, ``y`` (numbers, or names of categories) and ``name`` (what the dot stands
-            for, such as "client 7").
+            for, such as "client 7"), and, where the dots are clients, ``client`` (the client's id).
     """
 
     x: Axis

@@ -1,91 +1,110 @@
-"""Charts of time and memory."""
+"""Charts of time, memory and bytes, and the axes of seconds and bytes for all curves."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report.charts import COLOURS, POINTS, figure, lines
+from fl_lightning.report.charts import ROUND, lines
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, rounded, thin, written
+from fl_lightning.report.parts import Chart, Table, rounded, written
+from fl_lightning.report.plots import Axis, Bars, Line
+from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
 
-# Columns of seconds_by_part, each with its name and colour in the chart.
+# Columns of a run's timings, each with the name of the part of a round that the column measures.
 PARTS = {
-    "local": ("local training", COLOURS[0]),
-    "server": ("server", COLOURS[5]),
-    "monitors": ("monitors", COLOURS[1]),
-    "rest": ("evaluation, logs, checkpoints", COLOURS[4]),
+    "local": "local training",
+    "server": "server",
+    "monitors": "monitors",
+    "rest": "evaluation, logs, checkpoints",
 }
+BYTES = "bytes/total"
 
 
 def time_of_round(methods: Sequence[Method]) -> Chart | None:
-    """Draw the time of a round by part: areas over the rounds for one method, one bar per method for several."""
-    parts = {method.name: table for method in methods if len(table := seconds_by_part(method))}
-    if not parts:
+    """Draw the seconds of a round by part, median over the rounds, one bar per method."""
+    usual = {method.name: table.median() for method in methods if len(table := seconds_by_part(method))}
+    if not usual:
         return None
-    usual = {name: table.median() for name, table in parts.items()}
+    parts = pd.DataFrame(usual).T.fillna(0.0)
+    rows = [[str(name), *map(written, row)] for name, row in zip(parts.index, parts.to_numpy(), strict=True)]
     spoken = "; ".join(
-        f"{name}: " + ", ".join(f"{called} {written(float(each[part]))} s" for part, (called, _) in PARTS.items())
-        for name, each in usual.items()
+        f"{name}: " + ", ".join(f"{part} {value} s" for part, value in zip(parts, row, strict=True))
+        for name, *row in rows
     )
     return Chart(
         key="time",
         title="Time of a round",
-        caption="Seconds of wall time, mean over the runs" + (", median over the rounds." if len(parts) > 1 else "."),
-        alt=f"Stacked chart: seconds of a round by part. In the median, {spoken}.",
-        figure=_bars(usual) if len(parts) > 1 else _area(*parts.values()),
+        caption="Wall time, mean over the runs, median over the rounds.",
+        alt=f"Stacked bars: seconds of a round by part. In the median, {spoken}.",
+        plot=Bars(Axis("seconds per round"), parts),
+        numbers=Table(["method", *map(str, parts)], rows, "Seconds of a round by part"),
     )
-
-
-def _bars(usual: Mapping[str, pd.Series]) -> dict[str, Any]:
-    bars = [
-        go.Bar(y=list(usual), x=rounded(float(each[part]) for each in usual.values()), name=called, marker_color=colour)
-        for part, (called, colour) in PARTS.items()
-    ]
-    return figure(
-        *(bar.update(orientation="h") for bar in bars),
-        barmode="stack",
-        hovermode="y unified",
-        height=130 + 42 * len(usual),
-        xaxis={"title": {"text": "seconds per round"}},
-        yaxis={"autorange": "reversed"},
-        legend={"traceorder": "normal"},
-    )
-
-
-def _area(table: pd.DataFrame) -> dict[str, Any]:
-    table = table.iloc[thin(len(table), POINTS)]
-    style = {"x": table.index.tolist(), "stackgroup": "time", "mode": "lines"}
-    areas = [
-        go.Scatter(y=rounded(table[part].tolist()), name=called, line={"width": 0.5, "color": colour}, **style)
-        for part, (called, colour) in PARTS.items()
-    ]
-    axes = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": "seconds"}}}
-    return figure(*areas, **axes, legend={"traceorder": "normal"})
 
 
 def seconds_by_part(method: Method) -> pd.DataFrame:
-    """Compute the seconds of each part by round, mean over the runs; empty without timings."""
+    """Compute the seconds of each part of a round, by round, mean over the runs; empty without timings."""
     timed = [run.timings for run in method.runs if len(run.timings)]
     if not timed:
         return pd.DataFrame()
-    return pd.concat(timed).groupby(level=0).mean()[list(PARTS)]
+    return pd.concat(timed).groupby(level=0).mean()[list(PARTS)].rename(columns=PARTS)
+
+
+def seconds_by_round(methods: Sequence[Method]) -> Chart | None:
+    """Draw the seconds of each round, one line per method."""
+    return _timed(methods, "seconds", 1.0, "Time by round", "Wall time of each round.", Axis("seconds"))
 
 
 def memory(methods: Sequence[Method]) -> list[Chart]:
     """Draw the memory of the process and, if there is one, of the GPU."""
-    shown = []
-    for column, title in (("memory_mib", "Memory of the process"), ("gpu_mib", "Peak memory on the GPU")):
-        bands = {}
-        for method in methods:
-            columns = {n: run.timings[column] / 1024 for n, run in enumerate(method.runs) if column in run.timings}
-            bands[method.name] = band(pd.DataFrame(columns))
-        if any(np.nanmax(points["high"], initial=0) > 0 for points in bands.values()):
-            chart = lines(column, title, "GiB at the end of a round.", bands, "round")
-            shown += [chart] if chart else []
-    return shown
+    named = {"memory_mib": "Memory of the process", "gpu_mib": "Peak memory on the GPU"}
+    caption, y = "At the end of a round.", Axis("GiB")
+    charts = [_timed(methods, column, 1 / 1024, title, caption, y) for column, title in named.items()]
+    return [chart for chart in charts if chart]
+
+
+def _timed(methods: Sequence[Method], column: str, unit: float, title: str, caption: str, y: Axis) -> Chart | None:
+    """Draw a column of timings.csv times ``unit``; None if all values are zero or there are none."""
+    drawn = []
+    for method in methods:
+        columns = {n: run.timings[column] * unit for n, run in enumerate(method.runs) if column in run.timings}
+        drawn.append(Line(method.name, band(pd.DataFrame(columns))))
+    if all(np.nanmax(line.points["mean"], initial=0) == 0 for line in drawn):
+        return None
+    return lines(column, title, caption, drawn, ROUND, y)
+
+
+def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
+    """What curves over the rounds can have on the x-axis in place of the round: seconds and bytes, where recorded.
+
+    Returns:
+        For each axis its ``key``, its ``title`` with the unit, and for each method ``[rounds, values]``: the means over
+        the runs, summed since the first round.
+    """
+    choices = [
+        ("seconds", "time", _seconds, ((3600 * 3, 3600.0, "hours"), (300, 60.0, "minutes"), (0, 1.0, "seconds"))),
+        ("bytes", "traffic", _bytes, ((3e9, 1e9, "GB"), (3e6, 1e6, "MB"), (0, 1e3, "kB"))),
+    ]
+    found = []
+    for key, title, read, units in choices:
+        means = [
+            pd.DataFrame({n: v for n, run in enumerate(m.runs) if len(v := read(run))}).mean(axis=1) for m in methods
+        ]
+        if any(len(each) for each in means):
+            largest = max(float(each.max()) for each in means if len(each))
+            unit, name = next((unit, name) for least, unit, name in units if largest >= least)
+            values = [[each.index.tolist(), rounded(each / unit)] for each in means]
+            found.append({"key": key, "title": f"{title} since the start ({name})", "values": values})
+    return found
+
+
+def _seconds(run: Run) -> pd.Series:
+    return run.timings["seconds"].cumsum() if "seconds" in run.timings else pd.Series(dtype=float)
+
+
+def _bytes(run: Run) -> pd.Series:
+    return run.metrics[BYTES].dropna() if BYTES in run.metrics else pd.Series(dtype=float)

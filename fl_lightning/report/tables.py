@@ -1,18 +1,16 @@
-"""The page's tables: results, settings, clients, times, environment."""
+"""The page's tables: results, settings, times, environment."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from fl_lightning.report.methods import Method, every_run, varying
-from fl_lightning.report.parts import PER_CENT, Table, with_interval, written
-from fl_lightning.runs.catalogue import about, is_item, lower_is_better
-from fl_lightning.runs.reader import Run
+from fl_lightning.report.index import Experiment
+from fl_lightning.report.methods import Method, every_run
+from fl_lightning.report.parts import Table, plus_minus, written
+from fl_lightning.runs.catalogue import about, lower_is_better
 from fl_lightning.runs.seeds import interval, label
 from fl_lightning.runs.settings import CLASS, RULES
 
@@ -74,33 +72,84 @@ def last_and_best(methods: Sequence[Method]) -> Table:
     return Table(head, rows, f"Last and best rounds{about_seeds}. {BEST}")
 
 
+def finished(methods: Sequence[Method]) -> str:
+    """Whether all runs have reached the last of their rounds, or where they stopped."""
+    done = [(int(run.metrics.index.max()), run.config) for method in methods for run in method.runs]
+    wanted = [(last, (config.get("trainer") or {}).get("max_epochs")) for last, config in done]
+    stopped = [(last, most) for last, most in wanted if most and last < most]
+    if not stopped:
+        return "finished"
+    some = f"{len(stopped)} of {len(wanted)} runs " if len(wanted) > 1 else ""
+    return f"{some}stopped at round {min(stopped)[0]:,} of {min(stopped)[1]:,}"
+
+
+def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
+    """Tabulate experiments: methods, seeds, status, and the metric of the method that ended best.
+
+    Args:
+        experiments: the experiments.
+        links: address of each experiment on the page.
+    """
+    rows = []
+    for each in experiments:
+        seeds = sorted({len(method.runs) for method in each.methods})
+        counted = "–".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
+        row = [each.name, _few([method.name for method in each.methods]), counted, finished(each.methods)]
+        for comparison in each.comparisons[:1]:
+            metric = comparison.metric
+            choose = min if lower_is_better(metric) else max
+            top = choose(comparison.standings, key=lambda standing: standing.last[0]).method
+            row += [about(metric).title, top.name, *(_over_seeds(top, metric, best) for best in (False, True))]
+        rows.append([*row, *["–"] * (8 - len(row))])
+    head = ["experiment", "methods", "seeds", "status", "measure", "ahead at the end", "last round", "best round"]
+    return Table(head, rows, f"Experiments on this page. {BEST}", words=True, links=links)
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
 def _seeds(method: Method) -> str:
-    return ", ".join(str(run.seed) for run in method.runs if run.seed is not None) or "–"
+    seeds = [run.seed for run in method.runs if run.seed is not None]
+    return ", ".join(map(str, sorted(seeds, key=lambda seed: (str(type(seed)), seed)))) or "–"
 
 
 def _over_seeds(method: Method, metric: str, best: bool) -> str:
     values = [run.metrics[metric].dropna() for run in method.runs if metric in run.metrics]
     chosen = "last" if not best else "min" if lower_is_better(metric) else "max"
     picked = [each.iloc[-1] if chosen == "last" else each.agg(chosen) for each in values if len(each)]
-    percent = about(metric).percent
-    return with_interval(*interval(picked), percent) + PER_CENT * percent
+    return plus_minus(*interval(picked), about(metric).percent)
 
 
 def settings(methods: Sequence[Method]) -> Table | None:
-    """Tabulate the settings, one column per method: first the differing ones, then the main ones that all share."""
+    """Tabulate the settings that differ, one column per method; the main settings of a single method."""
     configured = [method for method in methods if method.settings]
-    if not configured:
-        return None
-    differ = varying([method.settings for method in configured])
-    shared = [name for name in MAIN if name not in differ and configured[0].settings.get(name) is not None]
-    rows = [
-        [_called(name), *(_value(method, name) for method in configured), "yes" if name in differ else ""]
-        for name in [*differ, *shared]
-    ]
     if len(configured) == 1:
-        return Table(["setting", "value"], [row[:-1] for row in rows], "Main settings", words=True)
-    head = ["setting", *(method.name for method in configured), "differs"]
-    return Table(head, rows, "What differs, and the main settings that all share", words=True)
+        known = [name for name in MAIN if configured[0].settings.get(name) is not None]
+        rows = [[_called(name), _value(configured[0], name)] for name in known]
+        return Table(["setting", "value"], rows, "Main settings", words=True)
+    rows = [[_called(name), *(_value(method, name) for method in configured)] for name in _differing(configured)]
+    head = ["setting", *(method.name for method in configured)]
+    return Table(head, rows, "Settings that differ", words=True) if rows else None
+
+
+def shared(methods: Sequence[Method]) -> Table | None:
+    """Tabulate the settings that are the same for all of several methods, the main ones first."""
+    configured = [method for method in methods if method.settings]
+    if len(configured) < 2:
+        return None
+    differ, known = _differing(configured), configured[0].settings
+    names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
+    rows = [[_called(name), _value(configured[0], name)] for name in names]
+    one = "1 setting is" if len(rows) == 1 else f"{len(rows)} settings are"
+    return Table(["setting", "value"], rows, f"{one} the same for all", words=True) if rows else None
+
+
+def _differing(methods: Sequence[Method]) -> list[str]:
+    """Settings of which some method has another value, or none."""
+    every = [method.settings for method in methods]
+    names = dict.fromkeys(name for each in every for name in each)
+    return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
 
 
 def _called(name: str) -> str:
@@ -109,50 +158,6 @@ def _called(name: str) -> str:
 
 def _value(method: Method, name: str) -> str:
     return label(value) if (value := method.settings.get(name)) is not None else "–"
-
-
-def clients(methods: Sequence[Method]) -> list[Table]:
-    """Make a table for each run that recorded its clients, one row per client."""
-    tables = {name: _of_clients(run) for name, run in every_run(methods)}
-    tables = {name: table for name, table in tables.items() if len(table)}
-    most = max(20, SHOWN // max(1, len(tables)))
-    return [_client_table(name, table, most) for name, table in tables.items()]
-
-
-def _of_clients(run: Run) -> pd.DataFrame:
-    """Tabulate by client: ``examples``, ``classes``, ``rounds`` taken part in, last value and mean of each metric."""
-    columns: dict[str, Any] = {}
-    if arrays := run.partition():
-        columns["examples"] = pd.Series(arrays["sizes"])
-        if "counts" in arrays:
-            columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
-    prefixes = dict.fromkeys(n.rpartition("/")[0] for n in run.names if is_item(n, "clients/.*|fedlaw/weight"))
-    values = {prefix: run.items(prefix) for prefix in prefixes}
-    if values:
-        columns["rounds"] = pd.DataFrame({prefix: each.count() for prefix, each in values.items()}).max(axis=1)
-    for prefix, each in values.items():
-        title = about(f"{prefix}/*").title.removeprefix("clients/").removesuffix("/*")
-        columns[f"{title}, last"] = each.ffill().iloc[-1]
-        columns[f"{title}, mean"] = each.mean()
-    return pd.DataFrame(columns)
-
-
-def _client_table(name: str, table: pd.DataFrame, most: int) -> Table:
-    of = len(table)
-    if of > most:  # keep the clients with the most data, or the first ones
-        table = table.nlargest(most, "examples").sort_index() if "examples" in table else table.iloc[:most]
-    chosen = "the {} clients with the most examples, of {:,}" if "examples" in table else "the first {} of {:,} clients"
-    percent = [str(column).startswith("accuracy") for column in table]
-    rows = [
-        [str(client), *(written(value, share) for value, share in zip(row, percent, strict=True))]
-        for client, row in zip(table.index, table.to_numpy(), strict=True)
-    ]
-    values = [
-        [float(client), *(None if math.isnan(value) else float(value) for value in row)]
-        for client, row in zip(table.index, table.to_numpy(), strict=True)
-    ]
-    caption = f"Clients of {name}" + (f": {chosen.format(most, of)}" if of > most else "")
-    return Table(["client", *table.columns], rows, caption, values=values)
 
 
 def times(methods: Sequence[Method]) -> Table | None:

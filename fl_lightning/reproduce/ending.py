@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import compare
+from fl_lightning.report.index import Experiment as Part
 from fl_lightning.report.methods import Method, by_problem
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import table, texts, verdict
@@ -41,7 +42,7 @@ def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], 
         console.print(framed(shown.caption, shown.head, rows, box=SIMPLE))
     for file, text in texts(comparisons).items():
         (folder / file).write_text(text, encoding="utf-8")
-    (folder / "report.html").write_text(render(methods, (), comparisons), encoding="utf-8")
+    (folder / "report.html").write_text(render([Part("", methods, (), comparisons)]), encoding="utf-8")
 
 
 def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:

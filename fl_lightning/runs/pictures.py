@@ -13,8 +13,10 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The colours of Okabe and Ito, which colour-blind readers can tell apart, without yellow, which is faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Colours for light and for dark ground, which colour-blind readers can tell apart. The contrast to white and to the
+# dark page is at least 4.5, so that thin lines and text can have them.
+COLOURS = ("#0072B2", "#C44601", "#0C836F", "#6F0C6F", "#503A06", "#1B1F24", "#4102FF")
+ON_DARK = ("#56B4E9", "#F5793A", "#71DBB8", "#BD658A", "#FFF237", "#FFFFFF", "#9062FF")
 MARKED = 50  # a line with at most this many points marks each point
 LARGEST = 1.0  # diameter of the largest bubble, in cells
 WIDEST = 16.0  # largest side of a bubble plot, in inches

@@ -104,6 +104,11 @@ class Run:
         path = array_file(self.folder, "partition")
         return load(path, "sizes") if path.is_file() else {}
 
+    def layers(self) -> list[str]:
+        """Read the names of the network's layers in the module's order; empty if they were not saved."""
+        path = array_file(self.folder, "layers")
+        return [str(name) for name in load(path, "names")["names"]] if path.is_file() else []
+
 
 def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     """Read the arrays of an ``.npz`` file.

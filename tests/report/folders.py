@@ -90,13 +90,13 @@ def large(folder: Path, rounds: int = 500, clients: int = 100, every: int = 1) -
 
 def charts(page: str) -> dict[str, Any]:
     """What each chart of a page is drawn from, by its key."""
-    found = re.findall(r'<script type="application/json" id="(.*?)-plot-data">(.*?)</script>', page, re.DOTALL)
+    found = re.findall(r'<script type="application/json" id="([^"]*)-plot-data">(.*?)</script>', page, re.DOTALL)
     return {key: json.loads(text) for key, text in found}
 
 
 def curves(chart: Mapping[str, Any]) -> dict[str, list[float]]:
     """The values of a chart's lines, by name, without the edges of bands."""
-    return {trace["name"]: trace["y"] for trace in chart["figure"]["data"] if "name" in trace}
+    return {trace["name"]: trace["y"] for trace in chart["figure"]["data"] if trace["meta"]["role"] == "line"}
 
 
 def tables(page: str) -> dict[str, list[list[str]]]:

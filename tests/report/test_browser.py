@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium o
 ARGUMENTS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 ARGUMENTS += ["--disable-component-update", "--disable-sync", *(["--no-sandbox"] if os.getuid() == 0 else [])]
 PATIENCE = 300_000  # milliseconds that nothing takes, however busy the machine
-HEAT = "() => document.getElementById('cosines-plot').data[0].z"
+HEAT = "panel => document.getElementById('cosines-plot').data[panel].z"
 Open = Callable[..., Any]
 
 
@@ -105,29 +105,34 @@ def close(shown: Any, file: Path, view: str) -> bool:
     return bool(np.abs(np.array(shown) - np.load(file)[view]).max() <= 0.5 / 127 + 1e-9)
 
 
-def test_slider_and_choices_change_the_heat_map(look: Open, runs: Path) -> None:
-    """Last round first; then the keyboard alone: the slider's arrow keys, Home, and the letters of the lists."""
+def test_one_slider_and_one_choice_change_all_heat_maps(look: Open, runs: Path) -> None:
+    """Last round and first seed first; then the keyboard alone: the slider's arrow keys, Home, and the lists."""
     page = look()
     page.locator("#cosines-plot").scroll_into_view_if_needed()
     drawn(page, "cosines")
     figure = page.locator("figure", has=page.locator("#cosines-plot"))
-    assert close(page.evaluate(HEAT), runs / "version_0/arrays/cosines_6.npz", "before")
-    figure.locator("select.view").focus()
+
+    def shows(round: int, view: str, *versions: int) -> bool:
+        files = [runs / f"version_{version}/arrays/cosines_{round}.npz" for version in versions]
+        return all(close(page.evaluate(HEAT, panel), file, view) for panel, file in enumerate(files))
+
+    assert shows(6, "before", 0, 2)
+    figure.locator("select.order").focus()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "frame"
     page.keyboard.press("ArrowLeft")
-    assert close(page.evaluate(HEAT), runs / "version_0/arrays/cosines_4.npz", "before")
+    assert shows(4, "before", 0, 2)
     page.keyboard.press("Home")
-    assert close(page.evaluate(HEAT), runs / "version_0/arrays/cosines_2.npz", "before")
+    assert shows(2, "before", 0, 2)
     assert figure.locator("output").text_content() == "2"
-    page.keyboard.press("Shift+Tab")
+    figure.locator("select.view").focus()
     page.keyboard.press("ArrowDown")
-    assert close(page.evaluate(HEAT), runs / "version_0/arrays/cosines_2.npz", "after")
-    figure.locator("select.run").select_option("FedNova, seed 2")
-    assert close(page.evaluate(HEAT), runs / "version_3/arrays/cosines_2.npz", "after")
+    assert shows(2, "after", 0, 2)
+    figure.locator("select.seed").select_option("2")
+    assert shows(2, "after", 1, 3)
     spoken = page.locator("#cosines-plot").get_attribute("aria-label")
-    assert "FedNova, seed 2, round 2" in spoken
-    assert spoken.split(". ", 1)[1] == figure.locator(".reading").text_content()
+    assert "Seed 2, round 2. FedLAW — pairs in conflict:" in spoken
+    assert "FedNova — pairs in conflict:" in spoken
 
 
 def test_tab_reaches_every_control(look: Open) -> None:
@@ -138,7 +143,7 @@ def test_tab_reaches_every_control(look: Open) -> None:
         page.keyboard.press("Tab")
         element = "document.activeElement"
         reached.add(page.evaluate(f"{element}.className || {element}.id || {element}.tagName"))
-    assert {"skip", "theme", "run", "view", "frame", "SUMMARY", "scroll"} <= reached
+    assert {"skip", "theme", "x", "log", "run", "seed", "view", "order", "frame", "SUMMARY", "scroll"} <= reached
 
 
 def test_charts_are_drawn_when_they_come_into_sight(look: Open) -> None:
@@ -192,11 +197,10 @@ def test_nothing_keeps_anyone_out(look: Open, scheme: str) -> None:
     assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
 
 
-def test_a_table_of_clients_can_be_sorted(look: Open) -> None:
+def test_the_table_of_clients_can_be_sorted(look: Open) -> None:
     """Clients 0 and 1 hold 30 and 20 examples: the most first, then, pressed again, the fewest."""
     page = look()
-    unfold(page)
-    table = page.locator("table.sortable").first
+    table = page.locator(".roster table")
     button = table.get_by_role("button", name="examples")
     button.press("Enter")
     assert table.locator("tbody th").all_text_contents() == ["0", "1"]
@@ -216,6 +220,6 @@ def test_a_long_run_of_many_clients_stays_small(browser: Any, tmp_path: Path) ->
     page.goto(file.as_uri())
     draw_all(page)
     assert "Of 500 recorded matrices" in page.locator("main").text_content()
-    shown = page.evaluate(HEAT)
+    shown = page.evaluate(HEAT, 0)
     assert close(shown, folder / "arrays/cosines_500.npz", "before")
     page.close()

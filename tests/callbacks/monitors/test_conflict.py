@@ -146,7 +146,9 @@ def test_does_not_change_the_run(name: str, tmp_path: Path, monkeypatch: pytest.
     for watched in ([*monitors, *RULES[name]()], [*RULES[name](), *monitors]):
         state = rules.run(*watched, rounds=3).state_dict()
         assert all(torch.equal(state[key], value) for key, value in plain.state_dict().items())
-    assert len(saved(tmp_path)) == 3
+    files = saved(tmp_path)
+    assert list(files) == [*(f"cosines_{n}.npz" for n in (1, 2, 3)), "layers.npz"]
+    assert files["layers.npz"]["names"].tolist() == ["net.0", "net.1"]
 
 
 def test_one_client_logs_and_writes_nothing(tmp_path: Path) -> None:

@@ -1,0 +1,145 @@
+// From a chart's data to Plotly's traces and layout, by what is chosen and by a style: ground, width, size of the font.
+const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
+const GROUNDS = {
+  light: { ink: "#1b1f24", line: "#d8dee4", soft: "#f6f8fa", middle: "#f7f7f7" },
+  dark: { ink: "#e6e9ec", line: "#363c44", soft: "#1d2127", middle: "#20252b" },
+};
+// Orange and blue, which colour-blind readers can tell apart; orange is conflict.
+const DIVERGING = {
+  light: [[0, "#b35806"], [0.25, "#f1a340"], [0.5, "#f7f7f7"], [0.75, "#67a9cf"], [1, "#2166ac"]],
+  dark: [[0, "#ffa64d"], [0.25, "#a85a10"], [0.5, "#20252b"], [0.75, "#2a6ca3"], [1, "#74bdf5"]],
+};
+
+function build(chart, style) {
+  const drawn = { lines, dots, bars, heat: panels, surface: panels, bubbles: panels }[chart.kind](chart, style);
+  return { data: drawn.data, layout: dressed(drawn.layout, style, chart) };
+}
+
+// Lay out as the style asks for: colours of the ground, fonts, and a legend on paper.
+function dressed(layout, style, chart) {
+  const { ink, line, soft } = GROUNDS[style.ground];
+  const legend = layout.showlegend || (style.paper && chart.part.methods.length > 1 && chart.kind in { lines: 1, dots: 1 });
+  const font = { family: FONT, size: style.size, color: ink };
+  const made = {
+    margin: { l: 46, r: 10, t: legend ? 6 : 10, b: 40 },
+    dragmode: coarse ? false : "zoom",
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    hoverlabel: { namelength: -1, bgcolor: soft, bordercolor: line, font: { color: ink, size: style.size } },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: style.size } },
+    ...layout,
+    font,
+    width: style.width,
+    height: style.paper && chart.kind === "lines" ? Math.round(0.62 * Math.min(style.width, 336)) + 20 : layout.height,
+    showlegend: Boolean(legend),
+  };
+  for (const [key, axis] of Object.entries(layout).filter(([name]) => /^[xy]axis/.test(name))) {
+    const title = axis.title ? { ...axis.title, font: { size: style.size }, standoff: 6 } : undefined;
+    made[key] = { automargin: true, zeroline: false, ...axis, title, gridcolor: line, linecolor: line, tickcolor: line };
+  }
+  return made;
+}
+
+const positions = (trace) => trace.x ?? trace.y.map((_, at) => trace.x0 + trace.dx * at);
+
+// Value of a method's axis of seconds or bytes at a round, between recorded rounds on a straight line.
+function along([rounds, values], round) {
+  const after = rounds.findIndex((each) => each >= round);
+  if (after < 0) return null;
+  if (rounds[after] === round || after === 0) return rounds[after] === round ? values[after] : null;
+  const part = (round - rounds[after - 1]) / (rounds[after] - rounds[after - 1]);
+  return values[after - 1] + part * (values[after] - values[after - 1]);
+}
+
+function lines(chart, style) {
+  const { part, spec: { figure } } = chart;
+  const axis = figure.rounds ? part.axis : undefined;
+  const shown = figure.data.filter(({ meta }) => !part.hidden.has(meta.method));
+  const heights = shown.filter(({ meta }) => meta.role === "line").flatMap(({ y }) => y.filter((value) => value !== null));
+  const least = Math.min(...heights);
+  const most = Math.max(...heights);
+  const log = part.log && heights.length && least > 0;
+  const data = shown.map((trace) => {
+    const { method, role, variant } = trace.meta;
+    const tone = colour(method, style.ground);
+    const x = axis ? positions(trace).map((round) => along(axis.values[method], round)) : positions(trace);
+    const made = { ...trace, type: "scatter", x, x0: undefined, dx: undefined, legendgroup: trace.name, hoverinfo: "none" };
+    if (role === "low" || role === "high") {
+      const y = log ? trace.y.map((value) => value && Math.max(value, least / 10)) : trace.y;
+      const alpha = (style.ground === "dark" ? 0.3 : 0.18) * (variant ? 0.5 : 1);
+      return { ...made, y, mode: "lines", line: { width: 0 }, fillcolor: faint(tone, alpha), hoverinfo: "skip", showlegend: false };
+    }
+    const marker = { size: style.paper ? 4 : 6, ...trace.marker, color: tone };
+    if (role === "mark") return { ...made, marker: { ...marker, line: { width: 1.5, color: GROUNDS[style.ground].soft } }, showlegend: false };
+    return { ...made, marker, line: { width: style.paper ? 1.4 : 2.2, ...trace.line, color: tone } };
+  });
+  const { xaxis, yaxis, ...rest } = figure.layout;
+  const xs = [...new Set(data.flatMap(({ x }) => x))];
+  const few = !axis && xs.length <= 10 && Math.max(...xs) - Math.min(...xs) <= 10;
+  return {
+    data,
+    layout: {
+      ...rest,
+      height: chart.figure.closest(".summary") ? 270 : rest.height,
+      xaxis: { ...xaxis, title: { text: axis ? axis.title : xaxis.title.text }, dtick: few ? 1 : undefined },
+      yaxis: { ...yaxis, type: log ? "log" : "linear", ...(log ? {} : { range: range(shown, least, most, yaxis) }) },
+    },
+  };
+}
+
+// Range of y: all lines, and of the bands as much as leaves the lines half of the height; shares stay within 0 and 1.
+function range(traces, least, most, { tickformat }) {
+  const edges = (role) => traces.filter(({ meta }) => meta.role === role).flatMap(({ y }) => y.filter((value) => value !== null));
+  const spread = Math.max(most - least, 0.02 * Math.abs(most), 1e-9) / 2;
+  let low = Math.max(Math.min(least, ...edges("low")), least - spread);
+  let high = Math.min(Math.max(most, ...edges("high")), most + spread);
+  if (tickformat?.includes("%") && least >= 0 && most <= 1) [low, high] = [Math.max(low, 0), Math.min(high, 1)];
+  const room = Math.max(0.06 * (high - low), spread / 10);
+  return [low - room, high + room];
+}
+
+function dots(chart, style) {
+  const { part, spec: { figure } } = chart;
+  const data = figure.data.filter(({ meta }) => !part.hidden.has(meta.method)).map((trace) => {
+    const tone = colour(trace.meta.method, style.ground);
+    const chosen = (trace.customdata ?? []).map((client) => part.clients.has(client));
+    const picked = part.clients.size && trace.customdata;
+    return {
+      ...trace,
+      type: "scatter",
+      mode: picked ? "markers+text" : "markers",
+      text: picked ? trace.customdata.map((client, at) => (chosen[at] ? String(client) : "")) : trace.text,
+      hovertext: trace.text,
+      textposition: "top center",
+      hovertemplate: `${trace.name}<br>%{hovertext}<br>${figure.layout.xaxis.title.text}: %{x}<br>${figure.layout.yaxis.title.text}: %{y}<extra></extra>`,
+      marker: {
+        ...trace.marker,
+        color: tone,
+        size: picked ? chosen.map((yes) => (yes ? 12 : 6)) : trace.customdata ? 7 : 9,
+        opacity: picked ? chosen.map((yes) => (yes ? 1 : 0.25)) : trace.customdata ? 0.75 : 1,
+      },
+    };
+  });
+  return { data, layout: figure.layout };
+}
+
+function bars(chart, style) {
+  const { part, spec: { figure } } = chart;
+  const data = figure.data.map((trace) => {
+    const kept = trace.y.map((_, at) => at).filter((at) => !part.hidden.has(trace.meta.methods[at]));
+    return {
+      ...trace,
+      y: kept.map((at) => trace.y[at]),
+      x: kept.map((at) => trace.x[at]),
+      marker: { color: colour(trace.meta.part, style.ground) },
+      hovertemplate: "%{x:.3~g} s",
+    };
+  });
+  return { data, layout: figure.layout };
+}
+
+// Sentence on a chart for readers who do not see it.
+function described(chart) {
+  const { alt, frames } = chart.spec;
+  return frames ? `${alt}. ${spoken(chart)}` : alt;
+}

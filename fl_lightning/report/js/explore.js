@@ -1,0 +1,163 @@
+// Charts of panels side by side, one per method, with one seed, round, view and order for all panels.
+const DECADES = [0.1, 3]; // smallest and largest range of a loss surface's colours, in powers of ten
+const TITLE = 42; // pixels above a panel
+
+// Unpack a symmetric matrix from its upper triangle (pack in explorers.py).
+function square(packed, size) {
+  const values = Int8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const rows = Array.from({ length: size }, () => new Array(size));
+  let at = 0;
+  for (let i = 0; i < size; i++) for (let j = i; j < size; j++) rows[i][j] = rows[j][i] = values[at++] / 127;
+  return rows;
+}
+
+// What the controls of a chart say; the rounds are those that any run of the seed has.
+function chosen(chart) {
+  const { frames } = chart.spec;
+  const control = (name) => chart.figure.querySelector(`.controls .${name}`);
+  const seed = control("seed")?.value ?? frames.runs[0].seed;
+  const runs = frames.runs.filter((run) => run.seed === seed);
+  const rounds = [...new Set(runs.flatMap((run) => run.frames.map(({ round }) => round)))].sort((a, b) => a - b);
+  const slider = control("frame");
+  if (slider) {
+    slider.max = rounds.length - 1;
+    if (!chart.slid) slider.value = slider.max; // the last round, until the reader chooses one
+    slider.disabled = rounds.length < 2;
+  }
+  const round = slider ? rounds[slider.value] : rounds.at(-1);
+  if (slider) {
+    control("round").textContent = round;
+    slider.setAttribute("aria-valuetext", `round ${round}`);
+  }
+  return { seed, runs, round, view: control("view")?.selectedIndex ?? 0, order: control("order")?.value ?? "id" };
+}
+
+// The panels to draw: name, and the frame of the chosen round, else of the last recorded round before it.
+function visible(chart, { runs, round }) {
+  const { frames } = chart.spec;
+  const { part } = chart;
+  return frames.panels.flatMap((name, panel) => {
+    const run = runs.find((each) => each.panel === panel);
+    const frame = run?.frames.findLast((each) => each.round === undefined || each.round <= round) ?? run?.frames[0];
+    return frame && !part.hidden.has(part.methods.indexOf(name)) ? [{ name, frame }] : [];
+  });
+}
+
+const summed = (frame, view) => frame.text[view] ?? frame.text[0];
+
+function spoken(chart) {
+  const choice = chosen(chart);
+  const place = [`Seed ${choice.seed}`, ...(choice.round === undefined ? [] : [`round ${choice.round}`])].join(", ");
+  const each = visible(chart, choice).map(({ name, frame }) => {
+    const values = Object.entries(summed(frame, choice.view)).map(([key, value]) => `${key}: ${value}`);
+    return `${name} — ${values.join("; ")}`;
+  });
+  return `${place}. ${each.join(". ")}.`;
+}
+
+// Traces of one panel, without their axes, and the positions of chosen clients along them.
+const CONTENT = {
+  heat({ part, spec: { figure, frames } }, frame, choice) {
+    const template = (cell, value) => `${cell}: ${value}<extra></extra>`;
+    if (!frame.cosines) {
+      const value = figure.scale.percent ? "%{z:.2%}" : "%{z:.3g}";
+      const y = frame.y.map(String);
+      const rows = figure.y === "client" ? frame.y.flatMap((client, at) => (part.clients.has(client) ? [at] : [])) : [];
+      return { traces: [{ type: "heatmap", x: frame.x, y, z: frame.z, hovertemplate: template(`${figure.y} %{y}, round %{x}`, value) }], rows, columns: [] };
+    }
+    const order = frames.orders[choice.seed]?.[choice.order] ?? [...frame.clients].sort((a, b) => a - b);
+    const place = new Map(frame.clients.map((client, at) => [client, at]));
+    const clients = order.filter((client) => place.has(client));
+    const all = square(frame.cosines[choice.view] ?? frame.cosines[0], frame.clients.length);
+    const z = clients.map((a) => clients.map((b) => all[place.get(a)][place.get(b)]));
+    const ids = clients.map(String);
+    const rows = clients.flatMap((client, at) => (part.clients.has(client) ? [at] : []));
+    return { traces: [{ type: "heatmap", x: ids, y: ids, z, hovertemplate: template("clients %{y} and %{x}", "%{z:.2f}") }], rows, columns: rows };
+  },
+  surface(chart, frame) {
+    const z = frame.loss.map((row) => row.map((loss) => (loss === null ? null : Math.log10(Math.max(loss, 1e-9)))));
+    const [low, high] = decades(chart);
+    const contour = {
+      type: "contour", x: frame.steps, y: frame.steps, z, customdata: frame.loss, autocontour: false,
+      contours: { start: low, end: high, size: (high - low) / 20 },
+      line: { width: 0.5, color: "rgba(255,255,255,0.5)" }, hovertemplate: "loss %{customdata:.4g}<extra></extra>",
+    };
+    const marker = { symbol: "cross-thin", size: 12, line: { width: 2, color: "white" } };
+    const centre = { type: "scatter", x: [0], y: [0], mode: "markers", marker, hoverinfo: "skip", showlegend: false };
+    return { traces: [contour, centre], rows: [], columns: [] };
+  },
+  bubbles({ part, spec: { frames } }, frame, choice, style, width) {
+    const [x, y, sizes] = frame.held;
+    const most = Math.max(1, ...frames.runs.flatMap((run) => run.frames[0].held[2]));
+    const diameter = Math.min(24, (1.1 * width) / (1 + Math.max(0, ...x)));
+    const marker = {
+      size: sizes, sizemode: "area", sizeref: (2 * most) / diameter ** 2, sizemin: 1, color: colour(0, style.ground), line: { width: 0 },
+      opacity: x.map((client) => (!part.clients.size || part.clients.has(client) ? 0.9 : 0.2)),
+    };
+    const hovertemplate = "client %{x}, class %{y}: %{customdata:,} examples<extra></extra>";
+    return { traces: [{ type: "scatter", mode: "markers", x, y, customdata: sizes, marker, hovertemplate, showlegend: false }], rows: [], columns: [] };
+  },
+};
+
+// The ends of a loss surface's colours, log10(loss), the same for all seeds and rounds.
+function decades(chart) {
+  if (chart.ends) return chart.ends;
+  const every = chart.spec.frames.runs.flatMap((run) => run.frames.flatMap(({ loss }) => loss.flat())).filter((loss) => loss !== null);
+  const low = Math.log10(Math.max(Math.min(...every), 1e-9));
+  const high = Math.log10(Math.max(Math.max(...every), 1e-9));
+  return (chart.ends = [low, Math.min(Math.max(high, low + DECADES[0]), low + DECADES[1])]);
+}
+
+function colours(chart, style) {
+  const { figure } = chart.spec;
+  const bar = { orientation: "h", x: 0, xanchor: "left", y: 1, yanchor: "top", yref: "container", len: Math.min(260, style.width - 80), lenmode: "pixels", thickness: 9, outlinewidth: 0 };
+  const titled = (text, more) => ({ ...bar, title: { text, side: "top", font: { size: style.size } }, tickfont: { size: style.size - 2 }, ...more });
+  if (figure.kind === "surface") {
+    const [cmin, cmax] = decades(chart);
+    const tickvals = [0, 1, 2, 3, 4].map((at) => cmin + (at * (cmax - cmin)) / 4);
+    const ticktext = tickvals.map((tick) => String(Number((10 ** tick).toPrecision(2))));
+    return { cmin, cmax, colorscale: "Cividis", colorbar: titled("loss", { tickvals, ticktext }) };
+  }
+  const { low, high, title, percent } = figure.scale;
+  const scale = figure.diverging ? DIVERGING[style.ground] : "Cividis";
+  return { cmin: low, cmax: high, colorscale: scale, colorbar: titled(title, { tickformat: percent ? ".3~%" : undefined, nticks: 6 }) };
+}
+
+// Lay the panels out in rows that fit the width.
+function panels(chart, style) {
+  const { figure } = chart.spec;
+  const choice = chosen(chart);
+  const shown = visible(chart, choice);
+  const margin = { l: 50, r: 14, t: figure.kind === "bubbles" ? 6 : 52, b: 42 };
+  const gap = 52;
+  const area = style.width - margin.l - margin.r;
+  const fit = Math.floor((area + gap) / ((figure.square ? (style.paper ? 130 : 190) : 380) + gap));
+  const columns = Math.max(1, Math.min(shown.length, fit, 5));
+  const wide = Math.min((area - gap * (columns - 1)) / columns, figure.square ? 360 : Infinity);
+  const tall = figure.square ? wide : figure.height;
+  const rows = Math.ceil(shown.length / columns);
+  const height = rows * (tall + TITLE) + (rows - 1) * 46;
+  const layout = { height: height + margin.t + margin.b, margin, hovermode: "closest", annotations: [], shapes: [], showlegend: false };
+  if (figure.kind !== "bubbles") layout.coloraxis = colours(chart, style);
+  const data = shown.flatMap(({ name, frame }, at) => {
+    const [row, column, id] = [Math.floor(at / columns), at % columns, at ? String(at + 1) : ""];
+    const left = (column * (wide + gap)) / area;
+    const top = 1 - (row * (tall + TITLE + 46) + TITLE) / height;
+    const content = CONTENT[figure.kind](chart, frame, choice, style, wide);
+    const below = at + columns >= shown.length;
+    const axis = { showgrid: figure.kind === "bubbles", automargin: false, tickfont: { size: style.size - 2 } };
+    const named = typeof content.traces[0].x[0] === "string" ? { type: "category" } : {};
+    const down = figure.kind === "surface" ? {} : { autorange: "reversed" };
+    const category = typeof content.traces[0].y[0] === "string" ? { type: "category" } : {};
+    layout[`xaxis${id}`] = { ...axis, ...named, domain: [left, left + wide / area], anchor: `y${id}`, title: { text: below ? figure.x : "" } };
+    layout[`yaxis${id}`] = { ...axis, ...category, ...down, domain: [Math.max(0, top - tall / height), top], anchor: `x${id}`, title: { text: column ? "" : figure.y } };
+    const [[key, value]] = Object.entries(summed(frame, choice.view));
+    const text = `<b>${name.replace(/</g, "&lt;")}</b><br>${key}: ${value}`;
+    layout.annotations.push({ text, align: "left", showarrow: false, xref: "paper", yref: "paper", x: left, y: top, xanchor: "left", yanchor: "bottom", font: { size: style.size - 1 } });
+    const outline = { type: "rect", line: { width: 1.5, color: GROUNDS[style.ground].ink }, layer: "above" };
+    for (const place of content.rows) layout.shapes.push({ ...outline, xref: `x${id} domain`, yref: `y${id}`, x0: 0, x1: 1, y0: place - 0.5, y1: place + 0.5 });
+    for (const place of content.columns) layout.shapes.push({ ...outline, xref: `x${id}`, yref: `y${id} domain`, x0: place - 0.5, x1: place + 0.5, y0: 0, y1: 1 });
+    return content.traces.map((trace) => ({ ...trace, xaxis: `x${id}`, yaxis: `y${id}`, ...(/heatmap|contour/.test(trace.type) ? { coloraxis: "coloraxis" } : {}) }));
+  });
+  return { data, layout };
+}

@@ -1,0 +1,93 @@
+// What the page knows: its parts (experiments), their charts, and what the reader has chosen.
+const root = document.documentElement;
+const coarse = matchMedia("(pointer: coarse)").matches;
+const system = matchMedia("(prefers-color-scheme: dark)");
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const palette = read("palette");
+const theme = () => (getComputedStyle(root).colorScheme === "dark" ? "dark" : "light");
+const colour = (number, ground) => palette[ground][number % palette[ground].length];
+
+// Make an element with attributes and children.
+function make(name, attributes = {}, ...children) {
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+}
+
+function faint(hex, alpha) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  return `rgba(${red},${green},${blue},${alpha})`;
+}
+
+// Write a number as parts.written does.
+function written(value, percent) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (percent) return `${(100 * value).toFixed(2)}\u00a0%`.replace("-", "−");
+  const text = Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(4)));
+  return text.replace("-", "−");
+}
+
+// Write a mean and half the width of its interval as parts.plus_minus does.
+function plusMinus(mean, half, percent) {
+  if (mean === null || !(half > 0)) return written(mean, percent);
+  const [a, b] = percent ? [100 * mean, 100 * half] : [mean, half];
+  const decimals = Math.max(0, 1 - Math.floor(Math.log10(Number(b.toPrecision(2)))));
+  return `${a.toFixed(decimals)} ± ${b.toFixed(decimals)}`.replace("-", "−") + (percent ? "\u00a0%" : "");
+}
+
+// A part of the page: the charts of one experiment, which share a legend, an x-axis, a scale and chosen clients.
+class Part {
+  constructor(element) {
+    this.element = element;
+    this.key = element.dataset.key;
+    const { methods, axes } = read(`${this.key}part-data`);
+    Object.assign(this, { methods, axes, x: "round", log: false, hidden: new Set(), clients: new Set(), watchers: [] });
+    this.charts = [...element.querySelectorAll(".chart")].map((figure) => new Chart(this, figure));
+  }
+
+  // Change what is chosen, and show it everywhere.
+  change(patch) {
+    Object.assign(this, patch);
+    for (const chart of this.charts) chart.refresh();
+    for (const watcher of this.watchers) watcher();
+  }
+
+  get axis() {
+    return this.axes.find(({ key }) => key === this.x);
+  }
+}
+
+// A chart, which is drawn while it is near what the reader sees.
+class Chart {
+  constructor(part, figure) {
+    this.part = part;
+    this.figure = figure;
+    this.stage = figure.querySelector(".stage");
+    this.plot = figure.querySelector(".plot");
+    this.near = this.drawn = this.stale = false;
+    this.plot.chart = this;
+  }
+
+  get spec() {
+    return (this.parsed ??= read(`${this.plot.id}-data`));
+  }
+
+  get kind() {
+    return this.spec.figure.kind;
+  }
+
+  refresh() {
+    this.stale = true;
+    if (this.near) this.render();
+  }
+
+  render(style = { ground: theme(), width: this.plot.clientWidth, size: 13 }) {
+    const { data, layout } = build(this, style);
+    Plotly.react(this.plot, data, layout, { displayModeBar: false, showTips: false, responsive: false });
+    this.plot.setAttribute("aria-label", described(this));
+    if (!this.drawn) listen(this);
+    this.drawn = true;
+    this.stale = false;
+  }
+}
