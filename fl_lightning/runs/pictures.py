@@ -1,28 +1,34 @@
-"""Figures that several packages draw: partitions, cosines and loss surfaces; and the colours of all figures."""
+"""Pictures that several packages draw: partitions, cosines and loss surfaces; and the colours of all figures."""
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.contour import QuadContourSet
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 # Colours for light and for dark ground, which colour-blind readers can tell apart. The contrast to white and to the
 # dark page is at least 4.5, so that thin lines and text can have them.
 COLOURS = ("#0072B2", "#C44601", "#0C836F", "#6F0C6F", "#503A06", "#1B1F24", "#4102FF")
 ON_DARK = ("#56B4E9", "#F5793A", "#71DBB8", "#BD658A", "#FFF237", "#FFFFFF", "#9062FF")
+DIVERGING = ("#b35806", "#f1a340", "#f7f7f7", "#67a9cf", "#2166ac")  # conflict, unrelated in the middle, agreement
+SEQUENTIAL = "cividis"  # name of the scale of colours of shares, weights and losses
 MARKED = 50  # a line with at most this many points marks each point
-LARGEST = 1.0  # diameter of the largest bubble, in cells
 WIDEST = 16.0  # largest side of a bubble plot, in inches
 DRAWN = 200  # largest number of clients in a bubble plot
 NAMED = 40  # largest number of clients named along an axis of cosines
 LEVELS = 16  # lines of equal loss on a loss surface
+DECADES = 3.0  # largest range of a loss surface's colours, in powers of ten
 
 
 def bubbles(counts: Tensor) -> Figure:
@@ -33,35 +39,43 @@ def bubbles(counts: Tensor) -> Figure:
     Args:
         counts: (N, C) number of examples of each class at each client; only the first 200 clients are drawn.
     """
-    from matplotlib.collections import EllipseCollection  # here, because the import takes half a second
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.figure import Figure  # here, because the import takes half a second
 
     title = f", the first {DRAWN} of {len(counts):,} clients" if len(counts) > DRAWN else ""
-    counts = counts[:DRAWN]
-    num_clients, num_classes = counts.shape
-    cells = counts.nonzero()  # (n, 2): client, class
-    sizes = counts[counts > 0].double()
-    diameters = LARGEST * (sizes / sizes.max()).sqrt().numpy()
+    held = counts[:DRAWN].numpy()
+    num_clients, num_classes = held.shape
     cell = min(0.4, WIDEST / num_clients, WIDEST / num_classes)  # inches
     figure = Figure((num_clients * cell + 1, num_classes * cell + 1), dpi=100, layout="constrained")
-    axes = figure.add_subplot(aspect="equal")
-    style: dict[str, Any] = {
-        "units": "x",
-        "offsets": cells.numpy(),
-        "offset_transform": axes.transData,
-        "facecolors": "tab:blue",
-    }
-    axes.add_collection(EllipseCollection(diameters, diameters, 0 * diameters, **style))
-    axes.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.3, -0.7), xlabel="client", ylabel="class")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True, nbins=20, min_n_ticks=1))
-    axes.set_title(f"largest bubble: {int(sizes.max()):,} examples{title}", loc="left", fontsize="medium")
+    axes = figure.add_subplot()
+    add_bubbles(axes, held, held.max())
+    axes.set_title(f"largest bubble: {held.max():,} examples{title}", loc="left", fontsize="medium")
     return figure
 
 
+def add_bubbles(axes: Axes, counts: NDArray[np.int64], largest: int) -> None:
+    """Draw bubbles into axes, see :func:`bubbles`.
+
+    Args:
+        axes: empty axes.
+        counts: (N, C) number of examples of each class at each client.
+        largest: number of examples whose bubble fills its cell.
+    """
+    from matplotlib.collections import EllipseCollection
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, num_classes = counts.shape
+    diameters = np.sqrt(counts[counts > 0] / max(largest, 1))
+    style: dict[str, Any] = {"units": "x", "offset_transform": axes.transData, "facecolors": COLOURS[0]}
+    circles = EllipseCollection(diameters, diameters, 0 * diameters, offsets=np.argwhere(counts > 0), **style)
+    axes.add_collection(circles)
+    axes.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.3, -0.7), xlabel="client", ylabel="class")
+    axes.set_aspect("equal")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+
+
 def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
-    """Draw a matrix of cosines: blue where updates agree, red where they conflict, white where they are orthogonal.
+    """Draw a matrix of cosines: blue where updates agree, orange where they conflict, white where they are orthogonal.
 
     Args:
         cosines: (K, K) cosines in [-1, 1]; nan is drawn grey.
@@ -71,14 +85,54 @@ def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
 
     size = min(3.0 + 0.2 * len(clients), 10.0)  # inches
     figure = Figure((size + 0.8, size), dpi=100, layout="constrained")
-    axes = figure.add_subplot(facecolor="lightgrey")
-    image = axes.imshow(np.asarray(cosines), cmap="RdBu", vmin=-1, vmax=1, interpolation="nearest")
-    named = range(0, len(clients), -(-len(clients) // NAMED))
-    axes.set_xticks(named, [str(clients[k]) for k in named], rotation=90)
-    axes.set_yticks(named, [str(clients[k]) for k in named])
+    axes = figure.add_subplot()
+    image = add_heat(axes, pd.DataFrame(np.asarray(cosines), list(clients), list(clients)), (-1, 1), diverging=True)
+    axes.tick_params("x", rotation=90)
     axes.set(xlabel="client", ylabel="client")
     figure.colorbar(image, label="cosine")
     return figure
+
+
+def add_heat(
+    axes: Axes, cells: pd.DataFrame, ends: tuple[float, float], diverging: bool = False, named: int = NAMED
+) -> AxesImage:
+    """Draw a heat map into axes; nan is drawn grey.
+
+    Args:
+        axes: empty axes.
+        cells: the values, the first row at the top; index and columns name rows and columns.
+        ends: values at the ends of the scale of colours.
+        diverging: whether the middle of the scale is white, and its ends are opposites.
+        named: largest number of names written along an axis.
+
+    Returns:
+        The image, for a colour bar.
+    """
+    from matplotlib.colors import LinearSegmentedColormap
+
+    axes.set_facecolor("lightgrey")
+    colours = LinearSegmentedColormap.from_list("diverging", DIVERGING) if diverging else SEQUENTIAL
+    low, high = ends
+    image = axes.imshow(cells.to_numpy(dtype=float), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
+    for axis, names in ((axes.yaxis, cells.index), (axes.xaxis, cells.columns)):
+        written = spread(list(names), named)
+        axis.set_ticks(written, [str(names[at]) for at in written])
+    return image
+
+
+def spread(names: Sequence[Any], most: int) -> list[int]:
+    """Choose up to ``most`` positions of names, evenly spread; of numbers in equal steps, round ones.
+
+    >>> spread(["a", "b", "c"], most=2)
+    [0, 2]
+    >>> numbers = range(1, 101)
+    >>> [numbers[at] for at in spread(numbers, most=8)]
+    [20, 40, 60, 80, 100]
+    """
+    step = next(unit * 10**power for power in range(9) for unit in (1, 2, 5) if unit * 10**power * most >= len(names))
+    gaps = {b - a for a, b in itertools.pairwise(names)} if all(isinstance(each, int) for each in names) else set()
+    first = -(names[0] // gaps.pop()) % step if len(gaps) == 1 and 0 not in gaps else 0
+    return list(range(first, len(names), step))
 
 
 def draw_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> Figure:
@@ -86,27 +140,58 @@ def draw_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> Figure:
 
     Args:
         surfaces: ``steps`` (n,) and ``loss`` (n, n) by title, as :class:`LossSurface` saves them. The loss in the
-            middle is written behind the title. A loss that is nan or infinite is drawn as the highest finite loss.
+            middle is written behind the title.
     """
-    from matplotlib.colors import LogNorm, Normalize  # here, because the import takes half a second
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, because the import takes half a second
 
-    every = np.concatenate([one["loss"].ravel() for one in surfaces.values()])
-    finite = every[np.isfinite(every)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
-    if math.isclose(low, high):
-        high = low + 1
-    spaced, norm = (np.geomspace, LogNorm(low, high)) if low > 0 else (np.linspace, Normalize(low, high))
-    levels = spaced(low, high, LEVELS)
+    heights = loss_levels([one["loss"] for one in surfaces.values()])
     figure = Figure((4 * len(surfaces) + 1, 4), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(surfaces), squeeze=False, sharex=True, sharey=True)[0]
     for axes, (title, one) in zip(panels, surfaces.items(), strict=True):
         steps, middle = one["steps"], len(one["steps"]) // 2
-        loss = np.nan_to_num(one["loss"].T, nan=high, posinf=high, neginf=low)  # the first direction goes across
-        filled = axes.contourf(steps, steps, loss, levels, norm=norm)
-        axes.contour(steps, steps, loss, levels, colors="white", linewidths=0.5)
-        axes.plot(0, 0, "r+")
-        axes.set(aspect="equal", title=f"{title}: {one['loss'][middle, middle]:.3g}", xlabel="$d_1$")
-    panels[0].set_ylabel("$d_2$")
-    figure.colorbar(filled, ax=panels, label="training loss", ticks=levels[::3], format="%.3g")
+        filled = add_surface(axes, steps, one["loss"], heights)
+        axes.set(title=f"{title}: {one['loss'][middle, middle]:.3g}", xlabel="along direction 1")
+    panels[0].set_ylabel("along direction 2")
+    figure.colorbar(filled, ax=panels, label="training loss", ticks=heights[::3], format="%.3g")
     return figure
+
+
+def loss_levels(losses: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Space the lines of equal loss for several surfaces by factors, or evenly if a loss is not above 0.
+
+    The lowest finite loss is the first level; the last is the highest, or 1000 times the lowest if that is less.
+    """
+    every = np.concatenate([loss.ravel() for loss in losses])
+    finite = every[np.isfinite(every)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
+    high = min(high, low * 10**DECADES) if low > 0 else high
+    if np.isclose(low, high, rtol=1e-9, atol=0):
+        high = low + 1
+    return np.geomspace(low, high, LEVELS) if low > 0 else np.linspace(low, high, LEVELS)
+
+
+def add_surface(
+    axes: Axes, steps: NDArray[np.float64], loss: NDArray[np.float64], levels: NDArray[np.float64]
+) -> QuadContourSet:
+    """Draw a loss surface into axes, with a cross at the model in the middle.
+
+    Args:
+        axes: empty axes.
+        steps: (n,) positions along both directions.
+        loss: (n, n) the loss; its first direction goes across. A loss above the highest level (or nan, or infinite) is
+            drawn as the highest level.
+        levels: lines of equal loss, see :func:`loss_levels`.
+
+    Returns:
+        The filled contours, for a colour bar.
+    """
+    from matplotlib.colors import LogNorm, Normalize
+
+    low, high = levels[0], levels[-1]
+    norm = LogNorm(low, high) if low > 0 else Normalize(low, high)
+    drawn = np.nan_to_num(loss.T, nan=high, posinf=high, neginf=low).clip(low, high)
+    filled = axes.contourf(steps, steps, drawn, levels, norm=norm, cmap=SEQUENTIAL)
+    axes.contour(steps, steps, drawn, levels, colors="white", linewidths=0.5)
+    axes.plot(0, 0, "+", color="white", markeredgewidth=1.5, markersize=8)
+    axes.set_aspect("equal")
+    return filled

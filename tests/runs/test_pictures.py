@@ -26,7 +26,7 @@ def test_a_plot_of_many_clients_says_which() -> None:
     assert f"the first {DRAWN} of {DRAWN + 1}" in figure.axes[0].get_title(loc="left")
 
 
-def test_cosines_are_blue_in_agreement_and_red_in_conflict() -> None:
+def test_cosines_are_blue_in_agreement_and_orange_in_conflict() -> None:
     """-1, 0 and 1 are the ends and the middle of the colours; what is no number has none, and grey shows through."""
     figure = draw_cosines([[1, -1], [0, float("nan")]], [4, 7])
     (image,) = figure.axes[0].images
@@ -41,10 +41,10 @@ def test_cosines_are_blue_in_agreement_and_red_in_conflict() -> None:
 
 
 def test_of_many_clients_some_are_named() -> None:
-    """100 clients: every third."""
+    """100 clients: every fifth."""
     figure = draw_cosines(np.eye(100), range(100))
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert names == [str(client) for client in range(0, 100, 3)]
+    assert names == [str(client) for client in range(0, 100, 5)]
     assert len(names) <= NAMED
 
 
