@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+PAPER = "paper"  # text of a Mark at a number that a paper prints
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -53,7 +55,7 @@ class Mark:
         method: name of the method that the point belongs to.
         x: position on the x-axis.
         y: position on the y-axis.
-        text: description of the point, such as "critical round" or "paper".
+        text: description of the point, such as "critical round" or PAPER.
     """
 
     method: str
@@ -155,11 +157,13 @@ class Panels:
 
     Attributes:
         panels: the plots, by title.
-        shared: whether all panels have the same range of y.
+        shared: whether panels of the same y-axis have the same range of y.
+        columns: number of panels in a row; 0 for a nearly square grid.
     """
 
     panels: Mapping[str, Lines | Heat | Surface | Bubbles]
     shared: bool = True
+    columns: int = 0
 
 
 Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Panels
