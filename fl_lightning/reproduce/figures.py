@@ -9,29 +9,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import yaml
 from jsonargparse import ArgumentParser
-from torch import Tensor
+from numpy.typing import NDArray
 
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import config_of
 from fl_lightning.fit.configs import Cell, option
-from fl_lightning.reproduce.drawing import (
-    TOLD_APART,
-    curves,
-    draw,
-    draw_partition,
-    name,
-    tidy,
-    tidy_counts,
-    tidy_surfaces,
-    varying,
-)
+from fl_lightning.report import plots as report
+from fl_lightning.report.axes import TOLD_APART
+from fl_lightning.report.printed import save
+from fl_lightning.reproduce.drawing import curves, lines, name, varying
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment, experiments, find
 from fl_lightning.runs.catalogue import axis_title
-from fl_lightning.runs.pictures import draw_surfaces
+from fl_lightning.runs.pictures import DRAWN
 from fl_lightning.runs.reader import load
 
 
@@ -109,7 +103,7 @@ def is_trained(experiment: Experiment) -> bool:
 def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path) -> Path | None:
     """Draw a paper's figure as ``figure.png``, any other experiment's curves as ``curves.png``.
 
-    The drawn numbers are written to a CSV file beside the PNG.
+    The figure for a paper, as PDF and SVG, and a CSV file of the drawn numbers are written beside the PNG.
 
     Args:
         experiment: an experiment of the papers, or a user's own.
@@ -121,24 +115,26 @@ def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: P
         only or more lines than can be told apart.
     """
     plot = plots().get(experiment.id)
-    path = folder / ("figure.png" if plot else "curves.png")
     if plot and plot.kind == "partition":
-        counts = _partitions(pairs)
-        figure, numbers = draw_partition(counts), tidy_counts(counts)
+        drawn: report.Plot | None = _partitions(pairs)
     elif plot and plot.kind == "surface":
-        if not (surfaces := _surfaces(pairs)):
-            return None
-        figure, numbers = draw_surfaces(surfaces), tidy_surfaces(surfaces)
+        drawn = _surfaces(pairs)
     else:
-        shown = plot or _usual(experiment, [cell.labels for cell, _ in pairs])
-        found = curves(list(shown.measures), pairs)
-        lines = {name(curve.labels, [axis for axis in curve.labels if axis not in shown.panels]) for curve in found}
-        if not found or (not plot and (len(lines) > TOLD_APART or all(len(curve.points) < 2 for curve in found))):
-            return None
-        figure, numbers = draw(found, shown.measures, shown.panels), tidy(found)
-    numbers.to_csv(path.with_suffix(".csv"), index=False)
-    figure.savefig(path, dpi=120)
+        drawn = _curves(experiment, pairs, plot)
+    if drawn is None:
+        return None
+    path = folder / ("figure.png" if plot else "curves.png")
+    save(drawn, folder, path.stem, kinds=("png", "pdf", "svg"))
     return path
+
+
+def _curves(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], plot: Plot | None) -> report.Plot | None:
+    shown = plot or _usual(experiment, [cell.labels for cell, _ in pairs])
+    found = curves(list(shown.measures), pairs)
+    names = {name(curve.labels, [axis for axis in curve.labels if axis not in shown.panels]) for curve in found}
+    if not found or (not plot and (len(names) > TOLD_APART or all(len(curve.points) < 2 for curve in found))):
+        return None
+    return lines(found, shown.measures, shown.panels, experiment)
 
 
 def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
@@ -149,24 +145,42 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
     return Plot({measure: axis_title(measure)}, [axis for axis in varying(labels) if axis != line])
 
 
-def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Mapping[str, Any]]:
-    """Load the surfaces that LossSurface saved after the last round of each cell's run with the first seed."""
-    axes = varying([cell.labels for cell, _ in pairs])
+def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot | None:
+    """Plot the surfaces that LossSurface saved after the last round of each cell's run with the first seed.
+
+    The loss of the model, in the middle, is written behind the title.
+    """
     files = {
-        name(cell.labels, axes): job.run.arrays("surface").get(job.rounds)
-        for cell, job in pairs
-        if job.seed == pairs[0][1].seed and job.finished
+        called: file
+        for called, job in _first_seed(pairs).items()
+        if job.finished and (file := job.run.arrays("surface").get(job.rounds))
     }
-    return {called: load(file, "steps", "loss") for called, file in files.items() if file}
+    panels = {}
+    for called, file in files.items():
+        arrays = load(file, "steps", "loss")
+        steps, loss = arrays["steps"], arrays["loss"]
+        panels[f"{called}: {loss[len(steps) // 2, len(steps) // 2]:.3g}"] = report.Surface(steps, loss)
+    return report.Panels(panels) if panels else None
 
 
-def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Tensor]:
-    """(N, C) class counts of each cell's data with the first seed."""
+def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot:
+    """Plot what the clients hold in each cell with the first seed, one partition below the other."""
+    panels = {}
+    for called, job in _first_seed(pairs).items():
+        counts = _class_counts(job)
+        first = f"the first {DRAWN} of {len(counts):,} clients" if len(counts) > DRAWN else ""
+        panels[", ".join(filter(None, (called, first)))] = report.Bubbles(counts[:DRAWN])
+    return report.Panels(panels, columns=1)
+
+
+def _first_seed(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Job]:
+    """The jobs with the first seed, by the labels of their cells."""
     axes = varying([cell.labels for cell, _ in pairs])
-    return {name(cell.labels, axes): _class_counts(job) for cell, job in pairs if job.seed == pairs[0][1].seed}
+    return {name(cell.labels, axes): job for cell, job in pairs if job.seed == pairs[0][1].seed}
 
 
-def _class_counts(job: Job) -> Tensor:
+def _class_counts(job: Job) -> NDArray[np.int64]:
+    """(N, C) number of examples of each class at each client."""
     config = config_of(job.arguments)["data"]
     config["init_args"]["seed"] = job.seed
     parser = ArgumentParser()
@@ -176,4 +190,4 @@ def _class_counts(job: Job) -> Tensor:
     data.setup("fit")
     if (counts := data.class_counts()) is None:
         raise ConfigurationError(f"{type(data).__name__} knows no classes to draw: choose a data set with labels")
-    return counts
+    return counts.numpy()

@@ -1,6 +1,7 @@
 """Figures: their facts find cells, and their pictures lie where they should."""
 
 import base64
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -120,16 +121,14 @@ class TestPicture:
         pairs = [(Cell(each, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n, each in enumerate(labels)]
         path = picture(self.of(), pairs, tmp_path)
         assert path == tmp_path / "curves.png"
-        assert Image.open(path).size == (
-            984,
-            384,
-        )  # 120 an inch: two panels of 3.6 and 1 more; one of 2.7 and half an inch
+        assert sorted(each.suffix for each in tmp_path.glob("curves.*")) == [".csv", ".pdf", ".png", ".svg"]
+        assert Image.open(path).width == pytest.approx(6.75 * 300, abs=1)  # both columns of a paper, at 300 an inch
         table = pd.read_csv(tmp_path / "curves.csv")
-        assert table[["alpha", "method"]].drop_duplicates().to_numpy().tolist() == [
-            [0.1, "A"],
-            [0.1, "B"],
-            [1, "A"],
-            [1, "B"],
+        assert table[["panel", "method"]].drop_duplicates().to_numpy().tolist() == [
+            ["alpha 0.1", "A"],
+            ["alpha 0.1", "B"],
+            ["alpha 1", "A"],
+            ["alpha 1", "B"],
         ]
 
     def test_a_figure_gets_its_own(self, tmp_path: Path) -> None:
@@ -143,6 +142,13 @@ class TestPicture:
             "FedNova",
         ]
 
+    def test_has_the_papers_numbers(self, tmp_path: Path) -> None:
+        """The second round is the last; our 0.2 is 20 %."""
+        experiment = dataclasses.replace(self.of(), rows=({"method": "A", "top1": 25.0},))
+        picture(experiment, [(Cell({"method": "A"}, ()), finished(tmp_path, top1=[0.1, 0.2]))], tmp_path)
+        table = pd.read_csv(tmp_path / "curves.csv", keep_default_na=False)
+        assert table[["round", "mean", "mark"]].to_numpy().tolist() == [[1, 10, ""], [2, 20, ""], [2, 25, "paper"]]
+
     def test_a_surface_of_each_method(self, tmp_path: Path) -> None:
         """Two methods have one after their last round, the third; (1, 2) of it lies at steps -0.5 and 1."""
         pairs = []
@@ -155,17 +161,17 @@ class TestPicture:
                 np.savez(job.run.folder / "arrays" / "surface_3.npz", steps=[-0.5, 0, 1], loss=loss)
         assert picture(experiments()["fedgam/fig-4"], pairs[2:], tmp_path) is None
         assert picture(experiments()["fedgam/fig-4"], pairs, tmp_path) == tmp_path / "figure.png"
-        table = pd.read_csv(tmp_path / "figure.csv").set_index(["run", "d1", "d2"])["loss"]
+        table = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "d1", "d2"])["loss"]
         assert len(table) == 18
-        assert (table["FedAvg", -0.5, 1.0], table["FedSAM", -0.5, 1.0]) == (3.0, 13.0)
+        assert (table["FedAvg: 5", -0.5, 1.0], table["FedSAM: 15", -0.5, 1.0]) == (3.0, 13.0)
 
     def test_nothing_to_draw(self, tmp_path: Path) -> None:
-        """One round; 29 lines, more than there are looks; no run; and no cell."""
+        """One round; 36 lines, more than there are looks; no run; and no cell."""
         one = [(Cell({"method": "A"}, ()), finished(tmp_path / "one", top1=[0.1]))]
-        many = [(Cell({"size": n}, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n in range(29)]
+        many = [(Cell({"size": n}, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n in range(36)]
         for pairs in (one, many, [(Cell({}, ()), Job("", (), 1, 2, tmp_path / "nowhere"))], []):
             assert picture(self.of(), pairs, tmp_path) is None
-        assert picture(self.of(), many[:28], tmp_path) is not None
+        assert picture(self.of(), many[:35], tmp_path) is not None
 
 
 @pytest.fixture
@@ -179,7 +185,7 @@ def test_a_partition_takes_no_run(images: Path) -> None:
     result = run("reproduce", "fedlaw/figure-13", "--data.root", images, "--data.held_out", 0)
     assert (result.status, result.err) == (0, "")
     folder = Path("runs/reproduce/fedlaw/fig-13")
-    assert sorted(path.name for path in folder.iterdir()) == ["figure.csv", "figure.png"]
+    assert sorted(path.name for path in folder.iterdir()) == [f"figure.{kind}" for kind in ("csv", "pdf", "png", "svg")]
     table = pd.read_csv(folder / "figure.csv")
     assert (table["client"].nunique(), table["class"].nunique(), table["examples"].sum()) == (20, 10, 30)
     assert not Path("runs/reproduce/runs").exists()
