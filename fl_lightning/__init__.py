@@ -1,35 +1,49 @@
 """fl-lightning: federated learning as plain Lightning. An epoch is a round, a batch is a client."""
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fl_lightning.engine.callback import FederatedCallback, Monitor
-from fl_lightning.engine.cohort import ClientResult, Cohort
-from fl_lightning.engine.data import FederatedDataModule, PartitionedData, TrainingBatch
-from fl_lightning.engine.gram import (
-    angle,
-    conflict_ratio,
-    cosines,
-    norms,
-    pairs,
-    partners,
-    project_conflicts,
-    share_removed,
-)
-from fl_lightning.engine.local_run import LocalRun
-from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.engine.sampling import (
-    ClientSampler,
-    FixedSchedule,
-    RoundRobinSampler,
-    SizeSampler,
-    UniformSampler,
-)
-from fl_lightning.engine.server import Server
-from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.environment import RunTracking
-from fl_lightning.runs.export import export
-from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
-from fl_lightning.runs.timer import RoundTimer
+if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
+    from fl_lightning.engine.callback import FederatedCallback, Monitor
+    from fl_lightning.engine.cohort import ClientResult, Cohort
+    from fl_lightning.engine.data import FederatedDataModule, PartitionedData, TrainingBatch
+    from fl_lightning.engine.gram import (
+        angle,
+        conflict_ratio,
+        cosines,
+        norms,
+        pairs,
+        partners,
+        project_conflicts,
+        share_removed,
+    )
+    from fl_lightning.engine.local_run import LocalRun
+    from fl_lightning.engine.orchestrator import FederatedOrchestrator
+    from fl_lightning.engine.sampling import (
+        ClientSampler,
+        FixedSchedule,
+        RoundRobinSampler,
+        SizeSampler,
+        UniformSampler,
+    )
+    from fl_lightning.engine.server import Server
+    from fl_lightning.errors import ConfigurationError
+    from fl_lightning.runs.environment import RunTracking
+    from fl_lightning.runs.export import export
+    from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
+    from fl_lightning.runs.timer import RoundTimer
+else:
+    HOMES = ["callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server"]
+    HOMES = [*(f"engine.{name}" for name in HOMES), "errors", "runs.environment", "runs.export", "runs.log", "runs.timer"]
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""
+        for home in HOMES if name in __all__ else ():
+            if hasattr(module := import_module(f"fl_lightning.{home}"), name):
+                return getattr(module, name)
+        raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
+
 
 __all__ = [  # noqa: RUF022  # grouped by topic
     # a run

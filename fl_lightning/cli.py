@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.fit.messages import reported
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
 
 # Commands about many runs or about finished runs, each with the module whose ``command`` function takes the arguments.
 # ``fit.command`` handles all other commands, and a command line without a command.
@@ -28,13 +30,20 @@ def main(args: Sequence[str] | None = None) -> int:
     Status 2 stands for a user's mistake, which one line on standard error explains.
     """
     sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
-    return reported(_dispatch, sys.argv[1:] if args is None else args)
+    reported = _import("fit.messages").reported
+    return int(reported(_dispatch, sys.argv[1:] if args is None else args))
 
 
 def _dispatch(args: Sequence[str]) -> int:
     # Only the module of the given command is imported: importing pandas takes a while.
     if args and args[0] in COMMANDS:
-        module: Any = importlib.import_module(f"fl_lightning.{COMMANDS[args[0]]}")
-        return int(module.command(args))
-    module = importlib.import_module("fl_lightning.fit.command")
-    return int(module.command(args, EPILOG))
+        return int(_import(COMMANDS[args[0]]).command(args))
+    return int(_import("fit.command").command(args, EPILOG))
+
+
+def _import(module: str) -> Any:
+    """Import one of the package's modules; a terminal says so meanwhile, because PyTorch and Lightning take seconds."""
+    words = Spinner("dots", "importing PyTorch and Lightning …")
+    # The streams stay as they are: loggers that an import makes keep the stream that they find.
+    with Live(words, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False):
+        return importlib.import_module(f"fl_lightning.{module}")

@@ -1,0 +1,48 @@
+"""The command line before its command: nothing slow is imported in silence."""
+
+import io
+import re
+import subprocess
+import sys
+
+import pytest
+
+import fl_lightning
+from fl_lightning import cli
+
+
+class Terminal(io.StringIO):
+    """A text that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_command_line_is_there_before_torch_is() -> None:
+    """Importing torch and Lightning takes seconds; the word about it comes first."""
+    code = "import sys, fl_lightning.cli; print({'torch', 'lightning', 'pandas'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_terminal_shows_what_takes_long_and_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line on standard error, erased at the end."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    assert cli._import("errors").ConfigurationError is fl_lightning.ConfigurationError
+    shown, _, erased = terminal.getvalue().partition("importing PyTorch and Lightning …")
+    assert "\n" not in shown
+    assert re.search(r"\x1b\[2K$", erased.rstrip("\r")), repr(erased)
+
+
+def test_nobody_else_sees_it(capfd: pytest.CaptureFixture[str]) -> None:
+    cli._import("errors")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in fl_lightning.__all__:
+        assert getattr(fl_lightning, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'fl_lightning' has no attribute 'nope'"):
+        _ = fl_lightning.nope  # type: ignore[attr-defined]  # on purpose
