@@ -34,8 +34,9 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
     from fl_lightning.runs.timer import RoundTimer
 else:
-    HOMES = ["callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server"]
-    HOMES = [*(f"engine.{name}" for name in HOMES), "errors", "runs.environment", "runs.export", "runs.log", "runs.timer"]
+    ENGINE = ("callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
+    RUNS = ("environment", "export", "log", "timer")
+    HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""

@@ -28,7 +28,7 @@ from fl_lightning.engine.lightning_private import OpenCLI
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit import overview
-from fl_lightning.fit.configs import KEYS, bases, resolve_configs
+from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.messages import ParsingError, mistake_in
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
@@ -151,7 +151,7 @@ class FederatedCLI(OpenCLI):
         """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
-        experiment, version, rounds = config.experiment or _config_name(config), None, None
+        experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
         if config.get("ckpt_path"):
             path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
             rounds_done = check_readable(path, config.get("weights_only") is not False)
@@ -197,12 +197,22 @@ class FederatedCLI(OpenCLI):
         if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):
             offline_without_key()
 
+    @override
+    def run_subcommand(self, subcommand: str) -> None:
+        """Run a subcommand; one of the Trainer says first what it loads, because that may take minutes."""
+        if subcommand not in self.own_subcommands:
+            self._say(f"loading {type(self.datamodule).__name__} …")
+        super().run_subcommand(subcommand)
+
     def after_fit(self) -> None:
-        """Print the path of the run folder, unless the progress bar is off. LightningCLI calls this after ``fit``."""
-        shown = self.setting(self.config, "trainer").enable_progress_bar is not False
-        written = isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken
-        if shown and written and self.trainer.is_global_zero:
-            print(f"run folder: {os.path.relpath(self.folder.log_dir)}")
+        """Print the path of the run folder. LightningCLI calls this after ``fit``."""
+        if isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken:
+            self._say(f"run folder: {os.path.relpath(self.folder.log_dir)}")
+
+    def _say(self, words: str) -> None:
+        """Print words, unless the progress bar is off; on the first device only."""
+        if self.setting(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
+            print(words, flush=True)
 
 
 class ConfigReader(FederatedCLI):
@@ -263,13 +273,6 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigurationError(mistake) from None
 
 
-def _config_name(config: Any) -> str:
-    """The stem of the first config on the command line, leaving out files that another config builds on."""
-    paths = [str(path) for path in config.get("config") or ()]
-    based = {base for path in paths for base in bases(path)}
-    return next((Path(path).stem for path in paths if path not in based), "experiment")
-
-
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     """Whether a Trainer with these arguments has more than one device."""
     if num_nodes > 1:
@@ -277,11 +280,9 @@ def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     gpus = torch.cuda.device_count() if str(accelerator) in ("auto", "gpu", "cuda") else 0
     if devices in ("auto", -1, "-1"):
         return gpus > 1
-    return (
-        len(devices) > 1
-        if isinstance(devices, list)
-        else "," in str(devices).rstrip(",") or (str(devices).isdigit() and int(devices) > 1)
-    )
+    if isinstance(devices, list):
+        return len(devices) > 1
+    return "," in str(devices).rstrip(",") or (str(devices).isdigit() and int(devices) > 1)
 
 
 def command(args: Sequence[str], epilog: str = "") -> int:

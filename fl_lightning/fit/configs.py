@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,13 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
             raise ConfigurationError(f"{path}: base names {name}, which {reason}: name another file, relative to this")
         found += [*bases(base, (*below, Path(path).resolve())), str(base)]
     return found
+
+
+def name_of(configs: Iterable[Any]) -> str:
+    """Name a run's experiment: the stem of the first config's path, leaving out files that another config builds on."""
+    paths = [str(path) for path in configs]
+    based = {base for path in paths for base in bases(path)}
+    return next((Path(path).stem for path in paths if path not in based), "experiment")
 
 
 def grid(path: str | Path) -> list[Cell]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,7 +11,8 @@ from typing import Any, cast
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
@@ -21,6 +23,27 @@ from fl_lightning.runs.timer import RoundTimer
 
 HIDDEN = ("v_num",)
 GAP = "  "
+
+
+def time_left(pace: float, done: float, total: int, since: float) -> float:
+    """Estimate the time until the last round ends.
+
+    Rounds of 40 s, of which the third is half done: 7.5 rounds are left. Ten seconds later it is 10 s less; much later,
+    the third round cannot be over yet, and the seven rounds after it are still to come:
+
+    >>> time_left(40.0, 2.5, 10, 0.0), time_left(40.0, 2.5, 10, 10.0), time_left(40.0, 2.5, 10, 500.0)
+    (300.0, 290.0, 280.0)
+
+    Args:
+        pace: seconds per round.
+        done: number of rounds done, with the done share of the round under way.
+        total: number of all rounds.
+        since: seconds since ``done`` last changed.
+
+    Returns:
+        Seconds; at least the time of the rounds after the one under way.
+    """
+    return max(pace * (total - done) - since, pace * (total - 1 - int(done)), 0.0)
 
 
 @dataclass(frozen=True)
@@ -44,15 +67,57 @@ class Fitting:
         yield Text(line, no_wrap=True, overflow="ellipsis")
 
 
-class Display(Progress):
-    """Progress bars, with a line of metrics below."""
+class Time(ProgressColumn):
+    """Shows a time of a task, such as "0:00:20 left".
 
-    metrics: Sequence[str] = ()
+    Rich's own estimate of the time left needs steps that are less than 30 s apart.
+
+    Args:
+        field: name of the task's field with a function that returns seconds, or None for an unknown time. A task
+            without the field shows nothing.
+    """
+
+    def __init__(self, field: str) -> None:
+        super().__init__(Column(no_wrap=True))
+        self.field = field
+
+    @override
+    def render(self, task: Task) -> Text:
+        if self.field not in task.fields:
+            return Text()
+        seconds = task.fields[self.field]()
+        shown = "-:--:--" if seconds is None else timedelta(seconds=round(seconds))
+        return Text(f"{shown} {self.field}", "progress.remaining" if self.field == "left" else "progress.elapsed")
+
+
+class Display(Progress):
+    """Progress bars with times, and something below them.
+
+    The descriptions of the tasks say how much is done. A narrow terminal shows shorter bars; a narrower one leaves out
+    the elapsed time, then the bars.
+
+    Args:
+        console: the terminal.
+        transient: whether the display disappears at the end.
+
+    Attributes:
+        below: what stands below the bars.
+    """
+
+    below: RenderableType = ""
+
+    def __init__(self, console: Console, transient: bool = False) -> None:
+        self._console = console
+        words, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=40))
+        # Columns, each with the width that the terminal needs to show it.
+        self._choices = ((words, 0), (bar, 40), (Time("left"), 0), (Time("elapsed"), 60))
+        super().__init__(console=console, transient=transient)
 
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
+        self.columns = tuple(column for column, width in self._choices if self._console.width >= width)
         yield from super().get_renderables()
-        yield Fitting(self.metrics)
+        yield self.below
 
 
 class RoundProgress(ProgressBar):
@@ -67,7 +132,7 @@ class RoundProgress(ProgressBar):
     def __init__(self, timer: RoundTimer) -> None:
         super().__init__()
         self.timer = timer
-        self._progress: Display | None = None
+        self._display: Display | None = None
         self._enabled = True
 
     @override
@@ -80,50 +145,50 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._first, self._last = trainer.current_epoch, max(trainer.max_epochs or 0, 0)
+        self._began, self._trained = time.perf_counter(), 0
+        self._reach(self._first)
         if not self._enabled:
             return
         console = Console()
         if console.is_terminal:
-            self._progress = Display(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=max(4, min(24, console.width - 40))),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=console,
-            )
-            total = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else None
-            self._rounds = self._progress.add_task("rounds ", total=total, completed=trainer.current_epoch)
-            self._clients = self._progress.add_task("clients")
-            self._progress.start()
+            self._display = Display(console)
+            self._rounds = self._display.add_task("", total=self._last or None, left=self._left, elapsed=self._elapsed)
+            self._clients = self._display.add_task("")
+            self._show(trainer)
+            self._display.start()
+        else:
+            which = f"rounds {self._first + 1} to {self._last}" if self._last else f"from round {self._first + 1}"
+            print(f"training {which}, {self._cohort_size(trainer)} clients each …", flush=True)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._progress:
-            self._progress.reset(self._clients, total=self._cohort_size(trainer))
+        self._trained = 0
+        self._show(trainer)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._progress:
-            done = sum(client != PADDING for client in batch) * trainer.world_size
-            self._progress.advance(self._clients, done)
-            if batch_idx + 1 < int(trainer.num_training_batches):
-                self._progress.advance(self._rounds, done / self._cohort_size(trainer))
+        cohort = self._cohort_size(trainer)
+        self._trained = min(self._trained + sum(client != PADDING for client in batch) * trainer.world_size, cohort)
+        if batch_idx + 1 < int(trainer.num_training_batches):  # otherwise the round ends after the evaluation
+            self._reach(trainer.current_epoch + self._trained / cohort)
+        self._show(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done, last = cast(Server, pl_module).rounds_done, max(trainer.max_epochs or 0, 0)
+        done = cast(Server, pl_module).rounds_done
         if done <= trainer.current_epoch:
             return  # the round was stopped half-way
-        if self._progress:
-            self._progress.metrics = [*self._metrics(trainer, pl_module), self.timer.spoken]
-            self._progress.update(self._rounds, completed=done)
+        self._reach(done)
+        words = [*self._metrics(trainer, pl_module), self.timer.spoken]
+        if self._display:
+            self._display.below = Fitting(words)
+            self._show(trainer)
         elif self._enabled:
-            words = [f"round {done}{f'/{last}' if last else ''}", *self._metrics(trainer, pl_module), self.timer.spoken]
-            left = timedelta(seconds=round(self.timer.mean * (last - done)))
-            print(GAP.join([*words, f"{left} left"] if last > done else words), flush=True)
+            left = [f"{timedelta(seconds=round(self._left() or 0))} left"] if self._last > done else []
+            print(GAP.join([f"round {self._so_far}", *words, *left]), flush=True)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -134,9 +199,34 @@ class RoundProgress(ProgressBar):
         self._stop()
 
     def _stop(self) -> None:
-        if self._progress:
-            self._progress.stop()
-            self._progress = None
+        if self._display:
+            self._display.stop()
+            self._display = None
+
+    def _show(self, trainer: Trainer) -> None:
+        if self._display:
+            cohort = self._cohort_size(trainer)
+            self._display.update(self._rounds, description=f"rounds {self._so_far}", completed=self._done)
+            words = f"clients {self._trained}/{cohort}"
+            self._display.update(self._clients, description=words, completed=self._trained, total=cohort)
+
+    def _reach(self, done: float) -> None:
+        self._done, self._reached = done, time.perf_counter()
+
+    @property
+    def _so_far(self) -> str:
+        return f"{int(self._done)}/{self._last}" if self._last else f"{int(self._done)}"
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self._began
+
+    def _left(self) -> float | None:
+        """Estimate the seconds until the last round ends; None before the first client is done, or without an end."""
+        trained = self._done - self._first
+        if not trained or not self._last:
+            return None
+        pace = self.timer.mean if self.timer.rounds else (self._reached - self._began) / trained
+        return time_left(pace, self._done, self._last, time.perf_counter() - self._reached)
 
     def _cohort_size(self, trainer: Trainer) -> int:
         return int(trainer.datamodule.cohort_size)  # type: ignore[attr-defined]
