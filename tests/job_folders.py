@@ -1,5 +1,6 @@
 """Jobs' folders written by hand, as ``fl-lightning reproduce`` finds them."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,3 +25,17 @@ def finished(folder: Path, seed: int = 1, cosines: Sequence[Sequence[float]] = (
         np.savez(job.run.folder / "arrays" / f"cosines_{rounds}.npz", clients=range(len(cosines)), **both)
     (job.folder / "finished.json").write_text(json.dumps({"seconds": 1.0}))
     return job
+
+
+def under_way(folder: Path, seed: int = 1, rounds: int = 4, seconds: float = 40.0, **metrics: Sequence[float]) -> Job:
+    """A job's folder after as many rounds as the metrics have values; each round took ``seconds``."""
+    done = finished(folder, seed, **metrics)
+    (done.folder / "finished.json").unlink()
+    times = pd.DataFrame({"seconds": seconds}, index=pd.RangeIndex(1, done.rounds + 1, name="round"))
+    times.to_csv(done.run.folder / "timings.csv")
+    return dataclasses.replace(done, rounds=rounds)
+
+
+def waiting(folder: Path, seed: int = 1, rounds: int = 4) -> Job:
+    """A job that has not begun."""
+    return Job(("a job",), (), seed, rounds, folder / f"seed_{seed}")

@@ -20,7 +20,7 @@ from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
 from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import Experiment, experiments
-from fl_lightning.reproduce.progress import train_with_progress
+from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
 from fl_lightning.runs.seeds import label
 
@@ -46,16 +46,16 @@ def command(args: Sequence[str]) -> int:
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
-    jobs = [job for experiment, pairs in planned if is_trained(experiment) for _, job in pairs]
+    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped = [], False
     try:
-        failed = train_with_progress(jobs, options.jobs) if jobs else []
+        failed = train_with_progress(trained, options.jobs) if trained else []
     except KeyboardInterrupt:
         stopped = True
     for experiment, pairs in planned:
         _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
     for job in failed:
-        print(f"failed: {job.name}: {_last_line(job)} (all of it: {job.log})")
+        print(job.failure)
     if stopped:
         print("stopped: the same command goes on from here")
     return 130 if stopped else 1 if failed else 0
@@ -134,8 +134,9 @@ def _plan(
     given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
     more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    pairs = []
-    for cell in select(cells, options.subset or (), experiment.id):
+    chosen, pairs = select(cells, options.subset or (), experiment.id), []
+    announce(f"planning {experiment.id}: {len(chosen)} cells …")
+    for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
         pairs += [(cell, job) for job in plan(group, arguments, seeds, Path(options.out) / "runs")]
@@ -192,7 +193,7 @@ def _write_tables(
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"seeds {seeds}; {_versions(pairs)}")
-        facts.append(f"{results.drop_duplicates('folder')['seconds'].sum() / 60:.0f} minutes of training in all")
+        facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
     results.to_csv(folder / "results.csv", index=False)
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
     (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))
@@ -208,8 +209,3 @@ def _versions(pairs: Sequence[tuple[Cell, Job]]) -> str:
     """Write the versions that the runs were made with; every version if they differ."""
     versions = (job.facts["versions"] for _, job in pairs if job.finished)
     return ", ".join(dict.fromkeys(f"{name} {version}" for each in versions for name, version in each.items()))
-
-
-def _last_line(job: Job) -> str:
-    lines = job.log.read_text(errors="replace").strip().splitlines() if job.log.is_file() else []
-    return lines[-1] if lines else "it left no message"

@@ -80,6 +80,12 @@ class Job:
         """The file with the output of the job's process."""
         return self.folder / LOG
 
+    @property
+    def failure(self) -> str:
+        """One line about a failed job: its name, the last line of its log, and where the log is."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
+        return f"failed: {self.name}: {lines[-1] if lines else 'it left no message'} (all of it: {self.log})"
+
 
 def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Job]:
     """Plan the jobs of one cell, one job per seed.
@@ -99,13 +105,14 @@ def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], f
     return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
 
 
-def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job]], None]) -> list[Job]:
+def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], Sequence[Job]], None]) -> list[Job]:
     """Train all jobs that are not finished, several jobs at a time.
 
     Args:
         jobs: jobs to train; jobs with the same folder are trained once.
         processes: number of jobs at a time, at least 1.
-        report: function that is called about twice a second with the jobs under way.
+        report: function that is called at the start, and then about twice a second, with the jobs under way and the
+            jobs that have failed.
 
     Returns:
         The jobs that failed; the end of a job's log says why.
@@ -125,7 +132,7 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job]],
             for process in [process for process in busy if process.exitcode is not None]:
                 job = busy.pop(process)
                 failed += [] if job.finished else [job]
-            report(list(busy.values()))
+            report(list(busy.values()), failed)
     finally:
         for process in busy:
             process.terminate()

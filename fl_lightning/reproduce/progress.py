@@ -1,54 +1,153 @@
-"""Progress of the jobs: finished runs and the time left."""
+"""Progress of the jobs: the results so far and the time left."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from fl_lightning.reproduce.jobs import Job, train
+from fl_lightning.reproduce.tables import DIGITS, number, with_interval
+from fl_lightning.reproduce.tracker import Planned, Row, Tracker
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.progress import Display
+from fl_lightning.runs.seeds import interval
+
+OTHER_LINES = 4  # of the display, beside the rows: bar, head, number of cells that are not shown, the cursor's line
 
 
-def train_with_progress(jobs: Sequence[Job], processes: int) -> list[Job]:
-    """Train all jobs that are not finished, with a bar in a terminal, or else a line for each run that ends.
+def train_with_progress(planned: Planned, processes: int) -> list[Job]:
+    """Train all jobs that are not finished; show a live table in a terminal, or else print a line for each ended run.
+
+    Args:
+        planned: the experiments, each with the jobs of its cells.
+        processes: number of jobs at a time.
 
     Returns:
         The jobs that failed.
     """
-    distinct = list({job.folder: job for job in jobs}.values())
-    done = sum(job.finished for job in distinct)
-    total = sum(job.rounds for job in distinct)
+    tracker = Tracker(planned, processes)
+    starting = "; starting the next …" if len(tracker.finished) < len(tracker.jobs) else ""
+    announce(f"{len(tracker.jobs)} runs, {len(tracker.finished)} of them finished before{starting}")
     console = Console(stderr=True)
-    console.print(f"{len(distinct)} runs, {done} of them finished before", highlight=False)
-    if not console.is_terminal:
-        return train(distinct, processes, _Lines(distinct))
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("rounds"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console) as bar:
-        task = bar.add_task("", total=total, completed=sum(job.rounds for job in distinct if job.finished))
-
-        def report(busy: Sequence[Job]) -> None:
-            finished = sum(job.finished for job in distinct)
-            rounds = sum(job.rounds if job.finished else min(job.rounds_done, job.rounds) for job in distinct)
-            names = f": {', '.join(job.name for job in busy)}" if busy else ""
-            bar.update(task, completed=rounds, description=f"{finished}/{len(distinct)} runs{names}")
-
-        return train(distinct, processes, report)
+    return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
 
 
-class _Lines:
-    """Prints a line for every job that has finished."""
+def announce(words: str) -> None:
+    """Print a line: on standard error, where the live table is, if that is a terminal, or else on standard output."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(words, highlight=False, markup=False)
+    else:
+        print(words, flush=True)
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs, self.began = jobs, time.monotonic()
-        self.known = self.before = {job.folder for job in jobs if job.finished}
 
-    def __call__(self, busy: Sequence[Job]) -> None:
-        finished = {job.folder for job in self.jobs if job.finished}
-        for job in self.jobs:
-            if job.folder in finished - self.known:
-                minutes = (time.monotonic() - self.began) / 60
-                left = minutes / len(finished - self.before) * (len(self.jobs) - len(finished))
-                print(f"{len(finished)}/{len(self.jobs)} {job.name}; about {left:.0f} minutes left", flush=True)
-        self.known = finished
+def duration(seconds: float) -> str:
+    """Write a duration in words.
+
+    >>> [duration(seconds) for seconds in (0.4, 20, 240, 9000)]
+    ['1 s', '20 s', '4 minutes', '2.5 hours']
+    """
+    if seconds < 100:
+        return f"{max(seconds, 1):.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+
+
+def _train_with_table(tracker: Tracker, console: Console) -> list[Job]:
+    began = time.monotonic()
+
+    def elapsed() -> float:
+        return time.monotonic() - began
+
+    display = Display(console, transient=True)  # the tables of the results follow
+    task = display.add_task("", total=len(tracker.jobs), left=tracker.left, elapsed=elapsed)
+
+    def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
+        for job in tracker.update(busy, failed)[1]:
+            console.print(job.failure, style="red", highlight=False, markup=False)
+        lost = f", {len(tracker.failed)} failed" if tracker.failed else ""
+        words = f"runs {len(tracker.finished)}/{len(tracker.jobs)}{lost}"
+        display.update(task, description=words, completed=tracker.done())
+        display.below = cells(tracker, console.height)
+
+    report((), ())
+    with display:
+        return train(tracker.jobs, tracker.processes, report)
+
+
+def _train_with_lines(tracker: Tracker) -> list[Job]:
+    def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
+        finished, lost = tracker.update(busy, failed)
+        for job in lost:
+            print(job.failure, flush=True)
+        for position, job in enumerate(finished, len(tracker.finished) - len(finished) + 1):
+            for line in lines(tracker, job, position):
+                print(line, flush=True)
+
+    return train(tracker.jobs, tracker.processes, report)
+
+
+def lines(tracker: Tracker, job: Job, position: int) -> list[str]:
+    """Write a line about the finished job at a position (1, 2, …), and one for each cell whose last seed that was."""
+    rows = [row for row in tracker.rows if any(each.folder == job.folder for each in row.jobs)]
+    left = tracker.left()
+    result = f"{rows[0].measure} {_written(rows[0], tracker.value(rows[0], job))}"
+    words = f"{position}/{len(tracker.jobs)} {rows[0].name} seed {job.seed}: {result}"
+    made = [f"{words}; about {duration(left)} left" if left else words]
+    for row in rows:
+        if len(row.jobs) > 1 and all(each.folder in tracker.finished for each in row.jobs):
+            middle, half_width = interval([tracker.value(row, each) for each in row.jobs])
+            result = with_interval(middle, half_width, DIGITS[measured(row.measure)[1]])
+            made.append(f"{row.name}: {row.measure} {result} over {len(row.jobs)} seeds")
+    return made
+
+
+def cells(tracker: Tracker, height: int) -> RenderableType:
+    """Make a table of the cells: those under way, then the last finished, then the next, as many as fit.
+
+    Args:
+        tracker: follows the jobs.
+        height: number of lines of the terminal.
+    """
+    shown = _chosen(tracker, max(height - OTHER_LINES, 1))
+    measures = list(dict.fromkeys(row.measure for row in tracker.rows))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("cell")
+    for head in ("seeds", measures[0] if len(measures) == 1 else "result", "under way"):
+        table.add_column(Text(head), no_wrap=True, justify="right")
+    for row in shown:
+        named = "" if len(measures) == 1 else f"{row.measure} "
+        done = [job for job in row.jobs if job.folder in tracker.finished]
+        busy = [job for job in row.jobs if any(job.folder == each.folder for each in tracker.busy)]
+        failed = sum(job.folder in tracker.failed for job in row.jobs)
+        rounds = ", ".join(f"{tracker.rounds(job)}/{job.rounds}" for job in busy)
+        result, so_far = (_written(row, tracker.mean(row, jobs)) for jobs in (done, busy))
+        table.add_row(
+            Text(row.name, no_wrap=True, overflow="ellipsis"),
+            Text(f"{len(done)}/{len(row.jobs)}{f', {failed} failed' if failed else ''}", "red" if failed else ""),
+            Text(named + result),
+            Text(f"round {rounds}: {so_far}" if busy else "", "dim"),
+        )
+    more = len(tracker.rows) - len(shown)
+    return Group(table, Text(f"{more} more cells", "dim")) if more else table
+
+
+def _chosen(tracker: Tracker, space: int) -> list[Row]:
+    """Choose as many rows as there is space for, in the order of the plan."""
+    busy = {job.folder for job in tracker.busy}
+    order = {folder: position for position, folder in enumerate(tracker.finished)}
+
+    def urgency(position: int) -> float:
+        folders = [job.folder for job in tracker.rows[position].jobs]
+        return math.inf if busy.intersection(folders) else max(order.get(folder, -1) for folder in folders)
+
+    positions = sorted(range(len(tracker.rows)), key=urgency, reverse=True)[:space]
+    return [tracker.rows[position] for position in sorted(positions)]
+
+
+def _written(row: Row, value: float) -> str:
+    return number(value, DIGITS[measured(row.measure)[1]])

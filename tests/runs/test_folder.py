@@ -1,5 +1,6 @@
 """The run folder: one row a round, no two runs in one folder, where to go on."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader
 from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.runs.folder import RunFolder, next_version
+from fl_lightning.runs.folder import RunFolder, newest_in, next_version, rounds_in
 
 FOUR = "round,val/top1,train/loss\n1,0.5,2\n2,0.6,1.5\n3,0.7,1.25\n4,0.8,1.125\n"
 
@@ -184,3 +185,27 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path: Path) -> Non
     with ThreadPoolExecutor(8) as threads:
         taken = [name for names in threads.map(take, range(8)) for name in names]
     assert sorted(taken) == sorted(f"version_{number}" for number in range(32))
+
+
+@pytest.mark.parametrize(
+    ("content", "rounds", "top1"),
+    [
+        (FOUR, 4, 0.8),
+        (FOUR + "5,,1\n", 5, 0.8),  # this round is not evaluated
+        (FOUR + "5", 5, 0.8),  # half written
+        ("round,val/to", 0, None),
+        ("", 0, None),
+        ("round,train/loss\n1,2\n", 1, None),
+    ],
+)
+def test_a_run_under_way_is_read_while_it_is_written(
+    stopped: Path, content: str, rounds: int, top1: float | None
+) -> None:
+    stopped.write_text(content)
+    assert rounds_in(stopped.parent) == rounds
+    assert newest_in(stopped.parent, "val/top1") == pytest.approx(math.nan if top1 is None else top1, nan_ok=True)
+
+
+def test_a_run_that_has_not_begun_is_read_as_empty(tmp_path: Path) -> None:
+    assert rounds_in(tmp_path) == 0
+    assert math.isnan(newest_in(tmp_path, "val/top1"))

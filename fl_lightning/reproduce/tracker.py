@@ -1,0 +1,175 @@
+"""Tracker: what the jobs have reached so far, and how long the rest takes."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.drawing import name, varying
+from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.results import measure
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.folder import newest_in
+from fl_lightning.runs.progress import time_left
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.seeds import interval
+
+Planned = Sequence[tuple[Experiment, Sequence[tuple[Cell, Job]]]]
+UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of an experiment in the progress display.
+
+    Attributes:
+        name: the cell's labels, after the experiment's id if there are several experiments.
+        experiment: the cell's experiment.
+        jobs: the cell's jobs, one per seed.
+    """
+
+    name: str
+    experiment: Experiment
+    jobs: Sequence[Job]
+
+    @property
+    def measure(self) -> str:
+        """Name of the metric that the display shows: the experiment's first measure."""
+        return self.experiment.measures[0]
+
+
+def rows_of(planned: Planned) -> list[Row]:
+    """Make one row for each cell, in the order of the plan."""
+    rows = []
+    for experiment, pairs in planned:
+        axes = varying([cell.labels for cell, _ in pairs])
+        for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+            words = [experiment.id] if len(planned) > 1 or not axes else []
+            jobs = {job.folder: job for _, job in group}
+            rows.append(Row(" ".join([*words, name(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
+    return rows
+
+
+class Tracker:
+    """Follows jobs while they train.
+
+    Args:
+        planned: the experiments, each with the jobs of its cells; jobs with the same folder are trained once.
+        processes: number of jobs at a time.
+
+    Attributes:
+        rows: the cells.
+        jobs: all different jobs.
+        busy: the jobs under way.
+        finished: folders of the finished jobs, in the order in which they finished.
+        failed: folders of the failed jobs.
+    """
+
+    def __init__(self, planned: Planned, processes: int) -> None:
+        self.rows, self.processes = rows_of(planned), processes
+        self.jobs = list({job.folder: job for row in self.rows for job in row.jobs}.values())
+        self.busy: Sequence[Job] = ()
+        self.finished = {job.folder: None for job in self.jobs if job.finished}
+        self.failed: set[Path] = set()
+        # The rounds that a job has done, and when that number was first seen.
+        self._rounds = {job.folder: (job.rounds_done, time.monotonic()) for job in self.jobs if not job.finished}
+        self._results: dict[tuple[str, Path], float] = {}
+        self._left: tuple[float | None, float] = None, time.monotonic()  # the estimate, and when it was made
+        todo = {job.folder.parent for job in self.jobs if job.folder not in self.finished}
+        self._paces = {job.folder: pace for job in self.jobs if job.folder.parent in todo and (pace := _pace(job))}
+
+    def update(self, busy: Sequence[Job], failed: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """Read what the jobs have reached.
+
+        Args:
+            busy: the jobs under way.
+            failed: all jobs that have failed.
+
+        Returns:
+            The jobs that have finished, and those that have failed, since the last call.
+        """
+        now = time.monotonic()
+        new = [job for job in self.jobs if job.folder not in self.finished and job.finished]
+        lost = [job for job in failed if job.folder not in self.failed]
+        self.finished |= {job.folder: None for job in new}
+        self.failed |= {job.folder for job in lost}
+        self.busy = [job for job in busy if job.folder not in self.finished]
+        for job in self.busy:
+            if (done := job.rounds_done) != self._rounds[job.folder][0]:
+                self._rounds[job.folder] = done, now
+        self._paces |= {job.folder: pace for job in [*new, *self.busy] if (pace := _pace(job))}
+        self._left = self._estimate(now), now
+        return new, lost
+
+    def rounds(self, job: Job) -> int:
+        """Number of rounds that a job has done."""
+        return job.rounds if job.folder in self.finished else min(self._rounds[job.folder][0], job.rounds)
+
+    def value(self, row: Row, job: Job) -> float:
+        """The row's measure of a finished job, or the newest value of a job under way; nan if there is none."""
+        if job.folder not in self.finished:
+            metric, factor = measured(row.measure)
+            return factor * newest_in(job.run.folder, metric)
+        key = row.experiment.id, job.folder
+        if key not in self._results:
+            self._results[key] = _result(row.experiment, job)
+        return self._results[key]
+
+    def mean(self, row: Row, jobs: Sequence[Job]) -> float:
+        """Mean of the values of some of the row's jobs, those without a value left out; nan if none has one."""
+        return interval([self.value(row, job) for job in jobs])[0]
+
+    def done(self) -> float:
+        """Number of finished jobs, with the done shares of the others."""
+        return sum(self.rounds(job) / job.rounds for job in self.jobs)
+
+    def left(self) -> float | None:
+        """Estimate the seconds until the last job ends; None before the first round."""
+        seconds, made = self._left
+        return None if seconds is None else max(seconds - (time.monotonic() - made), 0.0)
+
+    def _estimate(self, now: float) -> float | None:
+        """Deal the jobs that are left to the processes, at the pace of jobs with the same settings, or else of all."""
+        if not self._paces:
+            return None
+        under_way = {job.folder for job in self.busy}
+        over = self.finished.keys() | self.failed | under_way
+        waiting = [job for job in self.jobs if job.folder not in over]
+        by_settings: dict[Path, list[float]] = {}
+        for folder, pace in self._paces.items():
+            by_settings.setdefault(folder.parent, []).append(pace)
+        usual = fmean(self._paces.values())
+        ends = [0.0] * self.processes
+        for job in [*self.busy, *waiting]:
+            pace = fmean(by_settings.get(job.folder.parent, [usual]))
+            since = now - self._rounds[job.folder][1] if job.folder in under_way else 0.0
+            heapq.heapreplace(ends, ends[0] + time_left(pace, self.rounds(job), job.rounds, since))
+        return max(ends)
+
+
+def _pace(job: Job) -> float | None:
+    """Seconds per round of a job, for a finished job with the time to start; None before the first round."""
+    try:
+        seconds = Run(job.run.folder).timings["seconds"]  # read anew: the run may be under way
+    except UNREADABLE:
+        return None
+    if job.finished:
+        return max(float(job.facts["seconds"]), float(seconds.sum())) / job.rounds
+    return float(seconds.mean()) if len(seconds) else None
+
+
+def _result(experiment: Experiment, job: Job) -> float:
+    try:
+        named = [round for round in experiment.rounds if round <= job.rounds]
+        return measure(job.run.metrics, experiment.measures[0], max(named, default=job.rounds), experiment.last)
+    except UNREADABLE:
+        return math.nan  # the tables, made at the end, report the damage
