@@ -33,9 +33,10 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.runs.export import export
     from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
     from fl_lightning.runs.timer import RoundTimer
+    from fl_lightning.runs.traffic import TrafficMonitor
 else:
     ENGINE = ("callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
-    RUNS = ("environment", "export", "log", "timer")
+    RUNS = ("environment", "export", "log", "timer", "traffic")
     HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
 
     def __getattr__(name: str) -> Any:
@@ -54,6 +55,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "TrainingBatch",
     "RunTracking",
     "RoundTimer",
+    "TrafficMonitor",
     "ConfigurationError",
     "export",
     # base classes of rules and monitors, and the arguments of their hooks

@@ -31,6 +31,7 @@ class FedSMOO(FedDyn):
     """
 
     settles = frozenset({"base weights", "local gradient"})
+    broadcasts = ("s",)
 
     def __init__(self, penalty: float = 0.1, rho: float = 0.1) -> None:
         if not 0 <= penalty < float("inf"):

@@ -66,6 +66,7 @@ class Scaffold(FederatedCallback):
     """
 
     settles = frozenset({"base weights"})
+    broadcasts = ("c",)
 
     def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:
         check_choice("option", option, "I", "II")

@@ -60,6 +60,10 @@ class FederatedCallback(Callback):
     #: at the start.
     settles: ClassVar[frozenset[Part]] = frozenset()
 
+    #: Names of the tensors in ``state`` that each client of a cohort receives beside the model, counted by
+    #: ``bytes/down``; a tensor that is not yet in ``state`` is known to be zero. Clients send by :meth:`LocalRun.send`.
+    broadcasts: ClassVar[tuple[str, ...]] = ()
+
     #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
     needs_proxy: ClassVar[bool] = False
 
@@ -140,7 +144,7 @@ class Monitor(FederatedCallback):
         ConfigurationError: a subclass defines an attribute or a hook that only a rule may define.
     """
 
-    _FOR_RULES = ("settles", "reduce", "closure", "on_before_client_step", "update", "refine")
+    _FOR_RULES = ("settles", "broadcasts", "reduce", "closure", "on_before_client_step", "update", "refine")
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

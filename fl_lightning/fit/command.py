@@ -42,6 +42,7 @@ from fl_lightning.runs.environment import RunTracking, SaveConfig
 from fl_lightning.runs.folder import RunFolder
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
+from fl_lightning.runs.traffic import TrafficMonitor
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
 
 TRAINER_DEFAULTS = {
@@ -178,7 +179,7 @@ class FederatedCLI(OpenCLI):
         if config.enable_checkpointing is not False:
             chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
             callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
-        callbacks[:0] = [timer := RoundTimer(), RunTracking()]
+        callbacks[:0] = [timer := RoundTimer(), RunTracking(), TrafficMonitor()]
         if config.enable_progress_bar is not False:
             callbacks.append(RoundProgress(timer))
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]

@@ -27,6 +27,7 @@ SECTIONS = {
     "FedLAW": ("fedlaw",),
     "Clients": ("clients", "own", "cohort"),
     "Curvature": ("hessian",),
+    "Cost": ("bytes", "time"),
 }
 
 

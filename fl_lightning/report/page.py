@@ -33,6 +33,7 @@ SECTIONS = {
     "updates": ("Updates", ("updates",)),
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
+    "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }
 # Beginnings of the names of metrics that are in the summary or in charts of their own.

@@ -214,6 +214,32 @@ CATALOGUE: Final = (
         "Near 1 if the five sharpest directions have about the same curvature.",
         panel="largest over fifth",
     ),
+    Metric(
+        "bytes/down",
+        "Bytes to the clients",
+        "What a real federation would send to the clients of a round: the model, and what rules broadcast.",
+        panel="bytes of a round",
+        axis="bytes",
+    ),
+    Metric(
+        "bytes/up",
+        "Bytes from the clients",
+        "What the clients of a round would send: updates, buffers, and what rules send.",
+        panel="bytes of a round",
+        axis="bytes",
+    ),
+    Metric(
+        "bytes/total",
+        "Bytes in all",
+        "Both ways, summed since round 1.",
+        panel="bytes since round 1",
+        axis="bytes",
+    ),
+    Metric("time/seconds", "Time of a round", "Wall time in seconds.", panel="seconds of a round", axis="seconds"),
+    Metric("time/local", "Time of local training", panel="seconds of a round by part", axis="seconds"),
+    Metric("time/server", "Time of the server", panel="seconds of a round by part", axis="seconds"),
+    Metric("time/monitors", "Time of the monitors", panel="seconds of a round by part", axis="seconds"),
+    Metric("time/rest", "Time of the rest", panel="seconds of a round by part", axis="seconds"),
 )
 KNOWN: Final = {metric.name: metric for metric in CATALOGUE}
 PAPER_NAMES: Final = {metric.paper: metric for metric in CATALOGUE if metric.paper}

@@ -16,7 +16,8 @@ from fl_lightning.fit.command import _several
 
 RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
-FEDERATED = {"round", "val/top1", "val/top3", "val/loss", "train/loss"}
+TRAINED = {"round", "train/loss", "bytes/down", "bytes/up", "bytes/total"}
+FEDERATED = TRAINED | {"val/top1", "val/top3", "val/loss"}
 CONFLICT = {f"conflict/{name}{when}" for name in ("ratio", "min_cosine", "mean_cosine") for when in ("", "_after")}
 CONFLICT |= {"conflict/weighted_ratio", "conflict/removed", "conflict/angle"}
 
@@ -156,7 +157,7 @@ def test_metrics_are_one_row_a_round() -> None:
     """355 test images: a share of them is a whole number of 355ths."""
     fit("--trainer.max_epochs", 3, "--trainer.callbacks+=ConflictMonitor")
     lines = (RUN / "metrics.csv").read_text().splitlines()
-    assert lines[0].startswith("round,val/top1,val/top3,val/loss,train/loss,conflict/")
+    assert lines[0].startswith("round,val/top1,val/top3,val/loss,train/loss,bytes/")
     table = rows(RUN / "metrics.csv")
     assert [row["round"] for row in table] == [1, 2, 3]
     assert [line.split(",")[0] for line in lines[1:]] == ["1", "2", "3"]
@@ -170,7 +171,7 @@ def test_evaluation_every_other_round_leaves_gaps_and_changes_nothing() -> None:
     fit("--trainer.max_epochs", 4)
     fit("--trainer.max_epochs", 4, "--trainer.check_val_every_n_epoch", 2)
     every, other = rows(RUN / "metrics.csv"), rows(RUN.with_name("version_1") / "metrics.csv")
-    assert [row.keys() for row in other] == [{"round", "train/loss"}, FEDERATED] * 2
+    assert [row.keys() for row in other] == [TRAINED, FEDERATED] * 2
     assert other == [{name: row[name] for name in kept} for row, kept in zip(every, other, strict=True)]
 
 

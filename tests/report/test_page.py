@@ -377,6 +377,7 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "accuracy",
         "conflict",
         "updates",
+        "traffic",
         "clients",
         "time",
         "environment",

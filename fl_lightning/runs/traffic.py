@@ -1,0 +1,82 @@
+"""TrafficMonitor: the bytes that a real federation would send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.callback import Monitor, rules_of
+from fl_lightning.engine.cohort import Cohort
+from fl_lightning.engine.server import Server
+
+
+class TrafficMonitor(Monitor):
+    """Counts the bytes that a real federation would send in each round, in the dtypes that the run uses.
+
+    - ``bytes/down``: what the server sends. Every client of the cohort receives the trainable parameters, the buffers
+      and frozen parameters that local training changes, and what the rules broadcast
+      (:attr:`FederatedCallback.broadcasts`).
+    - ``bytes/up``: what the clients send: the update, the buffers and frozen parameters that the client changed, and
+      the tensors that rules send (:meth:`LocalRun.send`). A client that is left out has received and sends nothing.
+    - ``bytes/total``: the sum of both since round 1.
+
+    Frozen parameters and buffers that no client of the round changes are with the clients from the start, and single
+    numbers (n_k, losses, metrics) are left out. The monitor changes nothing.
+
+    Attributes:
+        total: bytes sent since round 1, up and down.
+    """
+
+    total = 0
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and trainer.current_epoch == 0:
+            self.total = 0  # a checkpoint, if there is one, is loaded later
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.total}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.total = state_dict["total"]
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rules = rules_of(trainer)
+        broadcast = [rule.state[name] for rule in rules for name in rule.broadcasts if name in rule.state]
+        self._to_each, self._up = _size([cast(Server, pl_module).params, *broadcast]), 0
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        known, moved = orchestrator.read_buffers(), set[int]()
+        for result in cohort.results:
+            own = [n for n, (now, old) in enumerate(zip(result.buffers, known, strict=True)) if now is not old]
+            self._up += _size([orchestrator.params, *(result.buffers[n] for n in own), *result.vectors.values()])
+            moved.update(own)
+        self._to_each += _size(known[n] for n in moved)
+        return cohort
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx + 1 < int(trainer.num_training_batches):
+            return
+        # Here, and not in on_round_end, because a round whose only client is left out has no such hook.
+        orchestrator = cast(Server, pl_module)
+        down = self._to_each * len(orchestrator.data.cohort(orchestrator.rounds_done))
+        self.total += down + self._up
+        for name, value in (("down", down), ("up", self._up), ("total", self.total)):
+            orchestrator.log_round(f"bytes/{name}", float(value))
+
+
+def _size(tensors: Iterable[Tensor | None]) -> int:
+    """Bytes of tensors, of sparse ones as if they were dense."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
