@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY
+from command import TINY, fit
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -50,3 +50,14 @@ def without_key(folder: Path, patch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_DIR", "WANDB_RUN_ID", "NETRC"):
         patch.delenv(name, raising=False)
     Path("tiny.yaml").write_text(TINY)
+
+
+def fit_with_wandb(*args: object) -> str:
+    """What a fit said whose W&B run is closed as the process's end would close it."""
+    import wandb
+
+    try:
+        return fit(*args).out
+    finally:
+        wandb.finish()
+        wandb.teardown()  # its service would stay in this working directory

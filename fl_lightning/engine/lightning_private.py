@@ -19,6 +19,7 @@ from lightning.pytorch.core.optimizer import (
     _configure_schedulers_automatic_opt,
     _configure_schedulers_manual_opt,
 )
+from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -133,6 +134,14 @@ class OptionalMonitorCheckpoint(ModelCheckpoint):
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         if self.monitor in monitor_candidates:
             super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+
+# MLFlowLogger
+
+
+def continue_mlflow(logger: MLFlowLogger, run_id: str) -> None:
+    """Let a logger that has not begun a run of MLflow continue a run, unless its arguments name another run."""
+    logger._run_id = logger._run_id or run_id
 
 
 # LightningCLI

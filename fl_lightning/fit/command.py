@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, MLFlowLogger
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -24,7 +24,7 @@ import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.lightning_private import OpenCLI
+from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit import overview
@@ -40,8 +40,10 @@ from fl_lightning.runs.checkpoints import (
 )
 from fl_lightning.runs.environment import RunTracking, SaveConfig
 from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.mlflow import open_store
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
+from fl_lightning.runs.tracked import tracked_run
 from fl_lightning.runs.traffic import TrafficMonitor
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
 
@@ -153,6 +155,7 @@ class FederatedCLI(OpenCLI):
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
         experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
+        self.mlflow_run = None
         if config.get("ckpt_path"):
             path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
             rounds_done = check_readable(path, config.get("weights_only") is not False)
@@ -162,6 +165,8 @@ class FederatedCLI(OpenCLI):
                 rounds = rounds_done if self.config.subcommand == "fit" else None
                 if "WandbLogger" in str(config.trainer.logger):
                     continue_wandb(folder, rounds)
+                if "MLFlowLogger" in str(config.trainer.logger):
+                    self.mlflow_run = tracked_run(folder, rounds, "mlflow")
         config.experiment = experiment
         self.folder = RunFolder(root, experiment, version, rounds)
 
@@ -184,6 +189,9 @@ class FederatedCLI(OpenCLI):
             callbacks.append(RoundProgress(timer))
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         loggers = [logger for logger in loggers if isinstance(logger, Logger)]
+        for logger in loggers:
+            if isinstance(logger, MLFlowLogger) and self.mlflow_run:
+                continue_mlflow(logger, self.mlflow_run)
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
         trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
@@ -197,6 +205,8 @@ class FederatedCLI(OpenCLI):
         torch.set_num_threads(threads)
         if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):
             offline_without_key()
+        if self.subcommand:
+            self.mlflow_run = open_store(self.setting(self.config, "trainer").logger, self.mlflow_run)
 
     @override
     def run_subcommand(self, subcommand: str) -> None:

@@ -21,9 +21,11 @@ from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, run_folder, whole
 from fl_lightning.runs.log import log_figure, save_arrays
+from fl_lightning.runs.loggers import log_environment, log_settings
+from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
-from fl_lightning.runs.settings import RULES, data_fingerprint, settings_fingerprint
-from fl_lightning.runs.wandb import tell_wandb, wandb_facts, wandb_runs
+from fl_lightning.runs.settings import RULES, data_fingerprint
+from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
 STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
@@ -43,17 +45,16 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero:
             path = Path(str(folder)) / CONFIG
             self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
-            saved = yaml.safe_load(path.read_text())
-            tell_wandb(trainer, saved | {"settings": settings_fingerprint(saved)})
+            log_settings(trainer, yaml.safe_load(path.read_text()), path)
 
 
 class RunTracking(Callback):
     """Records the environment and the partition of a run, and makes the round W&B's x-axis. Changes no result.
 
     When a fit begins, the run folder gets ``environment.yaml`` (versions, device, the rules in their order, a
-    fingerprint of the data, the command, the id of the W&B run) and ``arrays/partition.npz`` (``sizes`` (N,), and
-    ``counts`` (N, C) where there are classes). W&B gets the same facts in its config. W&B and TensorBoard get the plot
-    of the partition.
+    fingerprint of the data, the command, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes``
+    (N,), and ``counts`` (N, C) where there are classes). W&B gets the same facts in its config, MLflow the file. W&B,
+    TensorBoard and MLflow get the plot of the partition.
     """
 
     @override
@@ -74,8 +75,8 @@ class RunTracking(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             facts = environment(trainer, orchestrator.data)
-            _write(folder / ENVIRONMENT, facts | wandb_facts(trainer))
-            tell_wandb(trainer, {"environment": facts})
+            _write(folder / ENVIRONMENT, facts | wandb_facts(trainer) | mlflow_facts(trainer))
+            log_environment(trainer, facts, folder / ENVIRONMENT)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts), 0)
 

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.engine.server import Server
@@ -53,7 +53,9 @@ def save_arrays(orchestrator: Server, name: str, **arrays: Any) -> None:
 
 @rank_zero_only
 def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], round: int) -> None:
-    """Log a figure to every logger that shows figures (W&B, TensorBoard); without such a logger, draw nothing.
+    """Log a figure to every logger that shows figures; without such a logger, draw nothing.
+
+    W&B and TensorBoard show the figures of a name by round. MLflow keeps each as the artifact ``name_<round>.png``.
 
     Args:
         orchestrator: the orchestrator, during a fit.
@@ -61,13 +63,16 @@ def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], roun
         draw: function that makes the figure, without pyplot, so that the figure needs no closing.
         round: round that the figure belongs to; 0 for a figure from before the first round.
     """
-    loggers = [each for each in orchestrator.trainer.loggers if isinstance(each, WandbLogger | TensorBoardLogger)]
+    shows = WandbLogger | TensorBoardLogger | MLFlowLogger
+    loggers = [each for each in orchestrator.trainer.loggers if isinstance(each, shows)]
     if not loggers:
         return
     figure = draw()
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             _show_in_wandb(logger, name, figure, round)
+        elif isinstance(logger, MLFlowLogger):
+            logger.experiment.log_figure(str(logger.run_id), figure, f"{name}_{round}.png")
         else:
             logger.experiment.add_figure(name, figure, round)
 

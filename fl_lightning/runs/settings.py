@@ -6,10 +6,12 @@ import copy
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from fl_lightning.engine.data import FederatedDataModule
@@ -55,17 +57,72 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
         config: a run's config.
         rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
     """
-    config = json.loads(json.dumps(config, default=str))  # a copy
-    trainer = config.get("trainer") or {}
-    callbacks = trainer.pop("callbacks", None) or []
-    chain = [_flat(each, "") for each in (callbacks if isinstance(callbacks, list) else [callbacks])]
-    chain = [each for each in chain if CLASS in each and _is_rule(str(each[CLASS]), rules)]
+    config = _plain(config)  # a copy
+    chain = [_flat(each, "") for each in _chain(config, rules)]
+    (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
     kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
+
+
+def method_name(config: Mapping[str, Any], rules: Sequence[str] | None) -> str:
+    """Name a run's method: the rules in their order, each with the arguments that differ from the class's defaults.
+
+    Without any rule, the name is "FedAvg". The name does not depend on the seed or on the other settings.
+
+    Args:
+        config: a run's config.
+        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
+
+    >>> method_name({"trainer": {"callbacks": [{"class_path": "mine.FedProx", "init_args": {"mu": 0.1}}]}}, ["FedProx"])
+    'FedProx(mu=0.1)'
+    """
+    return " + ".join(map(_spoken, _chain(_plain(config), rules))) or "FedAvg"
+
+
+def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Collect the arguments of a run's rules by the names of the rules.
+
+    Args:
+        config: a run's config.
+        rules: names of the run's rules, as in environment.yaml.
+    """
+    return {short(each["class_path"]): each.get("init_args") or {} for each in _chain(config, rules)}
+
+
+def _spoken(value: Any) -> str:
+    """Spell a value of a config; a class with the arguments that differ from the class's defaults."""
+    if not isinstance(value, dict) or "class_path" not in value:
+        return str(value)
+    defaults, given = _defaults(str(value["class_path"])), value.get("init_args") or {}
+    changed = [f"{name}={_spoken(given[name])}" for name in given if given[name] != defaults.get(name, ...)]
+    return short(value["class_path"]) + (f"({', '.join(changed)})" if changed else "")
+
+
+def _defaults(path: str) -> dict[str, Any]:
+    """The arguments of a class that have defaults, as a config holds them; empty if the class cannot be imported."""
+    module, _, name = path.rpartition(".")
+    try:
+        parser = ArgumentParser()
+        parser.add_class_arguments(getattr(import_module(module), name), fail_untyped=False)
+    except (ImportError, AttributeError, ValueError):
+        return {}
+    return dict(_plain(parser.get_defaults().as_dict()))
+
+
+def _chain(config: Mapping[str, Any], rules: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Select the rules among the callbacks of a config."""
+    callbacks = (config.get("trainer") or {}).get("callbacks") or []
+    classes = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if isinstance(each, dict)]
+    return [each for each in classes if "class_path" in each and _is_rule(str(each["class_path"]), rules)]
+
+
+def _plain(value: Any) -> Any:
+    """Copy a value, with lists in place of tuples and texts in place of objects."""
+    return json.loads(json.dumps(value, default=str))
 
 
 def _flat(value: Any, name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import MLFlowLogger
 from torch.utils.data import DataLoader, TensorDataset
 from toy import Net, Quadratic, ToyData, trainer
 
@@ -189,6 +190,15 @@ def test_optional_monitor_checkpoint(tmp_path: Path, monitor: str, saved: bool) 
     run = trainer(callback, enable_checkpointing=True)
     run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
     assert (tmp_path / "best.ckpt").exists() == saved
+
+
+@pytest.mark.parametrize(("own", "continued"), [(None, "known"), ("mine", "mine")])
+def test_continue_mlflow(tmp_path: Path, own: str | None, continued: str) -> None:
+    """The id that the logger asks the store for when it is first used."""
+    logger = MLFlowLogger(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", run_id=own)
+    private.continue_mlflow(logger, "known")
+    with pytest.raises(Exception, match=f"Run with id={continued} not found"):
+        _ = logger.experiment
 
 
 def test_open_cli(monkeypatch: pytest.MonkeyPatch) -> None:

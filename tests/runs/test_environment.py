@@ -17,7 +17,7 @@ import yaml
 from command import TINY, fit, process, rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import train
-from wandb_files import wandb_config, wandb_history, wandb_records, without_key
+from wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 
 from fl_lightning.runs.environment import RunTracking
 
@@ -36,17 +36,6 @@ WATCHED = (
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_key(tmp_path, monkeypatch)
-
-
-def fit_with_wandb(*args: object) -> str:
-    """What a fit said whose W&B run is closed as the process's end would close it."""
-    import wandb
-
-    try:
-        return fit(*args).out
-    finally:
-        wandb.finish()
-        wandb.teardown()  # its service would stay in this working directory
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fl_lightning import FederatedDataModule
 from fl_lightning.datamodules import Digits
 from fl_lightning.datamodules.partition import Dirichlet
-from fl_lightning.runs.settings import data_fingerprint, named_settings
+from fl_lightning.runs.settings import data_fingerprint, method_name, named_settings
 
 
 def test_settings_have_short_names() -> None:
@@ -41,6 +41,27 @@ def test_of_a_run_that_wrote_no_rules_down_what_is_called_monitor_is_none() -> N
     run = config("FedNova", "LossSurface", "PersonalEvaluation", "SaveCohorts", "MyMonitor")
     run["trainer"]["callbacks"].append({"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"})
     assert named_settings(run, None)["rules"] == "FedNova"
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments", "name"),
+    [
+        ("FedProx", {"mu": 0.1}, "FedProx(mu=0.1)"),  # has no default
+        ("GradientHarmonization", {"variant": "paper", "order": "random"}, "GradientHarmonization"),
+        ("GradientHarmonization", {"variant": "slides", "order": "random"}, "GradientHarmonization(variant=slides)"),
+        ("FedAdam", {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "tau": 1.0}, "FedAdam(tau=1.0)"),
+        ("NotThere", {"list": [1, 2]}, "NotThere(list=[1, 2])"),  # without the class, all arguments are named
+        ("NotThere", {"part": {"class_path": "mine.Part", "init_args": {"x": 1}}}, "NotThere(part=Part(x=1))"),
+    ],
+)
+def test_a_method_is_named_by_its_rules_and_the_arguments_that_are_no_defaults(
+    rule: str, arguments: dict[str, Any], name: str
+) -> None:
+    run = config("ConflictMonitor", rule, "FedNova")
+    run["trainer"]["callbacks"][1]["init_args"] = arguments
+    assert method_name(run, [rule, "FedNova"]) == f"{name} + FedNova"
+    assert method_name(run | {"seed_everything": 7}, [rule]) == name
+    assert method_name(run, []) == "FedAvg"
 
 
 def digits(seed: int = 1, alpha: float = 0.5, num_clients: int = 4) -> Digits:

@@ -1,0 +1,90 @@
+"""MLflow: open the store, continue a run, and add to a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import MLFlowLogger
+
+from fl_lightning.errors import ConfigurationError
+
+STORE = "sqlite:///mlflow.db"  # MLflow's own default; MLflow refuses folders, the default of Lightning's logger
+TAGS = ("method", "settings", "seed")
+RUN_NAME = "mlflow.runName"  # the tag that names a run
+
+
+def mlflow_loggers(trainer: Trainer) -> list[MLFlowLogger]:
+    """The Trainer's loggers for MLflow; empty on all devices but the first."""
+    return [each for each in trainer.loggers if isinstance(each, MLFlowLogger) and trainer.is_global_zero]
+
+
+def mlflow_facts(trainer: Trainer) -> dict[str, Any]:
+    """The id and the store of the MLflow run, for environment.yaml; empty without MLflow."""
+    for logger in mlflow_loggers(trainer):
+        return {"mlflow": {"id": logger.run_id, "store": logger.experiment.tracking_uri}}
+    return {}
+
+
+def log_params(logger: MLFlowLogger, settings: Mapping[str, Any]) -> None:
+    """Log settings as params of an MLflow run; method, settings and seed as tags, too.
+
+    MLflow changes no param, so a continued run keeps the params that it began with. Tags change. A run without a name
+    of the user's is named by method and seed: MLflow would draw the same name for all runs with the same seed.
+    """
+    known = logger.experiment.get_run(logger.run_id).data.params
+    logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
+    tags = {name: settings[name] for name in TAGS}
+    if not known and RUN_NAME not in (logger.tags or {}):
+        tags[RUN_NAME] = f"{settings['method']}, seed {settings['seed']}"
+    for name, value in tags.items():
+        logger.experiment.set_tag(logger.run_id, name, value)
+
+
+def log_file(trainer: Trainer, path: Path) -> None:
+    """Add a file to the artifacts of the MLflow run; it replaces an earlier file of its name."""
+    for logger in mlflow_loggers(trainer):
+        logger.experiment.log_artifact(logger.run_id, str(path))
+
+
+def open_store(loggers: Any, run_id: str | None) -> str | None:
+    """Check that the store of an MLFlowLogger can be used; the default store is ``mlflow.db`` in the working directory.
+
+    Args:
+        loggers: ``trainer.logger`` of a config; an MLFlowLogger without ``tracking_uri`` gets the default.
+        run_id: id of the run to continue, if any.
+
+    Returns:
+        The id; None if the store has no such run.
+
+    Raises:
+        ConfigurationError: MLflow is not installed, or the store cannot be used.
+    """
+    for each in loggers if isinstance(loggers, list) else [loggers]:
+        if "MLFlowLogger" not in str(getattr(each, "class_path", None)):
+            continue
+        if find_spec("mlflow") is None:
+            raise ConfigurationError("MLFlowLogger needs mlflow: pip install 'fl-lightning[mlflow]'")
+        each.init_args.tracking_uri = each.init_args.tracking_uri or STORE
+        if not _has(each.init_args.tracking_uri, run_id):
+            print(f"MLflow: run {run_id} is not in {each.init_args.tracking_uri}: this run is a new one there")
+            run_id = None
+    return run_id
+
+
+def _has(store: str, run_id: str | None) -> bool:
+    """Whether a store has a run; True for None."""
+    from mlflow import MlflowClient, MlflowException  # here, because the import is slow, and few runs need it
+
+    try:
+        client = MlflowClient(store)
+        client.search_experiments(max_results=1)
+    except (MlflowException, ImportError) as error:  # ImportError: the driver of a database
+        raise ConfigurationError(f"MLFlowLogger: {store} cannot be used: {error}") from None
+    try:
+        return run_id is None or client.get_run(run_id) is not None
+    except MlflowException:
+        return False

@@ -1,0 +1,32 @@
+"""Which runs of W&B and MLflow go on."""
+
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.runs.tracked import tracked_run
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("tracker", "name"), [("wandb", "W&B"), ("mlflow", "MLflow")])
+@pytest.mark.parametrize(("rounds", "continued"), [(3, True), (None, True), (2, False)])
+def test_no_tracker_takes_rounds_back(
+    capsys: pytest.CaptureFixture[str], tracker: str, name: str, rounds: int | None, continued: bool
+) -> None:
+    """Round 3 was trained to its end, round 4 not: after 3 it is the same run, and so in a test; after 2, another."""
+    Path("environment.yaml").write_text("wandb: {id: abc}\nmlflow: {id: abc}")
+    Path("metrics.csv").write_text("round,lr-SGD\n1,1\n2,1\n3,1\n4,1\n")
+    Path("timings.csv").write_text("round,seconds\n1,1\n2,1\n3,1\n")
+    assert tracked_run(Path(), rounds, tracker) == ("abc" if continued else None)
+    assert (f"{name}: round 3 is there already" in capsys.readouterr().out) != continued
+
+
+@pytest.mark.parametrize("file", [None, "data: 0123456789abcdef"])
+def test_a_folder_that_names_no_run(file: str | None) -> None:
+    if file:
+        Path("environment.yaml").write_text(file)
+    assert tracked_run(Path(), 1, "wandb") is None
