@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, fit
+from command import TINY, run
 
 
 def wandb_records(file: Path) -> Iterator[Any]:
@@ -52,12 +52,14 @@ def without_key(folder: Path, patch: pytest.MonkeyPatch) -> None:
     Path("tiny.yaml").write_text(TINY)
 
 
-def fit_with_wandb(*args: object) -> str:
-    """What a fit said whose W&B run is closed as the process's end would close it."""
+def fit_with_wandb(*args: object, command: str = "fit") -> str:
+    """What a command said whose W&B run is closed as the process's end would close it."""
     import wandb
 
     try:
-        return fit(*args).out
+        result = run(command, "--config", "tiny.yaml", *args)
+        assert result.status == 0, result.err
+        return result.out
     finally:
         wandb.finish()
         wandb.teardown()  # its service would stay in this working directory

@@ -1,4 +1,4 @@
-"""``fl-lightning dashboard``: a W&B workspace laid out for federated runs."""
+"""``fl-lightning dashboard``: W&B workspaces laid out for federated runs, or a W&B report with the same panels."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from typing import Any
 
 import wandb
 from wandb_workspaces.expr import Config
-from wandb_workspaces.reports.v2.interface import LinePlot, MediaBrowser, ScatterPlot, SummaryMetric
-from wandb_workspaces.workspaces.interface import RunsetSettings, Section, Workspace, WorkspaceSettings
+from wandb_workspaces.reports.v2.interface import H2, P, PanelGrid, Report, Runset, TableOfContents
+from wandb_workspaces.workspaces import interface as workspaces
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import CommandParser
-from fl_lightning.runs.catalogue import CATALOGUE
+from fl_lightning.report.panels import METHODS, SECTIONS, Section, panels
 from fl_lightning.runs.wandb import has_wandb_key
 
-GROUPS = ("experiment", "settings")  # config entries that are the same in runs that differ only in the seed
-
-# Sections, with the groups of metrics that have their panels in the section.
-SECTIONS = {
-    "Accuracy": ("val", "train"),
-    "Conflict": ("conflict", "coherence", "updates"),
-    "FedLAW": ("fedlaw",),
-    "Clients": ("clients", "own", "cohort"),
-    "Curvature": ("hessian",),
-    "Cost": ("bytes", "time"),
-}
+INTRODUCTION = (
+    "Runs of federated learning. A method is a chain of rules; runs of the same experiment and method that differ only "
+    "in the seed are one line, the mean, in a band from the smallest to the largest seed. The x-axis is the round. A "
+    "panel stays empty if no run has logged its metrics."
+)
 
 
 def command(args: Sequence[str]) -> int:
@@ -38,12 +32,17 @@ def command(args: Sequence[str]) -> int:
         ConfigurationError: there is no key for W&B and no ``--out``; W&B refuses, or the file cannot be written.
     """
     parser = CommandParser(
-        f"fl-lightning {args[0]}", description="A W&B workspace for federated runs.", allow_abbrev=False
+        f"fl-lightning {args[0]}",
+        description="W&B workspaces for federated runs, by method and by seed, or a W&B report.",
+        allow_abbrev=False,
     )
     project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # the default of Lightning's WandbLogger
     parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: the key's)")
     parser.add_argument("--project", default=project, help="whose runs to show (default %(default)s)")
-    parser.add_argument("--name", default="Federated", help="of the workspace (default %(default)s)")
+    parser.add_argument("--name", default="Federated", help="of the workspaces or the report (default %(default)s)")
+    parser.add_argument(
+        "--report", action="store_true", help="make a report, which can be shared, with the same panels"
+    )
     parser.add_argument("--out", type=Path, help="write the layout to this JSON file instead; nobody is contacted")
     options = parser.parse_args(args[1:])
     if not options.out and not has_wandb_key():
@@ -52,67 +51,66 @@ def command(args: Sequence[str]) -> int:
             "WANDB_API_KEY; --out FILE writes the layout without a key"
         )
     try:
-        if options.out:
-            _write(layout(options.entity or "", options.project, options.name), options.out)
+        entity = "" if options.out else options.entity or str(wandb.Api().default_entity)
+        if options.report:
+            made: list[Any] = [report(entity, options.project, options.name)]
         else:
-            layout(options.entity or str(wandb.Api().default_entity), options.project, options.name).save()  # type: ignore[no-untyped-call]  # it has no types
+            made = [workspace(entity, options.project, options.name, by_seed) for by_seed in (False, True)]
+        if options.out:
+            _write(made, options.out)
+        else:
+            for each in made:
+                each.save()
     except (wandb.Error, OSError, ValueError) as error:  # ValueError: a name that W&B does not take
         raise ConfigurationError(f"dashboard: the layout cannot be saved: {error}") from None
     return 0
 
 
-def layout(entity: str, project: str, name: str) -> Workspace:
-    """Make the workspace: sections of panels over the rounds, and runs grouped so that seeds become bands."""
-    sections: dict[str, list[Any]] = {title: [] for title in SECTIONS}  # panels of all kinds, by section
-    for section, title, metrics in lines():
-        sections[section].append(_line(title, metrics))
-    sections["Conflict"] += [_conflict_and_accuracy(), _pictures("cosines of updates", "conflict/cosines")]
-    sections["Clients"].append(_pictures("who holds what", "data/partition"))
-    sections["Curvature"].append(_pictures("loss around the global model", "surface/loss"))
-    return Workspace(
+def workspace(entity: str, project: str, name: str, by_seed: bool) -> workspaces.Workspace:
+    """Make a workspace: sections of panels over the rounds.
+
+    Args:
+        entity: user or team.
+        project: whose runs to show.
+        name: name of the workspace; "by method" or "by seed" is added.
+        by_seed: whether each run has lines of its own; otherwise runs are grouped so that seeds become bands.
+    """
+    sections = [workspaces.Section(name=each.title, panels=panels(each, by_seed), is_open=True) for each in SECTIONS]
+    return workspaces.Workspace(
         entity=entity,
         project=project,
-        name=name,
-        sections=[Section(name=title, panels=held, is_open=True) for title, held in sections.items()],
-        settings=WorkspaceSettings(x_axis="round", max_runs=30),
-        runset_settings=RunsetSettings(groupby=[Config(key) for key in GROUPS]),
+        name=f"{name} by {'seed' if by_seed else 'method'}",
+        sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=30),
+        runset_settings=workspaces.RunsetSettings(groupby=[] if by_seed else [Config(key) for key in METHODS]),
     )
 
 
-def lines() -> list[tuple[str, str, list[str]]]:
-    """List the line plots: section, title and names of metrics; a star at the end of a name stands for many metrics."""
-    panels: dict[tuple[str, str], list[str]] = {}
-    for metric in CATALOGUE:
-        if metric.panel:
-            group = metric.name.partition("/")[0]
-            section = next(title for title, groups in SECTIONS.items() if group in groups)
-            panels.setdefault((section, metric.panel), []).append(metric.name)
-    return [(section, title, names) for (section, title), names in panels.items()]
+def report(entity: str, project: str, name: str) -> Report:
+    """Make a report: each section by method, with its explanation; then the accuracy of single seeds.
+
+    Args:
+        entity: user or team; if empty, the report's sets of runs name no project.
+        project: whose runs to show.
+        name: title of the report.
+    """
+    blocks: list[Any] = [P(INTRODUCTION), TableOfContents()]
+    for section in SECTIONS:
+        by_seed = not section.groups  # settings are compared between single runs
+        blocks += [H2(section.title), P(section.text), _grid(entity, project, section, by_seed)]
+    blocks += [H2("Single seeds"), P("One line per run."), _grid(entity, project, SECTIONS[0], by_seed=True)]
+    return Report(entity=entity, project=project, title=name, blocks=blocks, width="fluid")
 
 
-def _line(title: str, metrics: Sequence[str]) -> LinePlot:
-    many = any(name.endswith("*") for name in metrics)
-    return LinePlot(
-        title=title,
-        x="round",
-        y=[] if many else list(metrics),
-        metric_regex="|".join(f"^{name.removesuffix('*')}" for name in metrics) if many else None,
-        groupby_aggfunc="mean",
-        groupby_rangefunc="minmax",
-    )
+def _grid(entity: str, project: str, section: Section, by_seed: bool) -> PanelGrid:
+    groups = [] if by_seed else [f"config.{key}" for key in METHODS]
+    runs = Runset(entity=entity, project=project, name="seeds" if by_seed else "methods", groupby=groups)
+    return PanelGrid(runsets=[runs], panels=panels(section, by_seed))
 
 
-def _conflict_and_accuracy() -> ScatterPlot:
-    """Make a scatter plot with one point per run or group, at the last round."""
-    x, y = SummaryMetric("conflict/ratio"), SummaryMetric("val/top1")
-    return ScatterPlot(title="conflict ratio and accuracy, last round", x=x, y=y)
-
-
-def _pictures(title: str, key: str) -> MediaBrowser:
-    return MediaBrowser(title=title, media_keys=[key], gallery_axis="step")
-
-
-def _write(workspace: Workspace, file: Path) -> None:
-    content: dict[str, Any] = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True)
+def _write(made: Sequence[workspaces.Workspace | Report], file: Path) -> None:
+    """Write the layouts as W&B would get them, by their names."""
+    models = [each._to_model() for each in made]
+    content = {each.display_name: each.spec.model_dump(by_alias=True, exclude_none=True) for each in models}
     file.write_text(json.dumps(content, indent=1))
     print(f"layout: {file}")

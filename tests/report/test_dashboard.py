@@ -1,102 +1,217 @@
-"""The W&B workspace: what its panels show is what runs log."""
+"""W&B's workspaces and report: what their panels show is what runs log."""
 
 import json
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 import wandb
-from command import TINY, fit, rows, run
+from command import run
+from wandb_files import fit_with_wandb, wandb_config, wandb_history, without_key
 
-from fl_lightning.report.dashboard import SECTIONS, layout
+from fl_lightning.report.dashboard import report, workspace
+from fl_lightning.report.panels import SECTIONS
 
 EVERY = ("--trainer.callbacks.every", 1)
 ALL = (
     *("--trainer.callbacks+=FedLAW", "--data.proxy_per_class", 2),
-    *("--trainer.callbacks+=ConflictMonitor", "--trainer.callbacks.layers", "true"),
+    *("--trainer.callbacks+=ConflictMonitor", *EVERY, "--trainer.callbacks.layers", "true"),
     *("--trainer.callbacks+=ClientMonitor", "--trainer.callbacks+=CoherenceMonitor"),
     *("--trainer.callbacks+=PersonalEvaluation", "--data.held_out", 0.2),
     *("--trainer.callbacks+=HessianMonitor", *EVERY, "--trainer.callbacks.examples", 16),
+    *("--trainer.callbacks+=LossSurface", *EVERY, "--trainer.callbacks.points", 3),
 )
-LINE = "Run History Line Plot"
+WANDB = ("--trainer.logger", "WandbLogger")
+OWN = {"_step", "_runtime", "_timestamp", "epoch", "round", "trainer/global_step"}  # no metrics of the run
+LINE, BAR, SCATTER, MEDIA = "Run History Line Plot", "Bar Chart", "Scatter Plot", "Media Browser"
+COORDINATES, IMPORTANCE, COMPARER = "Parallel Coordinates Plot", "Parameter Importance", "Run Comparer"
+VIEWS = ["Federated by method", "Federated by seed"]
+Panels = list[tuple[str, dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What W&B holds of a run.
+
+    Attributes:
+        metrics: names of the metrics.
+        pictures: names of the pictures.
+        config: the run's config.
+    """
+
+    metrics: set[str]
+    pictures: set[str]
+    config: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+    """A round with all rules and monitors that the sections are for, and a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        without_key(tmp_path_factory.mktemp("logged"), patch)
+        fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, *ALL)
+        options = (*ALL[:4], *WANDB, "--ckpt_path", "last")
+        fit_with_wandb(*options, command="test")
+        files = sorted(Path().glob("wandb/offline-run-*/run-*.wandb"))
+        names = {name for file in files for row in wandb_history(file) for name in row}
+        pictures = {name.removesuffix(".path") for name in names if name.endswith(".path")}
+        metrics = {name for name in names - OWN if name.partition(".")[0] not in pictures}
+        yield Logged(metrics, pictures, wandb_config(files[0]))
 
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory with tiny.yaml, which is the user's home, without a key for W&B."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_ENTITY", "WANDB_PROJECT", "NETRC"):
+    """A working directory which is the user's home, without a key for W&B."""
+    without_key(tmp_path, monkeypatch)
+    for name in ("WANDB_ENTITY", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    Path("tiny.yaml").write_text(TINY)
 
 
-def written(*args: object) -> dict[str, Any]:
-    """The layout that ``dashboard --out`` writes."""
+def written(*args: object) -> dict[str, dict[str, Any]]:
+    """The layouts that ``dashboard --out`` writes, by name."""
     result = run("dashboard", "--out", "layout.json", *args)
     assert result.status == 0, result.err
     assert result.out == "layout: layout.json\n"
-    return dict(json.loads(Path("layout.json").read_text())["section"])
+    return dict(json.loads(Path("layout.json").read_text()))
 
 
-def panels(section: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    sections = section["panelBankConfig"]["sections"]
-    return [(panel["viewType"], panel["config"]) for held in sections for panel in held["panels"]]
+def sections(view: dict[str, Any]) -> dict[str, Panels]:
+    """The panels of a workspace, by section."""
+    found = view["section"]["panelBankConfig"]["sections"]
+    return {held["name"]: [(panel["viewType"], panel["config"]) for panel in held["panels"]] for held in found}
 
 
-def test_every_metric_of_a_run_has_a_panel_and_every_panel_a_metric() -> None:
-    """With all rules and monitors that the sections are for, evaluated by W&B's rules: a name, or a regular expression.
+def panels(view: dict[str, Any]) -> Panels:
+    return [panel for held in sections(view).values() for panel in held]
 
-    What is in no section: W&B's axis, and what rules keep for clients, in bytes. Times are not in metrics.csv.
-    """
-    fit("--trainer.max_epochs", 1, *ALL)
-    (row,) = rows(Path("runs/tiny/version_0/metrics.csv"))
-    times = {f"time/{part}" for part in ("seconds", "local", "server", "monitors", "rest")}
-    logged, shown = row.keys() - {"round", "clients/state_bytes"} | times, set()
-    for kind, config in panels(written()):
-        if kind == LINE:
+
+def kind(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [config for each, config in panels(view) if each == name]
+
+
+def in_config(config: dict[str, Any], key: str) -> Any:
+    """What a W&B config has at a key as panels name it: ``value`` stands after the first part of the name."""
+    first, value, *rest = key.split(".")
+    assert value == "value", key
+    found = config[first]
+    for part in rest:
+        found = found[part]
+    return found
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_metric_of_a_run_has_a_panel_and_every_panel_a_metric(logged: Logged, name: str) -> None:
+    """Evaluated by W&B's rules: a name, or a regular expression. No panel: what rules keep for clients, in bytes."""
+    shown = set()
+    for each, config in panels(written()[name]):
+        if each in (LINE, BAR):
             regex = config.get("metricRegex")
-            found = {name for name in logged if (re.search(regex, name) if regex else name in config["metrics"])}
-            assert found, config["chartTitle"]
-            assert regex or found == set(config["metrics"]), config["chartTitle"]
-            shown |= found
-    assert logged == shown
+            named = {name for name in logged.metrics if regex and re.search(regex, name)} or set(config["metrics"])
+            assert named, config["chartTitle"]
+            assert named <= logged.metrics, config["chartTitle"]
+            shown |= named
+    assert logged.metrics - {"clients/state_bytes"} == shown
 
 
-def test_sections_pictures_and_the_scatter_plot() -> None:
-    section = written()
-    assert [held["name"] for held in section["panelBankConfig"]["sections"]] == list(SECTIONS)
-    pictures = [key for kind, config in panels(section) if kind == "Media Browser" for key in config["mediaKeys"]]
-    assert sorted(pictures) == ["conflict/cosines", "data/partition", "surface/loss"]
-    (scatter,) = (config for kind, config in panels(section) if kind == "Scatter Plot")
+def test_all_other_panels_name_what_runs_have(logged: Logged) -> None:
+    """Pictures, summaries and settings."""
+    view = written()[VIEWS[0]]
+    assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == logged.pictures
+    (scatter,) = kind(view, SCATTER)
     assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:conflict/ratio", "summary:val/top1")
+    assert {"conflict/ratio", "val/top1"} <= logged.metrics
+    (importance,) = kind(view, IMPORTANCE)
+    assert importance["targetKey"] == "val/top1"
+    (coordinates,) = kind(view, COORDINATES)
+    *settings, last = [column["accessor"] for column in coordinates["columns"]]
+    assert last == "summary:val/top1"
+    values = {key: in_config(logged.config, key.removeprefix("config:")) for key in settings}
+    assert None not in values.values(), "a run without a value would have no line"
+    assert values["config:method.value"] == "FedLAW"
+    assert [config["diffOnly"] for config in kind(view, COMPARER)] == ["split"]
 
 
-def test_the_axis_is_the_round_and_seeds_are_bands() -> None:
-    section = written()
-    assert section["settings"]["xAxis"] == "round"
-    for kind, config in panels(section):
-        if kind == LINE:
-            assert (config["xAxis"], config["groupAgg"], config["groupArea"]) == ("round", "mean", "minmax")
-    (runs,) = section["runSets"]
-    assert [(key["section"], key["name"]) for key in runs["grouping"]] == [
-        ("config", "experiment.value"),
-        ("config", "settings.value"),
-    ]
+def test_seeds_are_bands_of_their_method(logged: Logged) -> None:
+    view = written()[VIEWS[0]]
+    (runs,) = view["section"]["runSets"]
+    groups = [(key["section"], key["name"]) for key in runs["grouping"]]
+    assert groups == [("config", f"{name}.value") for name in ("experiment", "method", "settings")]
+    assert all(in_config(logged.config, name) for _, name in groups)
+    for config in kind(view, LINE):
+        assert (config["groupAgg"], config["groupArea"]) == ("mean", "minmax")
+    for config in kind(view, BAR):
+        assert (config["groupBy"], config["aggregate"]) == ("method.value", True)
+    assert sections(view)["Accuracy"][0][1]["metrics"] == ["val/top1"]
+
+
+def test_or_each_seed_is_a_line(logged: Logged) -> None:
+    view = written()[VIEWS[1]]
+    (runs,) = view["section"]["runSets"]
+    assert runs["grouping"] == []
+    for config in (*kind(view, LINE), *kind(view, BAR)):
+        assert not {"groupAgg", "groupArea", "groupBy", "aggregate"} & config.keys()
+        assert config["legendTemplate"] == "${config:method}, seed ${config:seed}"
+    assert {"method", "seed"} <= logged.config.keys()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_the_axis_is_the_round(name: str) -> None:
+    view = written()[name]
+    assert view["section"]["settings"]["xAxis"] == "round"
+    assert {config["xAxis"] for config in kind(view, LINE)} == {"round"}
+    assert list(sections(view)) == [section.title for section in SECTIONS]
+
+
+def test_the_report_has_the_panels_of_the_dashboard() -> None:
+    """Below each heading a text and the panels by method, settings by seed; at the end accuracy by seed."""
+    by_method, by_seed = map(sections, written("--name", "Ours").values())
+    made = written("--report", "--name", "Ours")["Ours"]
+    blocks = [block for block in made["blocks"] if block["type"] in ("heading", "panel-grid")]
+    shown = {}
+    for heading, grid in zip(blocks[::2], blocks[1::2], strict=True):
+        found = grid["metadata"]["panelBankSectionConfig"]["panels"]
+        (runs,) = grid["metadata"]["runSets"]
+        grouped = [key["name"] for key in runs["grouping"]] == ["experiment.value", "method.value", "settings.value"]
+        shown[heading["children"][0]["text"]] = (grouped, [(panel["viewType"], panel["config"]) for panel in found])
+    assert shown.pop("Single seeds") == (False, by_seed["Accuracy"])
+    assert shown.pop("Settings") == (False, by_seed["Settings"])
+    assert shown == {name: (True, held) for name, held in by_method.items() if name != "Settings"}
+    texts = [block["children"][0]["text"] for block in made["blocks"] if block["type"] == "paragraph"]
+    assert all(section.text in texts for section in SECTIONS)
+
+
+def test_no_panels_of_the_report_lie_on_one_another() -> None:
+    """A report is 24 columns wide."""
+    for block in written("--report")["Federated"]["blocks"]:
+        if block["type"] == "panel-grid":
+            places = [panel["layout"] for panel in block["metadata"]["panelBankSectionConfig"]["panels"]]
+            assert all(0 <= place["x"] <= place["x"] + place["w"] <= 24 for place in places)
+            for one, other in combinations(places, 2):
+                beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+                assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
 
 
 def test_entity_project_and_name() -> None:
-    made = layout("us", "digits", "Conflict")
-    assert (made.entity, made.project, made.name) == ("us", "digits", "Conflict")
+    made = workspace("us", "digits", "Conflict", by_seed=True)
+    assert (made.entity, made.project, made.name) == ("us", "digits", "Conflict by seed")
+    shared = report("us", "digits", "Conflict")
+    assert (shared.entity, shared.project, shared.title) == ("us", "digits", "Conflict")
+    grids: list[Any] = [block for block in shared.blocks if hasattr(block, "runsets")]
+    assert {(runs.entity, runs.project) for grid in grids for runs in grid.runsets} == {("us", "digits")}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ((), ("wandb login", "WANDB_API_KEY", "--out FILE")),
+        (("--report",), ("wandb login", "WANDB_API_KEY", "--out FILE")),
         (("--out", "no/such/folder.json"), ("cannot be saved", "no/such/folder.json")),
         (("--out", "layout.json", "--name", "🙂"), ("cannot be saved", "Emojis")),
+        (("--out", "layout.json", "--report", "--name", "x" * 129), ("cannot be saved", "128")),
         (("--projekt", "x"), ("--projekt", "--help")),
     ],
 )
@@ -107,10 +222,11 @@ def test_what_cannot_be_done_takes_one_line(arguments: tuple[str, ...], words: t
     assert all(word in result.err for word in words), result.err
 
 
-def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--report",)])
+def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     """W&B looks at its length before it contacts anybody."""
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    result = run("dashboard", "--entity", "us")
+    result = run("dashboard", "--entity", "us", *arguments)
     wandb.teardown()  # which forgets the key
     assert result.status == 2
     assert "API key must have 40" in result.err
