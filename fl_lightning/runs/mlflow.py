@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger
 
@@ -51,7 +53,7 @@ def log_file(trainer: Trainer, path: Path) -> None:
 
 
 def open_store(loggers: Any, run_id: str | None) -> str | None:
-    """Check that the store of an MLFlowLogger can be used; the default store is ``mlflow.db`` in the working directory.
+    """Open the store of an MLFlowLogger; the default store is ``mlflow.db`` in the working directory.
 
     Args:
         loggers: ``trainer.logger`` of a config; an MLFlowLogger without ``tracking_uri`` gets the default.
@@ -68,23 +70,33 @@ def open_store(loggers: Any, run_id: str | None) -> str | None:
             continue
         if find_spec("mlflow") is None:
             raise ConfigurationError("MLFlowLogger needs mlflow: pip install 'fl-lightning[mlflow]'")
-        each.init_args.tracking_uri = each.init_args.tracking_uri or STORE
-        if not _has(each.init_args.tracking_uri, run_id):
-            print(f"MLflow: run {run_id} is not in {each.init_args.tracking_uri}: this run is a new one there")
+        arguments = each.init_args
+        arguments.tracking_uri = arguments.tracking_uri or STORE
+        with _alone(arguments.tracking_uri):
+            known = _open(arguments.tracking_uri, arguments.experiment_name, arguments.artifact_location, run_id)
+        if not known:
+            print(f"MLflow: run {run_id} is not in {arguments.tracking_uri}: this run is a new one there")
             run_id = None
     return run_id
 
 
-def _has(store: str, run_id: str | None) -> bool:
-    """Whether a store has a run; True for None."""
+def _open(store: str, experiment: str, artifacts: str | None, run_id: str | None) -> bool:
+    """Make the store and the experiment if they are missing; return whether the store has a run (True for None)."""
     from mlflow import MlflowClient, MlflowException  # here, because the import is slow, and few runs need it
 
     try:
         client = MlflowClient(store)
-        client.search_experiments(max_results=1)
+        if client.get_experiment_by_name(experiment) is None:
+            client.create_experiment(experiment, artifacts)
     except (MlflowException, ImportError) as error:  # ImportError: the driver of a database
         raise ConfigurationError(f"MLFlowLogger: {store} cannot be used: {error}") from None
     try:
         return run_id is None or client.get_run(run_id) is not None
     except MlflowException:
         return False
+
+
+def _alone(store: str) -> AbstractContextManager[Any]:
+    """Keep other processes from opening a database file at the same time: each would make the same tables."""
+    file = store.removeprefix("sqlite:///")
+    return FileLock(f"{file}.lock") if file != store else nullcontext()

@@ -168,3 +168,15 @@ def test_two_devices_write_as_one(store: str, folder: None) -> None:
     done = process("fit", "--config", "tiny.yaml", *options(store, "two"), "--trainer.devices", 2)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(Kept(store, "two").history("val/top1")) == [1, 2]
+
+
+@pytest.mark.slow
+def test_jobs_of_a_sweep_that_begin_together_share_a_new_store(folder: None) -> None:
+    """MLflow itself would make the tables of the store twice."""
+    done = process("sweep", "--config", "tiny.yaml", "--seeds", 4, "--jobs", 4, "--trainer.logger", "MLFlowLogger")
+    assert done.returncode == 0, done.stdout[-2000:]
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/mlflow.db")
+    found = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    assert sorted(each.info.run_name for each in found) == [f"FedAvg, seed {seed}" for seed in (1, 2, 3, 4)]
