@@ -1,12 +1,12 @@
 """Measure the size of a report, the time to make it, and the time until a browser shows it.
 
-The report shows a made-up run (see tests/report/folders.py) that has data for all its sections, with cosines in every
+The report shows made-up runs (see tests/report/folders.py) that have data for all sections, with cosines in every tenth
 round. Headless Chromium opens the report several times, each time from scratch. The table shows medians of wall time
 until the text can be read (text), the scripts have run (loaded), the first chart that is scrolled to is drawn (first
 chart), and all charts are drawn, as for printing (all charts). The time until the first chart is also given as
 processor time of all the browser's processes, which depends less on other programs.
 
-    PYTHONPATH=tests/report python benchmarks/report.py [rounds] [clients] [repetitions]
+    PYTHONPATH=tests/report python benchmarks/report.py [methods] [seeds] [rounds] [clients] [repetitions]
 """
 
 import shutil
@@ -23,7 +23,8 @@ from playwright.sync_api import sync_playwright
 
 from fl_lightning.report.command import command
 
-ROUNDS, CLIENTS, REPETITIONS = (int(a) for a in (*sys.argv[1:], *("500", "100", "7")[len(sys.argv) - 1 :]))
+GIVEN, USUAL = sys.argv[1:], ("20", "5", "200", "100", "7")
+METHODS, SEEDS, ROUNDS, CLIENTS, REPETITIONS = (int(number) for number in (*GIVEN, *USUAL[len(GIVEN) :]))
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 
 
@@ -52,21 +53,22 @@ def opened(browser: Any, file: Path) -> tuple[float, ...]:
 def main() -> None:
     """Print a Markdown table of one row."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        run = large(Path(folder) / "run", ROUNDS, CLIENTS)
+        for method in range(METHODS):
+            for seed in range(1, SEEDS + 1):
+                large(Path(folder, "runs", f"version_{method}_{seed}"), ROUNDS, CLIENTS, 10, f"Rule{method}", seed)
         began = time.perf_counter()
-        command(["report", str(run)])
+        command(["report", str(Path(folder, "runs"))])
         made = time.perf_counter() - began
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
-        seconds = [opened(browser, run / "report.html") for _ in range(REPETITIONS)]
+        seconds = [opened(browser, Path(folder, "runs", "report.html")) for _ in range(REPETITIONS)]
         browser.close()
-        size = (run / "report.html").stat().st_size / 1e6
+        size = Path(folder, "runs", "report.html").stat().st_size / 1e6
         text, loaded, first, processor, whole = (median(column) for column in zip(*seconds, strict=True))
-    print(
-        "| rounds | clients | MB | made in s | text, s | loaded, s | first chart, s | its processor s | all charts, s |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    timed = "made in s | text, s | loaded, s | first chart, s | its processor s | all charts, s"
+    print(f"| methods | seeds | rounds | clients | MB | {timed} |")
+    print("|---" * 11 + "|")
     seen = " | ".join(f"{value:.2f}" for value in (text, loaded, first, processor, whole))
-    print(f"| {ROUNDS} | {CLIENTS} | {size:.1f} | {made:.1f} | {seen} |")
+    print(f"| {METHODS} | {SEEDS} | {ROUNDS} | {CLIENTS} | {size:.1f} | {made:.1f} | {seen} |")
 
 
 if __name__ == "__main__":

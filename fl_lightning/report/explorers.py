@@ -25,7 +25,7 @@ BUDGET = 1_500_000  # largest number of characters in all frames of a chart
 CLIENTS = 200  # largest number of clients in a heat map
 CELLS = 500_000  # largest number of cells in one round's heat maps of all methods
 SCALE = 127  # int8 value that stands for a cosine of 1
-VIEWS = ("before correction", "after correction")
+VIEWS = ("before", "after correction")
 BY_CLASS, BY_CLUSTER = "class", "cluster"
 
 
@@ -63,10 +63,10 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
 
 def _cosines(path: Path, most: int) -> dict[str, Any]:
     arrays = load(path, "clients", "before", "after")
-    before, after = arrays["before"], arrays["after"]
-    views = [before] if np.array_equal(before, after) else [before, after]
-    packed = [pack(view[:most, :most]) for view in views]
-    return {"text": [*map(_of_pairs, views)], "clients": arrays["clients"][:most].tolist(), "cosines": packed}
+    packed = [pack(arrays[view][:most, :most]) for view in ("before", "after")]
+    views = 1 if packed[0] == packed[1] else 2  # 1 without a correction
+    text = [_of_pairs(arrays[view]) for view in ("before", "after")[:views]]
+    return {"text": text, "clients": arrays["clients"][:most].tolist(), "cosines": packed[:views]}
 
 
 def pack(matrix: NDArray[np.float64]) -> str:

@@ -86,7 +86,7 @@ def over_rounds(
     """
     having = [method for method in methods if any(len(run.items(prefix)) for run in method.runs)]
     every = [(at, run) for at, method in enumerate(having) for run in method.runs if len(run.items(prefix))]
-    if not every:
+    if not every or constant_items(methods, prefix, title):
         return None
     tables = {run.folder: run.items(prefix) for _, run in every}
     rounds, items = (max(table.shape[axis] for table in tables.values()) for axis in (0, 1))
@@ -114,6 +114,14 @@ def over_rounds(
         frames=frames,
         wide=True,
     )
+
+
+def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
+    """Say that the metrics ``prefix/<n>`` never change over the several rounds of any run; else empty."""
+    tables = [table for method in methods for run in method.runs if len(table := run.items(prefix))]
+    if not tables or any(len(table) < 2 or (table.max() - table.min()).max() > 1e-9 for table in tables):
+        return ""
+    return f"Constant over all rounds: {prefix}/* ({title})."
 
 
 def _by_round(table: pd.DataFrame, shown: pd.DataFrame, item: str, percent: bool) -> dict[str, Any]:

@@ -36,6 +36,21 @@ SECTIONS = {
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }
+# Heat maps over the rounds of a section: prefix of the metrics, what they number, title, caption, whether shares.
+HEATS = {
+    "coherence": (
+        (
+            *("cohort/share", "class", "Classes of the cohort"),
+            *("The mix of classes that the round's clients hold, by their weights.", True),
+        ),
+    ),
+    "fedlaw": (
+        (
+            *("fedlaw/weight", "client", "Learned weights λ"),
+            *("What each client counts in the sum; bright clients count most.", False),
+        ),
+    ),
+}
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 
@@ -74,7 +89,7 @@ def render(experiments: Sequence[Experiment]) -> str:
     environment.filters["figure"] = screen.figure
     several = len(experiments) > 1
     parts = [_part(each, f"e{at}-" if several else "", len(experiments)) for at, each in enumerate(experiments, 1)]
-    links = [f"#{part.key}summary" for part in parts]
+    links = [f"#{part.key}name" for part in parts]
     title = f"{len(parts)} experiments" if several else " · ".join(parts[0].methods)
     return environment.get_template("page.html.j2").render(
         title=title,
@@ -104,7 +119,8 @@ def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:
         notes = {name: note for name in names if (note := charts.constant(name, methods))}
         curves = [_curve(name, methods) for name in names if name not in notes]
         shown = [*curves, *_special(key, methods, budget)]
-        yield Section(key, title, charts=[chart for chart in shown if chart], notes=list(notes.values()))
+        said = [*notes.values(), *_unchanged(key, methods)]
+        yield Section(key, title, charts=[chart for chart in shown if chart], notes=said)
     drawn = [clients.scatter(methods), holdings.partition(methods)]
     yield Section("clients", "Clients", charts=[each for each in drawn if each], clients=clients.listed(methods))
     spent = [resources.time_of_round(methods), resources.seconds_by_round(methods), *resources.memory(methods)]
@@ -175,17 +191,17 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
 
 def _special(section: str, methods: Sequence[Method], budget: int) -> list[Chart | None]:
     """Make the charts of a section other than curves of one metric."""
+    shown = [holdings.over_rounds(methods, *heat) for heat in HEATS.get(section, ())]
     if section == "conflict":
         return [charts.layers(methods), explorers.cosines(methods, budget)]
-    if section == "coherence":
-        mix = "The mix of classes that the round's clients hold, by their weights."
-        return [holdings.over_rounds(methods, "cohort/share", "class", "Classes of the cohort", mix, percent=True)]
-    if section == "fedlaw":
-        learned = "What each client counts in the sum; bright clients count most."
-        return [holdings.over_rounds(methods, "fedlaw/weight", "client", "Learned weights λ", learned)]
     if section == "curvature":
         return [charts.spectrum(methods), explorers.surfaces(methods, budget)]
-    return []
+    return [*shown]
+
+
+def _unchanged(section: str, methods: Sequence[Method]) -> list[str]:
+    notes = [holdings.constant_items(methods, prefix, title) for prefix, _, title, *_ in HEATS.get(section, ())]
+    return [note for note in notes if note]
 
 
 def _with_critical_rounds(chart: Chart, methods: Sequence[Method]) -> Chart:

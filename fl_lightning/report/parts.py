@@ -47,7 +47,7 @@ class Frames:
         runs: for each run ``{"panel", "seed", "frames"}``: number of its panel, its seed, and its frames, each with
             ``round`` (absent if the frame is for all rounds), ``text`` (a summary for each view), and the data that
             explore.js draws.
-        views: names of the views of a frame, if a frame has several views.
+        views: names of the views of a frame, if frames have several, which can be shown alone or side by side.
         orders: orders of the clients other than by id, for each seed: client ids by name of the order.
         dropped: how many recorded frames were left out to keep the page small.
     """
@@ -100,7 +100,7 @@ class Section:
     Attributes:
         key: id of the section within its part of the page.
         title: heading of the section.
-        sentences: a paragraph below the heading, whose first sentence stands out.
+        sentences: a paragraph below the heading; of each sentence, the part before a semicolon stands out.
         tables: tables, shown first.
         charts: charts, shown after the tables.
         notes: sentences in place of charts, such as on a metric that never changes.

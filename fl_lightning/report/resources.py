@@ -23,6 +23,8 @@ PARTS = {
     "rest": "evaluation, logs, checkpoints",
 }
 BYTES = "bytes/total"
+TIMES = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # units; one is taken from three of it on
+SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def time_of_round(methods: Sequence[Method]) -> Chart | None:
@@ -79,31 +81,35 @@ def _timed(methods: Sequence[Method], column: str, unit: float, title: str, capt
 
 
 def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """What curves over the rounds can have on the x-axis in place of the round: seconds and bytes, where recorded.
+    """What curves can have on the x-axis in place of the round: training time and bytes, where recorded.
 
     Returns:
         For each axis its ``key``, its ``title`` with the unit, and for each method ``[rounds, values]``: the means over
         the runs, summed since the first round.
     """
-    choices = [
-        ("seconds", "time", _seconds, ((3600 * 3, 3600.0, "hours"), (300, 60.0, "minutes"), (0, 1.0, "seconds"))),
-        ("bytes", "traffic", _bytes, ((3e9, 1e9, "GB"), (3e6, 1e6, "MB"), (0, 1e3, "kB"))),
-    ]
     found = []
-    for key, title, read, units in choices:
-        means = [
-            pd.DataFrame({n: v for n, run in enumerate(m.runs) if len(v := read(run))}).mean(axis=1) for m in methods
-        ]
+    for key, title, read, units in (
+        ("seconds", "training time", _time, TIMES),
+        ("bytes", "bytes sent", _bytes, SIZES),
+    ):
+        means = [_mean([read(run) for run in method.runs]) for method in methods]
         if any(len(each) for each in means):
             largest = max(float(each.max()) for each in means if len(each))
-            unit, name = next((unit, name) for least, unit, name in units if largest >= least)
+            unit, name = next((unit, name) for unit, name in units if largest >= 3 * unit or unit == units[-1][0])
             values = [[each.index.tolist(), rounded(each / unit)] for each in means]
-            found.append({"key": key, "title": f"{title} since the start ({name})", "values": values})
+            found.append({"key": key, "title": f"{title} ({name})", "values": values})
     return found
 
 
-def _seconds(run: Run) -> pd.Series:
-    return run.timings["seconds"].cumsum() if "seconds" in run.timings else pd.Series(dtype=float)
+def _mean(columns: Sequence[pd.Series]) -> pd.Series:
+    return pd.DataFrame({n: column for n, column in enumerate(columns) if len(column)}).mean(axis=1)
+
+
+def _time(run: Run) -> pd.Series:
+    """Seconds of local training and of the server, which the algorithm needs: without monitors and evaluation."""
+    if "local" not in run.timings or "server" not in run.timings:
+        return pd.Series(dtype=float)
+    return (run.timings["local"] + run.timings["server"]).cumsum()
 
 
 def _bytes(run: Run) -> pd.Series:

@@ -125,11 +125,9 @@ def _(plot: Bars, names: Sequence[str]) -> dict[str, Any]:
         for number, part in enumerate(plot.parts)
     ]
     layout = {
-        "height": max(HEIGHT, 130 + 30 * len(plot.parts)),
+        "height": max(200, 60 + 40 * len(plot.parts)),
         "barmode": "stack",
         "hovermode": "y unified",
-        "showlegend": True,
-        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         "xaxis": _axis(plot.x),
         "yaxis": {"autorange": "reversed", "automargin": True},
     }

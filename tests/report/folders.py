@@ -58,12 +58,20 @@ def similar(clients: int, draw: np.random.Generator) -> np.ndarray[Any, np.dtype
     return np.clip(vectors @ vectors.T, -1, 1)
 
 
-def large(folder: Path, rounds: int = 500, clients: int = 100, every: int = 1) -> Path:
+def large(
+    folder: Path,
+    rounds: int = 500,
+    clients: int = 100,
+    every: int = 1,
+    rule: str = "GradientHarmonization",
+    seed: int = 1,
+) -> Path:
     """A run with all that a report shows: cosines in every n-th round, and columns of every client."""
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     steps = np.arange(1, rounds + 1)
-    scalars = ["val/loss", "train/loss", "conflict/ratio", "conflict/ratio_after", "conflict/mean_cosine"]
-    scalars += ["coherence/local", "updates/drift", "fedlaw/gamma", "hessian/eigenvalue_1"]
+    scalars = ["val/loss", "val/top3", "train/loss", "train/top1", "conflict/ratio", "conflict/ratio_after"]
+    scalars += ["conflict/mean_cosine", "conflict/mean_cosine_after", "conflict/min_cosine", "conflict/removed"]
+    scalars += ["coherence/local", "updates/drift", "updates/norm_mean", "fedlaw/gamma", "hessian/eigenvalue_1"]
     metrics = {"val/top1": 1 - 0.9 * np.exp(-steps / 80)} | {name: draw.random(rounds) for name in scalars}
     for measure in ("clients/loss", "clients/top1", "clients/update_norm", "fedlaw/weight"):
         metrics |= {f"{measure}/{client}": draw.random(rounds) for client in range(clients)}
@@ -77,14 +85,20 @@ def large(folder: Path, rounds: int = 500, clients: int = 100, every: int = 1) -
         }
         for round in range(every, rounds + 1, every)
     }
+    grid = np.linspace(-1, 1, 21)
+    surfaces = {
+        f"surface_{round}": {"steps": grid, "loss": draw.random() + np.add.outer(grid**2, 3 * grid**2)}
+        for round in range(10 * every, rounds + 1, 10 * every)
+    }
     return write(
         folder,
         {name: [f"{value:.7g}" for value in values] for name, values in metrics.items()},
-        config("GradientHarmonization", "ConflictMonitor"),
+        config(rule, "ConflictMonitor", seed=seed),
         {name: value + 0.1 * draw.random(rounds) for name, value in times.items()},
         {"versions": {"torch": "2.15.0"}, "device": "1 x cpu"},
         partition={"sizes": counts.sum(1), "counts": counts},
         **cosines,
+        **surfaces,
     )
 
 

@@ -126,19 +126,21 @@ def test_what_never_changes_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_axes_of_seconds_and_bytes_are_sums_and_means_over_seeds(tmp_path: Path) -> None:
-    """Seconds 100, 200 and 300, 400: sums 100, 300 and 300, 700, means 200 and 500 seconds, 3.33 and 8.33 minutes.
-    2 and 4 MB so far in both seeds. A page without timings and bytes has no such axes.
+    """Seconds of training 100, 200 and 300, 400, half of them on the server: sums 100, 300 and 300, 700, means 200 and
+    500 seconds, 3.33 and 8.33 minutes. 2 and 4 MB so far in both seeds. A page without them has no such axes.
     """
-    others = {name: [1, 1] for name in ("local", "server", "memory_mib", "gpu_mib")}
     runs = [
         write(
-            tmp_path / f"{n}", {"val/top1": [0, 1], "bytes/total": [2e6, 4e6]}, config(seed=n), {"seconds": s, **others}
+            tmp_path / f"{n}",
+            {"val/top1": [0, 1], "bytes/total": [2e6, 4e6]},
+            config(seed=n),
+            {"seconds": [900, 900], "local": half, "server": half, "memory_mib": [1, 1], "gpu_mib": [0, 0]},
         )
-        for n, s in ((1, [100, 200]), (2, [300, 400]))
+        for n, half in ((1, [50, 100]), (2, [150, 200]))
     ]
     assert part(report(*runs, out=tmp_path / "page.html"))["axes"] == [
-        {"key": "seconds", "title": "time since the start (minutes)", "values": [[[1, 2], [3.333, 8.333]]]},
-        {"key": "bytes", "title": "traffic since the start (MB)", "values": [[[1, 2], [2, 4]]]},
+        {"key": "seconds", "title": "training time (minutes)", "values": [[[1, 2], [3.333, 8.333]]]},
+        {"key": "bytes", "title": "bytes sent (MB)", "values": [[[1, 2], [2, 4]]]},
     ]
     page = report(write(tmp_path / "run", {"val/loss": [1.0]}), out=tmp_path / "page.html")
     assert part(page) == {"methods": ["run"], "axes": []}

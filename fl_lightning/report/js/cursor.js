@@ -36,25 +36,27 @@ function mark(chart, x) {
   const title = chart.plot._fullLayout.xaxis.title.text;
   const room = (half ? left : chart.plot.clientWidth - left) - 16;
   const tip = make("div", { class: rows.length > 10 ? "tip many" : "tip", style: `${place};top:${size.t}px;max-width:${room}px` }, make("b", {}, `${title} ${written(x)}`));
-  for (const { name, text, tone, variant } of rows) {
-    tip.append(make("span", {}, make("i", { style: `color:${tone}`, class: variant ? "before" : "" }), make("span", {}, `${name}: ${text}`)));
+  for (const { name, text, tone } of rows) {
+    tip.append(make("span", {}, make("i", { style: `color:${tone}` }), make("span", {}, `${name}: ${text}`)));
   }
   chart.stage.append(tip);
 }
 
-// Name and value of each line at the point nearest to x.
+// Name and values of each method at the points nearest to x: before the correction, if there is such a line, and after.
 function values(chart, x) {
   const percent = /%/.test(chart.spec.figure.layout.yaxis.tickformat ?? "");
-  const high = {};
-  return chart.plot.data.flatMap((trace) => {
-    const { method, role, variant } = trace.meta;
-    if (role === "high") high[method + variant] = trace.y;
-    if (role !== "line") return [];
+  const found = new Map();
+  const of = (method, variant, role) => chart.plot.data.find(({ meta }) => meta.method === method && meta.variant === variant && meta.role === role);
+  for (const trace of chart.plot.data.filter(({ meta }) => meta.role === "line")) {
+    const { method, variant } = trace.meta;
     const at = nearest(trace.x, x);
-    if (at < 0 || trace.y[at] === null) return [];
-    const half = (high[method + variant]?.[at] ?? NaN) - trace.y[at];
-    return [{ name: trace.name, text: plusMinus(trace.y[at], half, percent), tone: trace.line.color, variant }];
-  });
+    if (at < 0 || trace.y[at] === null) continue;
+    const half = (of(method, variant, "high")?.y[at] ?? NaN) - trace.y[at];
+    const text = plusMinus(trace.y[at], half, percent);
+    const after = found.get(method);
+    found.set(method, { name: chart.part.methods[method], tone: trace.line.color, text: after ? `${text} → ${after.text}` : text });
+  }
+  return [...found.values()];
 }
 
 function nearest(xs, x) {

@@ -12,32 +12,39 @@ const DIVERGING = {
 
 function build(chart, style) {
   const drawn = { lines, dots, bars, heat: panels, surface: panels, bubbles: panels }[chart.kind](chart, style);
-  return { data: drawn.data, layout: dressed(drawn.layout, style, chart) };
+  return { data: drawn.data, layout: dressed(drawn, style) };
 }
 
 // Lay out as the style asks for: colours of the ground, fonts, and a legend on paper.
-function dressed(layout, style, chart) {
+function dressed({ layout, legend = [] }, style) {
   const { ink, line, soft } = GROUNDS[style.ground];
-  const legend = layout.showlegend || (style.paper && chart.part.methods.length > 1 && chart.kind in { lines: 1, dots: 1 });
-  const font = { family: FONT, size: style.size, color: ink };
+  const rows = legend.length ? legendRows(legend, style) : 0;
+  const above = rows * (style.size + 9);
+  const height = style.paper && layout.paper ? layout.paper : layout.height;
   const made = {
-    margin: { l: 46, r: 10, t: legend ? 6 : 10, b: 40 },
+    margin: { l: style.paper ? 52 : 46, r: 10, t: 10 + above, b: 40 },
     dragmode: coarse ? false : "zoom",
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     hoverlabel: { namelength: -1, bgcolor: soft, bordercolor: line, font: { color: ink, size: style.size } },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: style.size } },
     ...layout,
-    font,
+    font: { family: FONT, size: style.size, color: ink },
     width: style.width,
-    height: style.paper && chart.kind === "lines" ? Math.round(0.62 * Math.min(style.width, 336)) + 20 : layout.height,
-    showlegend: Boolean(legend),
+    height: height + above,
+    showlegend: rows > 0,
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: style.size } },
   };
   for (const [key, axis] of Object.entries(layout).filter(([name]) => /^[xy]axis/.test(name))) {
     const title = axis.title ? { ...axis.title, font: { size: style.size }, standoff: 6 } : undefined;
     made[key] = { automargin: true, zeroline: false, ...axis, title, gridcolor: line, linecolor: line, tickcolor: line };
   }
   return made;
+}
+
+// Rows that Plotly needs for a legend: it gives every entry the width of the longest one.
+function legendRows(names, style) {
+  const longest = Math.max(...names.map((name) => name.length)) * 0.56 * style.size + 45;
+  return Math.ceil(names.length / Math.max(1, Math.floor((style.width - 62) / longest)));
 }
 
 const positions = (trace) => trace.x ?? trace.y.map((_, at) => trace.x0 + trace.dx * at);
@@ -54,7 +61,8 @@ function along([rounds, values], round) {
 function lines(chart, style) {
   const { part, spec: { figure } } = chart;
   const axis = figure.rounds ? part.axis : undefined;
-  const shown = figure.data.filter(({ meta }) => !part.hidden.has(meta.method));
+  const above = ({ meta }) => ["line", "mark"].indexOf(meta.role); // bands lie below all lines
+  const shown = figure.data.filter(({ meta }) => !part.hidden.has(meta.method)).sort((a, b) => above(a) - above(b));
   const heights = shown.filter(({ meta }) => meta.role === "line").flatMap(({ y }) => y.filter((value) => value !== null));
   const least = Math.min(...heights);
   const most = Math.max(...heights);
@@ -66,20 +74,24 @@ function lines(chart, style) {
     const made = { ...trace, type: "scatter", x, x0: undefined, dx: undefined, legendgroup: trace.name, hoverinfo: "none" };
     if (role === "low" || role === "high") {
       const y = log ? trace.y.map((value) => value && Math.max(value, least / 10)) : trace.y;
-      const alpha = (style.ground === "dark" ? 0.3 : 0.18) * (variant ? 0.5 : 1);
+      const alpha = (style.ground === "dark" ? 0.25 : 0.18) * (variant ? 0.5 : 1);
       return { ...made, y, mode: "lines", line: { width: 0 }, fillcolor: faint(tone, alpha), hoverinfo: "skip", showlegend: false };
     }
     const marker = { size: style.paper ? 4 : 6, ...trace.marker, color: tone };
     if (role === "mark") return { ...made, marker: { ...marker, line: { width: 1.5, color: GROUNDS[style.ground].soft } }, showlegend: false };
-    return { ...made, marker, line: { width: style.paper ? 1.4 : 2.2, ...trace.line, color: tone } };
+    return { ...made, marker, line: { width: style.paper ? 1.4 : 2.2, ...trace.line, color: tone }, showlegend: !variant };
   });
+  const variants = [...new Set(shown.map(({ meta }) => meta.variant).filter(Boolean))];
+  for (const name of variants) data.push({ type: "scatter", x: [null], y: [null], name, mode: "lines", meta: {}, line: { dash: "dot", width: 1.4, color: GROUNDS[style.ground].ink } });
   const { xaxis, yaxis, ...rest } = figure.layout;
-  const xs = [...new Set(data.flatMap(({ x }) => x))];
+  const xs = [...new Set(data.flatMap(({ x }) => x))].filter((x) => x !== null);
   const few = !axis && xs.length <= 10 && Math.max(...xs) - Math.min(...xs) <= 10;
   return {
     data,
+    legend: style.paper ? [...shown.filter(({ meta }) => meta.role === "line" && !meta.variant).map(({ name }) => name), ...variants] : [],
     layout: {
       ...rest,
+      paper: 0.58 * COLUMN,
       height: chart.figure.closest(".summary") ? 270 : rest.height,
       xaxis: { ...xaxis, title: { text: axis ? axis.title : xaxis.title.text }, dtick: few ? 1 : undefined },
       yaxis: { ...yaxis, type: log ? "log" : "linear", ...(log ? {} : { range: range(shown, least, most, yaxis) }) },
@@ -120,7 +132,7 @@ function dots(chart, style) {
       },
     };
   });
-  return { data, layout: figure.layout };
+  return { data, legend: style.paper ? data.map(({ name }) => name) : [], layout: figure.layout };
 }
 
 function bars(chart, style) {
@@ -135,7 +147,7 @@ function bars(chart, style) {
       hovertemplate: "%{x:.3~g} s",
     };
   });
-  return { data, layout: figure.layout };
+  return { data, legend: data.map(({ name }) => name), layout: figure.layout };
 }
 
 // Sentence on a chart for readers who do not see it.

@@ -1,6 +1,6 @@
 // Charts of panels side by side, one per method, with one seed, round, view and order for all panels.
 const DECADES = [0.1, 3]; // smallest and largest range of a loss surface's colours, in powers of ten
-const TITLE = 42; // pixels above a panel
+const LINE = 15; // pixels of a line above a panel
 
 // Unpack a symmetric matrix from its upper triangle (pack in explorers.py).
 function square(packed, size) {
@@ -29,35 +29,38 @@ function chosen(chart) {
     control("round").textContent = round;
     slider.setAttribute("aria-valuetext", `round ${round}`);
   }
-  return { seed, runs, round, view: control("view")?.selectedIndex ?? 0, order: control("order")?.value ?? "id" };
+  const view = control("view")?.selectedIndex ?? 0; // first all, then each
+  const views = view ? [view - 1] : frames.views.map((_, at) => at);
+  return { seed, runs, round, views: views.length ? views : [0], order: control("order")?.value ?? "id" };
 }
 
-// The panels to draw: name, and the frame of the chosen round, else of the last recorded round before it.
-function visible(chart, { runs, round }) {
+// The panels to draw: name, view, and the frame of the chosen round, else of the last recorded round before it. A frame
+// with a single view, of updates that no rule corrected, is drawn once.
+function visible(chart, { runs, round, views }) {
   const { frames } = chart.spec;
   const { part } = chart;
   return frames.panels.flatMap((name, panel) => {
     const run = runs.find((each) => each.panel === panel);
     const frame = run?.frames.findLast((each) => each.round === undefined || each.round <= round) ?? run?.frames[0];
-    return frame && !part.hidden.has(part.methods.indexOf(name)) ? [{ name, frame }] : [];
+    if (!frame || part.hidden.has(part.methods.indexOf(name))) return [];
+    if (frame.text.length < 2) return [{ name, frame, view: 0, told: "" }];
+    return views.map((view) => ({ name, frame, view, told: frames.views[view] }));
   });
 }
-
-const summed = (frame, view) => frame.text[view] ?? frame.text[0];
 
 function spoken(chart) {
   const choice = chosen(chart);
   const place = [`Seed ${choice.seed}`, ...(choice.round === undefined ? [] : [`round ${choice.round}`])].join(", ");
-  const each = visible(chart, choice).map(({ name, frame }) => {
-    const values = Object.entries(summed(frame, choice.view)).map(([key, value]) => `${key}: ${value}`);
-    return `${name} — ${values.join("; ")}`;
+  const each = visible(chart, choice).map(({ name, frame, view, told }) => {
+    const values = Object.entries(frame.text[view]).map(([key, value]) => `${key}: ${value}`);
+    return `${name}${told ? `, ${told}` : ""} — ${values.join("; ")}`;
   });
   return `${place}. ${each.join(". ")}.`;
 }
 
 // Traces of one panel, without their axes, and the positions of chosen clients along them.
 const CONTENT = {
-  heat({ part, spec: { figure, frames } }, frame, choice) {
+  heat({ part, spec: { figure, frames } }, { frame, view }, choice) {
     const template = (cell, value) => `${cell}: ${value}<extra></extra>`;
     if (!frame.cosines) {
       const value = figure.scale.percent ? "%{z:.2%}" : "%{z:.3g}";
@@ -68,13 +71,13 @@ const CONTENT = {
     const order = frames.orders[choice.seed]?.[choice.order] ?? [...frame.clients].sort((a, b) => a - b);
     const place = new Map(frame.clients.map((client, at) => [client, at]));
     const clients = order.filter((client) => place.has(client));
-    const all = square(frame.cosines[choice.view] ?? frame.cosines[0], frame.clients.length);
+    const all = square(frame.cosines[view], frame.clients.length);
     const z = clients.map((a) => clients.map((b) => all[place.get(a)][place.get(b)]));
     const ids = clients.map(String);
     const rows = clients.flatMap((client, at) => (part.clients.has(client) ? [at] : []));
     return { traces: [{ type: "heatmap", x: ids, y: ids, z, hovertemplate: template("clients %{y} and %{x}", "%{z:.2f}") }], rows, columns: rows };
   },
-  surface(chart, frame) {
+  surface(chart, { frame }) {
     const z = frame.loss.map((row) => row.map((loss) => (loss === null ? null : Math.log10(Math.max(loss, 1e-9)))));
     const [low, high] = decades(chart);
     const contour = {
@@ -86,7 +89,7 @@ const CONTENT = {
     const centre = { type: "scatter", x: [0], y: [0], mode: "markers", marker, hoverinfo: "skip", showlegend: false };
     return { traces: [contour, centre], rows: [], columns: [] };
   },
-  bubbles({ part, spec: { frames } }, frame, choice, style, width) {
+  bubbles({ part, spec: { frames } }, { frame }, choice, style, width) {
     const [x, y, sizes] = frame.held;
     const most = Math.max(1, ...frames.runs.flatMap((run) => run.frames[0].held[2]));
     const diameter = Math.min(24, (1.1 * width) / (1 + Math.max(0, ...x)));
@@ -123,6 +126,17 @@ function colours(chart, style) {
   return { cmin: low, cmax: high, colorscale: scale, colorbar: titled(title, { tickformat: percent ? ".3~%" : undefined, nticks: 6 }) };
 }
 
+// Lines of the text above a panel: the method, then the view and the first value that sums it up.
+function heading({ name, frame, view, told }, width, size) {
+  const [[key, value]] = Object.entries(frame.text[view]);
+  const wrap = (text) => text.split(" ").reduce((lines, word) => {
+    const longer = `${lines.at(-1)} ${word}`.trim();
+    return longer.length * 0.55 * size < width || !lines.at(-1) ? [...lines.slice(0, -1), longer] : [...lines, word];
+  }, [""]);
+  const safe = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;");
+  return [...wrap(name).map((line) => `<b>${safe(line)}</b>`), ...(told ? wrap(told) : []), ...wrap(`${key}: ${value}`)];
+}
+
 // Lay the panels out in rows that fit the width.
 function panels(chart, style) {
   const { figure } = chart.spec;
@@ -136,24 +150,24 @@ function panels(chart, style) {
   const wide = Math.min((area - gap * (columns - 1)) / columns, figure.square ? 360 : Infinity);
   const tall = figure.square ? wide : figure.height;
   const rows = Math.ceil(shown.length / columns);
-  const height = rows * (tall + TITLE) + (rows - 1) * 46;
+  const headings = shown.map((panel) => heading(panel, wide, style.size - 1));
+  const above = LINE * Math.max(1, ...headings.map((each) => each.length)) + 6;
+  const height = rows * (tall + above) + (rows - 1) * 46;
   const layout = { height: height + margin.t + margin.b, margin, hovermode: "closest", annotations: [], shapes: [], showlegend: false };
   if (figure.kind !== "bubbles") layout.coloraxis = colours(chart, style);
-  const data = shown.flatMap(({ name, frame }, at) => {
+  const data = shown.flatMap((panel, at) => {
     const [row, column, id] = [Math.floor(at / columns), at % columns, at ? String(at + 1) : ""];
     const left = (column * (wide + gap)) / area;
-    const top = 1 - (row * (tall + TITLE + 46) + TITLE) / height;
-    const content = CONTENT[figure.kind](chart, frame, choice, style, wide);
+    const top = 1 - (row * (tall + above + 46) + above) / height;
+    const content = CONTENT[figure.kind](chart, panel, choice, style, wide);
     const below = at + columns >= shown.length;
-    const axis = { showgrid: figure.kind === "bubbles", automargin: false, tickfont: { size: style.size - 2 } };
+    const axis = { showgrid: figure.kind === "bubbles", automargin: false, ticks: "", tickfont: { size: style.size - 2 } };
     const named = typeof content.traces[0].x[0] === "string" ? { type: "category" } : {};
     const down = figure.kind === "surface" ? {} : { autorange: "reversed" };
     const category = typeof content.traces[0].y[0] === "string" ? { type: "category" } : {};
     layout[`xaxis${id}`] = { ...axis, ...named, domain: [left, left + wide / area], anchor: `y${id}`, title: { text: below ? figure.x : "" } };
     layout[`yaxis${id}`] = { ...axis, ...category, ...down, domain: [Math.max(0, top - tall / height), top], anchor: `x${id}`, title: { text: column ? "" : figure.y } };
-    const [[key, value]] = Object.entries(summed(frame, choice.view));
-    const text = `<b>${name.replace(/</g, "&lt;")}</b><br>${key}: ${value}`;
-    layout.annotations.push({ text, align: "left", showarrow: false, xref: "paper", yref: "paper", x: left, y: top, xanchor: "left", yanchor: "bottom", font: { size: style.size - 1 } });
+    layout.annotations.push({ text: headings[at].join("<br>"), align: "left", showarrow: false, xref: "paper", yref: "paper", x: left, y: top, xanchor: "left", yanchor: "bottom", font: { size: style.size - 1 } });
     const outline = { type: "rect", line: { width: 1.5, color: GROUNDS[style.ground].ink }, layer: "above" };
     for (const place of content.rows) layout.shapes.push({ ...outline, xref: `x${id} domain`, yref: `y${id}`, x0: 0, x1: 1, y0: place - 0.5, y1: place + 0.5 });
     for (const place of content.columns) layout.shapes.push({ ...outline, xref: `x${id}`, yref: `y${id} domain`, x0: place - 0.5, x1: place + 0.5, y0: 0, y1: 1 });

@@ -1,6 +1,4 @@
 // Figures and tables as files: SVG and PDF in the width of a paper's column, CSV from the chart's data.
-const COLUMN = 336; // pixels: 3.5 inches, a column of a paper; a wide figure takes both columns
-const POINT = 96 / 72; // pixels
 
 function save(name, type, text) {
   const link = make("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
@@ -46,8 +44,10 @@ function rows(chart) {
   }
   if (chart.kind === "bars") return [["method", "part", figure.layout.xaxis.title.text], ...figure.data.flatMap(({ name, x, y }) => y.map((each, at) => [each, name, x[at]]))];
   const choice = chosen(chart);
-  const cells = visible(chart, choice).flatMap(({ name, frame }) => {
-    const [trace] = CONTENT[chart.kind](chart, frame, choice, { ground: "light" }, COLUMN).traces;
+  const cells = visible(chart, choice).flatMap((panel) => {
+    const { frame, told } = panel;
+    const name = [panel.name, ...(told ? [told] : [])].join(", ");
+    const [trace] = CONTENT[chart.kind](chart, panel, choice, { ground: "light" }, COLUMN).traces;
     if (chart.kind === "bubbles") return trace.x.map((x, at) => [name, choice.seed, "", x, trace.y[at], trace.customdata[at]]);
     const values = trace.customdata ?? trace.z;
     return trace.y.flatMap((y, i) => trace.x.map((x, j) => [name, choice.seed, frame.round, x, y, values[i][j]]));

@@ -4,6 +4,8 @@ const coarse = matchMedia("(pointer: coarse)").matches;
 const system = matchMedia("(prefers-color-scheme: dark)");
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const palette = read("palette");
+const COLUMN = 336; // pixels: 3.5 inches, a column of a paper; a wide figure takes both columns
+const POINT = 96 / 72; // pixels
 const theme = () => (getComputedStyle(root).colorScheme === "dark" ? "dark" : "light");
 const colour = (number, ground) => palette[ground][number % palette[ground].length];
 
@@ -86,6 +88,7 @@ class Chart {
     const { data, layout } = build(this, style);
     Plotly.react(this.plot, data, layout, { displayModeBar: false, showTips: false, responsive: false });
     this.plot.setAttribute("aria-label", described(this));
+    this.plot.style.minHeight = ""; // the room that was kept for it
     if (!this.drawn) listen(this);
     this.drawn = true;
     this.stale = false;
