@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fl_lightning.report.comparison import Comparison
-from fl_lightning.report.methods import Method, group
+from fl_lightning.report.methods import Method, group, problem_of
 from fl_lightning.runs.reader import Run
 
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
+NAMED = 3  # largest number of folders in a name
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,43 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
     """Group runs by the folder of their experiment, then into methods.
 
     The folder is the one above ``version_N``; for runs of ``sweep`` and ``reproduce``, which lie in
-    ``<name>/runs/<hash>/seed_<n>/run/version_0``, it is ``<name>``. An experiment is named by its folder, relative to
-    the folder that all experiments are in.
+    ``<name>/runs/<hash>/seed_<n>/run/version_0``, it is ``<name>``. Folders with runs on the same problem (data and
+    network) stand together, so that their methods are compared. An experiment is named by its folders, relative to the
+    folder that all experiments are in.
     """
     found: dict[Path, list[Run]] = {}
     for run in runs:
         found.setdefault(_experiment(run.folder.resolve()), []).append(run)
     common = Path(os.path.commonpath(list(found)))
-    named = {folder: folder.relative_to(common).as_posix() for folder in found}
+    named = {folder: folder.name if folder == common else folder.relative_to(common).as_posix() for folder in found}
+    together = _together({folder: {_problem(run) for run in each} for folder, each in found.items()})
     return [
-        Experiment("" if len(found) == 1 else folder.name if named[folder] == "." else named[folder], *group(each))
-        for folder, each in found.items()
+        Experiment(
+            _joined([named[folder] for folder in folders]) if len(together) > 1 else "",
+            *group([run for folder in folders for run in found[folder]]),
+        )
+        for folders in together
     ]
+
+
+def _problem(run: Run) -> str:
+    """The settings that pose the run's problem, or the run's folder if the run has no config."""
+    return json.dumps(problem_of(run.settings), sort_keys=True) if run.settings else str(run.folder)
+
+
+def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
+    """Put folders together that share a problem, each folder once."""
+    parts: list[tuple[list[Path], set[str]]] = []
+    for folder, posed in problems.items():
+        shared = [part for part in parts if part[1] & posed]
+        folders = [each for part in shared for each in part[0]]
+        merged = [*folders, folder], posed.union(*(part[1] for part in shared))
+        parts = [*(part for part in parts if part not in shared), merged]
+    return [folders for folders, _ in parts]
+
+
+def _joined(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
 
 
 def _experiment(folder: Path) -> Path:

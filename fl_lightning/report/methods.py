@@ -111,16 +111,13 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
         methods: the methods, in any order.
         keep: whether the name of a method stays its name on the problem.
     """
-    posed = {
-        method.name: {name: method.settings[name] for name in method.settings if _poses(name)} for method in methods
-    }
     groups: dict[str, list[Method]] = {}
     for method in methods:
-        groups.setdefault(json.dumps(posed[method.name], sort_keys=True), []).append(method)
+        groups.setdefault(json.dumps(problem_of(method.settings), sort_keys=True), []).append(method)
     if len(groups) in (1, len(methods)):
         return [replace(method, short=method.name) for method in methods]
     firsts = [each[0] for each in groups.values()]
-    titles = _names([posed[first.name] for first in firsts], [first.runs[0] for first in firsts])
+    titles = _names([problem_of(first.settings) for first in firsts], [first.runs[0] for first in firsts])
     found = {}
     for title, each in zip(titles, groups.values(), strict=True):
         shorts = _names([method.settings for method in each], [method.runs[0] for method in each])
@@ -129,9 +126,9 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
     return [found[method.name] for method in methods]
 
 
-def _poses(setting: str) -> bool:
-    """Whether a setting belongs to the problem, and not to the method that is tried on the problem."""
-    return setting.startswith(("data.", "model.client.network"))
+def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Choose the settings that pose a problem, and not the ones of the method that is tried on the problem."""
+    return {name: settings[name] for name in settings if name.startswith(("data.", "model.client.network"))}
 
 
 def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[str]:
