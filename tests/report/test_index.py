@@ -21,7 +21,7 @@ def test_folders_with_the_same_problem_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_both_problems_joins_the_others(tmp_path: Path) -> None:
-    """a and b share nothing, until c has runs on both problems."""
+    """Folders a and b share nothing, until c has runs on both problems."""
     write(tmp_path / "a" / "version_0", {"val/top1": [0.1]}, config())
     write(tmp_path / "b" / "version_0", {"val/top1": [0.1]}, config(alpha=10.0))
     assert list(parts(tmp_path)) == ["a", "b"]
