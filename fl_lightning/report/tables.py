@@ -32,7 +32,13 @@ MAIN = {
     f"model.server_optimizer{CLASS}": "Server optimizer",
     "model.server_optimizer.lr": "Server learning rate",
 }
-NAMES = {"data": "fingerprint of the data"}  # titles for entries of environment.yaml
+# Titles for entries of environment.yaml.
+NAMES = {
+    "data": "fingerprint of the data",
+    "code: commit": "commit of the code",
+    "code: dirty": "code changed since the commit",
+}
+VALUES = 6  # largest number of different values of an entry that are listed
 BEST = (
     "The best round is chosen on the examples that it is measured on (the test set, unless the data have a validation "
     "set), so its value is too good to report."
@@ -185,11 +191,19 @@ def environment(methods: Sequence[Method]) -> Table | None:
     rows = [
         [key, value, "all" if len(names) == len(runs) else "; ".join(names)]
         for key, values in found.items()
-        for value, names in values.items()
+        for value, names in _listed(key, values).items()
     ]
     if len(runs) == 1:
         return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
     return Table(["what", "value", "runs"], rows, MADE_WITH, words=True) if rows else None
+
+
+def _listed(key: str, values: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+    """Join the values of an entry to one if they are times, or too many for one row each."""
+    names = [name for each in values.values() for name in each]
+    if key == "started" and len(values) > 1:
+        return {f"{min(values)} to {max(values)}": names}
+    return values if len(values) <= VALUES else {f"{len(values)} different values, such as {next(iter(values))}": names}
 
 
 def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
@@ -199,4 +213,4 @@ def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         if isinstance(value, dict):
             yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
         elif value is not None:
-            yield str(key), value
+            yield str(key), ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import platform
 import shlex
+import subprocess
 import sys
+from collections.abc import Mapping
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +22,7 @@ from typing_extensions import override
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, run_folder, whole
+from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, read_mapping, run_folder, whole
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
@@ -28,6 +31,7 @@ from fl_lightning.runs.settings import RULES, data_fingerprint
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
+LOGGERS = ("wandb", "mlflow")  # entries of environment.yaml with the ids of runs in other places
 STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
 
 
@@ -52,9 +56,10 @@ class RunTracking(Callback):
     """Records the environment and the partition of a run, and makes the round W&B's x-axis. Changes no result.
 
     When a fit begins, the run folder gets ``environment.yaml`` (versions, device, the rules in their order, a
-    fingerprint of the data, the command, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes``
-    (N,), and ``counts`` (N, C) where there are classes). W&B gets the same facts in its config, MLflow the file. W&B,
-    TensorBoard and MLflow get the plot of the partition.
+    fingerprint of the data, the command, the state of the code, the host, the times of the start and of each
+    resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), and ``counts`` (N, C)
+    where there are classes). W&B gets the same facts in its config, MLflow the file. W&B, TensorBoard and MLflow get
+    the plot of the partition.
     """
 
     @override
@@ -74,8 +79,12 @@ class RunTracking(Callback):
         save_arrays(orchestrator, "partition", sizes=sizes, **({} if counts is None else {"counts": counts}))
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            facts = environment(trainer, orchestrator.data)
-            _write(folder / ENVIRONMENT, facts | wandb_facts(trainer) | mlflow_facts(trainer))
+            before = read_mapping(folder / ENVIRONMENT)
+            facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
+            kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may be without these loggers
+            content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
+            with whole(folder / ENVIRONMENT) as part:
+                part.write_text(yaml.safe_dump(content, sort_keys=False))
             log_environment(trainer, facts, folder / ENVIRONMENT)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts), 0)
@@ -105,7 +114,12 @@ class RunTracking(Callback):
 
 
 def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
-    """Collect the facts of a run: ``versions``, ``device``, ``rules``, ``data`` (its fingerprint) and ``command``."""
+    """Collect the facts of a run.
+
+    Returns:
+        ``versions``, ``device``, ``rules``, ``data`` (its fingerprint), ``command``, ``host`` and, if the working
+        directory is in a git repository, ``code`` (see :func:`code_state`).
+    """
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
@@ -114,10 +128,31 @@ def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
         RULES: [type(rule).__name__ for rule in rules_of(trainer)],
         "data": data_fingerprint(data),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "host": platform.node(),
+        **({"code": code} if (code := code_state()) else {}),
     }
 
 
-def _write(path: Path, facts: dict[str, Any]) -> None:
-    before = yaml.safe_load(path.read_text()) if path.exists() else {}  # keeps W&B's id if this fit is without W&B
-    with whole(path) as part:
-        part.write_text(yaml.safe_dump(before | facts, sort_keys=False))
+def code_state() -> dict[str, Any]:
+    """Ask git for the state of the user's code: the repository that the working directory is in.
+
+    Returns:
+        ``commit``, and ``dirty``: whether a file that git tracks has changed since; empty without git, repository or
+        commit.
+    """
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid"))
+    return {} if commit == "(initial)" else {"commit": commit, "dirty": any(line[0] != "#" for line in lines)}
+
+
+def _starts(before: Mapping[str, Any], resumed: bool) -> dict[str, Any]:
+    """Return the time at which a run ``started``, and the times at which it was ``resumed``, now included."""
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    if not resumed:
+        return {"started": now}
+    started = {"started": before["started"]} if "started" in before else {}  # version 0.1 does not say when
+    return {**started, "resumed": [*before.get("resumed", ()), now]}

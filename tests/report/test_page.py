@@ -328,6 +328,35 @@ def test_the_environment_says_which_runs_differ(tmp_path: Path) -> None:
     ]
 
 
+def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Path) -> None:
+    """Times are a range; of more than six values one is shown."""
+    runs = [
+        write(
+            tmp_path / f"{n}",
+            {"val/loss": [1]},
+            config(seed=n),
+            environment={
+                "command": f"fit --seed_everything={n}",
+                "host": f"node{n % 2}",
+                "code": {"commit": "abc", "dirty": True},
+                "started": f"2026-11-22T08:0{n}:00+00:00",
+                "resumed": ["2026-11-22T09:00:00+00:00", "2026-11-22T10:00:00+00:00"],
+            },
+        )
+        for n in range(7)
+    ]
+    odd, even = ("; ".join(f"FedAvg, seed {n}" for n in range(first, 7, 2)) for first in (1, 0))
+    assert tables(report(*runs, out=tmp_path / "page.html"))["What the runs were made with"][1:] == [
+        ["commit of the code", "abc", "all"],
+        ["code changed since the commit", "True", "all"],
+        ["command", "7 different values, such as fit --seed_everything=0", "all"],
+        ["host", "node0", even],
+        ["host", "node1", odd],
+        ["resumed", "2026-11-22T09:00:00+00:00, 2026-11-22T10:00:00+00:00", "all"],
+        ["started", "2026-11-22T08:00:00+00:00 to 2026-11-22T08:06:00+00:00", "all"],
+    ]
+
+
 def test_thinning_keeps_the_last() -> None:
     assert thin(5, 9) == [0, 1, 2, 3, 4]
     assert thin(9, 3) == [0, 4, 8]

@@ -1,11 +1,14 @@
 """What W&B, TensorBoard and the run folder hold of a run, read back from real files."""
 
+import platform
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toy import train
 from wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 
-from fl_lightning.runs.environment import RunTracking
+from fl_lightning.runs.environment import RunTracking, code_state
 
 RUN = Path("runs", "tiny", "version_0")
 LOGGERS = "  logger: [WandbLogger, {class_path: TensorBoardLogger, init_args: {save_dir: tb}}]\n  max_epochs"
@@ -127,6 +130,10 @@ def test_environment_says_on_what_and_how(watched: Run) -> None:
     assert known["command"].split()[1:4] == ["fit", "--config", "tiny.yaml"], "as typed"
     assert len(known["data"]) == 16
     int(known["data"], 16)
+    assert known["host"] == platform.node()
+    assert timedelta(0) <= datetime.now().astimezone() - datetime.fromisoformat(known["started"]) < timedelta(hours=1)
+    assert "resumed" not in known
+    assert "code" not in known, "a temporary folder is in no repository"
 
 
 def test_partition_is_in_the_run_folder(watched: Run) -> None:
@@ -156,7 +163,49 @@ def test_fast_dev_run_leaves_nothing_of_it(folder: None) -> None:
     assert not list(Path().rglob("environment.yaml")) + list(Path().rglob("partition.npz"))
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git makes the repository")
+def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Untracked files, such as runs, do not count; a folder within the repository is as good as its root."""
+
+    def git(*args: str) -> str:
+        who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
+        return subprocess.run(["git", *who, *args], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    assert code_state() == {}, "no commit yet"
+    git("add", "tiny.yaml")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "HEAD")
+    fit("--trainer.max_epochs", 1)
+    assert yaml.safe_load((RUN / "environment.yaml").read_text())["code"] == {"commit": commit, "dirty": False}
+    Path("tiny.yaml").write_text(TINY + "\n")
+    monkeypatch.chdir("runs")
+    assert code_state() == {"commit": commit, "dirty": True}
+    monkeypatch.setenv("PATH", "")
+    assert code_state() == {}, "no git"
+
+
 # Going on
+
+
+def test_a_run_keeps_the_time_of_its_start(folder: None) -> None:
+    """Each resumption adds its time; a run of version 0.1 does not say when it started."""
+    file = RUN / "environment.yaml"
+    fit("--trainer.max_epochs", 1)
+    file.write_text(file.read_text().replace(f"'{datetime.now():%Y}", "'2001"))
+    for rounds in 2, 3:
+        fit("--ckpt_path", "last", "--trainer.max_epochs", rounds)
+    known = yaml.safe_load(file.read_text())
+    assert known["started"].startswith("2001")
+    first, second = map(datetime.fromisoformat, known["resumed"])
+    assert first <= second
+    assert first.tzinfo is not None
+    file.write_text("wandb: {id: abc}")
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 4)
+    known = yaml.safe_load(file.read_text())
+    assert known["wandb"] == {"id": "abc"}
+    assert len(known["resumed"]) == 1
+    assert "started" not in known
 
 
 def test_a_run_that_goes_on_is_the_same_in_wandb(folder: None) -> None:
@@ -224,10 +273,5 @@ def test_no_classes_no_counts(folder: None) -> None:
     with np.load("arrays/partition.npz") as arrays:
         assert arrays.files == ["sizes"]
         assert arrays["sizes"].tolist() == [1, 3]
-    assert set(yaml.safe_load(Path("environment.yaml").read_text())) == {
-        "versions",
-        "device",
-        "rules",
-        "data",
-        "command",
-    }
+    known = yaml.safe_load(Path("environment.yaml").read_text())
+    assert list(known) == ["versions", "device", "rules", "data", "command", "host", "started"]
