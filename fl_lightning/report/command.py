@@ -10,6 +10,7 @@ from pathlib import Path
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import CommandParser
 from fl_lightning.report.comparison import compare
+from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
 from fl_lightning.report.methods import group, unfinished
 from fl_lightning.report.page import render
@@ -40,6 +41,8 @@ def command(args: Sequence[str]) -> int:
     counts = {"experiment": len(parts), "run": sum(len(method.runs) for method in methods), "method": len(methods)}
     counted = ", ".join(_count(number, what) for what, number in counts.items() if what != "experiment" or number > 1)
     print(f"report: {out} ({counted}, {out.stat().st_size / 1e6:.1f} MB)")
+    if options.figures:
+        print(f"figures: {options.figures} ({_count(write_figures(parts, Path(options.figures)), 'chart')})")
     for part in parts:
         for comparison in part.comparisons:
             print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
@@ -51,6 +54,7 @@ def _parser() -> CommandParser:
     parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
     parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
     parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
+    parser.add_argument("--figures", metavar="DIR", help="also write every chart as PDF, SVG and CSV into this folder")
     parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
     parser.add_argument("--metric", help="the metric that methods are compared by (default: the first of val/*)")
     parser.add_argument("--baseline", help="the method that the others are compared with (default FedAvg)")

@@ -87,13 +87,12 @@ def render(experiments: Sequence[Experiment]) -> str:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters["figure"] = screen.figure
-    several = len(experiments) > 1
-    parts = [_part(each, f"e{at}-" if several else "", len(experiments)) for at, each in enumerate(experiments, 1)]
-    links = [f"#{part.key}name" for part in parts]
-    title = f"{len(parts)} experiments" if several else " · ".join(parts[0].methods)
+    several, described = len(experiments) > 1, parts(experiments)
+    links = [f"#{part.key}name" for part in described]
+    title = f"{len(described)} experiments" if several else " · ".join(described[0].methods)
     return environment.get_template("page.html.j2").render(
         title=title,
-        parts=parts,
+        parts=described,
         index=tables.index(experiments, links) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
         version=version("fl-lightning"),
@@ -101,6 +100,12 @@ def render(experiments: Sequence[Experiment]) -> str:
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(get_plotlyjs()),
     )
+
+
+def parts(experiments: Sequence[Experiment]) -> list[Part]:
+    """Describe the part of the page about each experiment."""
+    of = len(experiments)
+    return [_part(each, f"e{at}-" if of > 1 else "", of) for at, each in enumerate(experiments, 1)]
 
 
 def _part(experiment: Experiment, key: str, of: int) -> Part:

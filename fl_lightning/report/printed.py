@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
 from fl_lightning.report.numbers import table
@@ -15,11 +15,13 @@ from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 STYLE = Path(__file__).parent / "print.mplstyle"
 COLUMN, PAGE = 3.25, 6.75  # widths in inches of a column and of both; as ICML, and fit for ACM, AAAI and IEEE
 LETTER, ROW = 0.065, 0.15  # mean width of a letter, height of a line of text, in inches
 LABELS = 0.4  # height of ticks and title of an x-axis, in inches
+PAD = 0.06  # white above and below, in inches
 LOWEST, HIGHEST = 1.2, 1.9  # heights of axes with lines, in inches
 FEW = 40  # a bubble plot of more clients takes both columns
 MOST = 6  # largest number of columns of a legend
@@ -163,8 +165,10 @@ def _add_legend(figure: Figure, shared: Common) -> float:
 
 def _lay_out(figure: Figure, height: float) -> None:
     """Lay the figure out, once for all kinds of files, and cut off what square axes leave free above and below."""
+    engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
     figure.set_figheight(height)
-    figure.draw_without_rendering()
-    figure.set_figheight(figure.get_tightbbox().height + 0.04)
-    figure.draw_without_rendering()
+    engine.execute(figure)
+    if (used := figure.get_tightbbox().height + PAD) < height:
+        figure.set_figheight(used)
+        engine.execute(figure)
     figure.set_layout_engine("none")

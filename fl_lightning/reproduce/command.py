@@ -23,6 +23,7 @@ from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
 from fl_lightning.runs.seeds import label
+from fl_lightning.runs.settings import short
 
 SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
 PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
@@ -123,9 +124,24 @@ def _refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
 
 
 def _label(value: Any) -> Any:
-    return (
-        value if isinstance(value, str | int | float | None) else yaml.safe_dump(value, default_flow_style=True).strip()
-    )
+    """Name a value: callbacks by their classes and arguments, such as "FedProx(mu=0.1) + FedNova", other lists in YAML.
+
+    >>> _label([{"class_path": "FedProx", "init_args": {"mu": 0.1}}, {"class_path": "fl_lightning.callbacks.FedNova"}])
+    'FedProx(mu=0.1) + FedNova'
+    >>> _label([1, 2])
+    '[1, 2]'
+    """
+    if isinstance(value, str | int | float | None):
+        return value
+    parts = value if isinstance(value, list) else [value]
+    if parts and all(isinstance(part, dict) and "class_path" in part for part in parts):
+        return " + ".join(map(_called, parts))
+    return yaml.safe_dump(value, default_flow_style=True).strip()
+
+
+def _called(part: dict[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value}" for name, value in (part.get("init_args") or {}).items())
+    return short(part["class_path"]) + (f"({arguments})" if arguments else "")
 
 
 def _plan(

@@ -17,7 +17,7 @@ from fl_lightning.report.plots import PAPER, Axis, Line, Lines, Mark, Panels
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.results import printed, same
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import about, measured
 from fl_lightning.runs.reader import load
 from fl_lightning.runs.seeds import band, label
 
@@ -115,7 +115,7 @@ def lines(
         titles = measures[measure] if len(measures) > 1 else "", name(place, panels)
         plots[", ".join(filter(None, titles))] = Lines(
             Axis("pair of clients, from opposed to alike" if measure == SIMILARITIES else "round"),
-            Axis(measures[measure]),
+            _axis(measure, measures[measure]),
             [Line(called, curve.points) for called, curve in inside.items()],
             [mark for called, curve in inside.items() for mark in paper_marks(experiment, called, curve)],
         )
@@ -123,6 +123,12 @@ def lines(
     if len(plots) == 1:
         return plots.popitem()[1]
     return Panels(plots, columns=columns if 1 < columns < min(len(plots), 6) else 0)
+
+
+def _axis(measure: str, title: str) -> Axis:
+    """The y-axis: shares in per cent, as the papers' names for them are already."""
+    metric, factor = measured(measure)
+    return Axis(title, percent=about(metric).percent and factor == 1)
 
 
 def _places(labels: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[dict[str, Any]]:

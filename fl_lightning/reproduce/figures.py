@@ -138,9 +138,9 @@ def _curves(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], plot: Plo
 
 
 def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
-    """Plot of the first measure, with one line per method (or per label of the last axis if no axis is ``method``)."""
+    """Plot of the first measure, with one line per method, or chain of callbacks, or else label of the last axis."""
     axes = list(dict.fromkeys(axis for each in labels for axis in each))
-    line = "method" if "method" in axes else axes[-1] if axes else None
+    line = next((axis for axis in ("method", "trainer.callbacks") if axis in axes), axes[-1] if axes else None)
     measure = experiment.measures[0]
     return Plot({measure: axis_title(measure)}, [axis for axis in varying(labels) if axis != line])
 

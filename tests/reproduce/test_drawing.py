@@ -124,6 +124,11 @@ class TestPanels:
             "loss": ("loss", {"ours": [2]}),
         }
 
+    def test_shares_are_written_in_per_cent(self) -> None:
+        """Not twice: top1 is in per cent; and not a loss."""
+        for measure, percent in (("val/top1", True), ("top1", False), ("val/loss", False)):
+            assert lines([curve([1], measure=measure)], {measure: ""}, [], table()).y.percent == percent
+
     def test_measures_by_labels(self) -> None:
         found = [curve([1], measure=measure, size=size) for measure in ("top1", "val/loss") for size in (5, 10)]
         drawn = plots(found, {"top1": "accuracy", "val/loss": "loss"}, ["size"])

@@ -131,6 +131,14 @@ class TestPicture:
             ["alpha 1", "B"],
         ]
 
+    def test_chains_of_callbacks_are_the_lines(self, tmp_path: Path) -> None:
+        labels = [{"trainer.callbacks": chain, "alpha": a} for chain in ("FedAvg", "FedNova") for a in (0.1, 1)]
+        pairs = [(Cell(each, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n, each in enumerate(labels)]
+        picture(self.of(), pairs, tmp_path)
+        table = pd.read_csv(tmp_path / "curves.csv")
+        assert table["panel"].unique().tolist() == ["alpha 0.1", "alpha 1"]
+        assert table["method"].unique().tolist() == ["FedAvg", "FedNova"]
+
     def test_a_figure_gets_its_own(self, tmp_path: Path) -> None:
         pairs = [(cell, finished(tmp_path / str(n), top1=[0.1])) for n, cell in enumerate(cells("fedmgc/fig-3"))]
         assert picture(experiments()["fedmgc/fig-3"], pairs, tmp_path) == tmp_path / "figure.png"

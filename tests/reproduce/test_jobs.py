@@ -134,7 +134,7 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
     grid = "data.partition=[{class_path: ClassesPerClient, init_args: {classes: 11}}, {class_path: IID}]"
     result = run("sweep", "--config", "tiny.yaml", "--grid", grid, "--seeds", 1, "--rounds", 1)
     assert result.status == 1
-    assert "failed: tiny {class_path: ClassesPerClient" in result.out
+    assert "failed: tiny ClassesPerClient(classes=11) seed 1" in result.out
     assert "expected classes <= 10" in result.out
     assert len(results()) == 1
     assert "1 of 2 runs finished" in Path("runs/sweep/tiny/table.md").read_text()

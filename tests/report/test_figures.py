@@ -1,0 +1,80 @@
+"""``report --figures``: every chart of the page lies in the folder, with the numbers that it is drawn from."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command import run
+from report.folders import charts, config, large, write
+
+
+def figures(*runs: Path, out: Path) -> list[str]:
+    """The names of the charts that were written, each in three kinds."""
+    result = run("report", *runs, "--out", out / "page.html", "--figures", out / "figures")
+    assert (result.status, result.err) == (0, "")
+    kinds: dict[str, set[str]] = {}
+    for path in (out / "figures").rglob("*"):
+        if path.is_file() and path.stem != "comparison":
+            kinds.setdefault(path.relative_to(out / "figures").with_suffix("").as_posix(), set()).add(path.suffix)
+    assert all(each == {".pdf", ".svg", ".csv"} for each in kinds.values())
+    counted = f"{len(kinds)} chart{'s' if len(kinds) > 1 else ''}"
+    assert f"figures: {out / 'figures'} ({counted})" in result.out
+    return sorted(kinds)
+
+
+def test_curves_heat_maps_and_bubbles(tmp_path: Path) -> None:
+    cosines = {"clients": [3, 5], "before": [[1, -0.5], [-0.5, 1]], "after": [[1, 0], [0, 1]]}
+    arrays = {"partition": {"sizes": [3, 1], "counts": [[3, 0], [0, 1]]}, "cosines_2": cosines}
+    run = write(tmp_path / "run", {"val/top1": [0.2, 0.4]}, config(), **arrays)
+    assert figures(run, out=tmp_path) == ["cosines", "partition", "val-top1"]
+    table = pd.read_csv(tmp_path / "figures" / "cosines.csv")
+    before, after = (table[table["panel"] == f"FedAvg, {view} correction"] for view in ("before", "after"))
+    assert before["cosine"].tolist() == pytest.approx([1, -0.5, -0.5, 1], abs=1 / 127)
+    assert after[["client", "other client", "cosine"]].to_numpy().tolist() == [
+        [3, 3, 1],
+        [5, 3, 0],
+        [3, 5, 0],
+        [5, 5, 1],
+    ]
+
+
+@pytest.mark.slow
+def test_every_chart_of_the_page(tmp_path: Path) -> None:
+    """Curves, a heat map, bubbles, dots and bars, of two methods."""
+    runs = [large(tmp_path / name, rounds=6, clients=5) for name in ("one", "two")]
+    steps = np.linspace(-1, 1, 3)
+    for folder in runs:
+        np.savez(folder / "arrays" / "surface_6.npz", steps=steps, loss=1 + np.add.outer(steps**2, steps**2))
+    (runs[1] / "config.yaml").write_text((runs[1] / "config.yaml").read_text().replace("Harmonization", "Other"))
+    names = figures(*runs, out=tmp_path)
+    assert names == sorted(charts((tmp_path / "page.html").read_text()))
+    assert {"val-top1", "cosines", "partition", "fedlaw-weight", "surface", "scatter", "time"} <= {*names}
+
+
+def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
+    """Seeds 1 and 2 have 0.2, 0.4 and 0.4, 0.8: means 0.3 and 0.6, and half an interval of 12.706 · 0.1 and · 0.2."""
+    values = ([0.2, 0.4], [0.4, 0.8])
+    runs = [write(tmp_path / str(n), {"val/loss": each}, config(seed=n)) for n, each in enumerate(values)]
+    figures(*runs, out=tmp_path)
+    table = pd.read_csv(tmp_path / "figures" / "val-loss.csv")
+    assert table[["method", "round", "seeds"]].to_numpy().tolist() == [["FedAvg", 1, 2], ["FedAvg", 2, 2]]
+    assert table["mean"].tolist() == pytest.approx([0.3, 0.6])
+    assert table["high"].tolist() == pytest.approx([0.3 + 1.27062, 0.6 + 2.54124], abs=1e-4)
+
+
+def test_experiments_have_folders_and_comparisons(tmp_path: Path) -> None:
+    for experiment in ("first", "second"):
+        for seed, rule in enumerate(("FedNova", "Krum")):
+            folder = tmp_path / "runs" / experiment / f"version_{seed}"
+            write(folder, {"val/top1": [0.2, 0.4 + seed]}, config(rule))
+    assert figures(tmp_path / "runs", out=tmp_path) == ["first/val-top1", "second/val-top1"]
+    assert "FedNova" in (tmp_path / "figures" / "second" / "comparison.tex").read_text()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"val/top1": [0.2, 0.4]})
+    (tmp_path / "taken").write_text("")
+    result = run("report", folder, "--figures", tmp_path / "taken")
+    assert result.status == 2
+    assert "--figures must be a folder that can be written" in result.err
