@@ -166,7 +166,8 @@ def with_interval(mean: float, half: float, percent: bool = False, sign: str = "
     if math.isnan(mean):
         return "–"
     usual = 2 if percent else 4
-    digits = min(usual + 2, max(0, 1 - math.floor(math.log10(half)))) if 0 < half < math.inf else usual
+    digits = max(0, 1 - math.floor(math.log10(half))) if 0 < half < math.inf else usual
+    digits = digits if digits <= usual + 2 else usual  # a narrower interval is a rounding error
     text = f"{mean:{sign}z.{digits}f}"  # z: no minus before zero
     return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
 

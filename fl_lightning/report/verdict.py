@@ -14,6 +14,8 @@ from fl_lightning.report.parts import PER_CENT, Table, pipes, with_interval
 from fl_lightning.runs.catalogue import about, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
 
+LEAST = 0.001  # smallest p value that is written
+NAMED = 4  # largest number of methods that a sentence names for one reason
 # What LaTeX lacks, after pandas has escaped the rest.
 LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", "\N{NO-BREAK SPACE}": "~"}
 
@@ -124,11 +126,12 @@ class _Words:
 
 
 def _joined(names: Sequence[str]) -> str:
+    names = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _p(difference: Difference) -> str:
-    return "p < 0.001" if difference.p < 0.001 else f"p = {difference.p:.2g}"
+    return (f"p < {LEAST}" if difference.p < LEAST else f"p = {difference.p:.2g}").replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _count(seeds: int) -> str:

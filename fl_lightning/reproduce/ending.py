@@ -37,7 +37,7 @@ def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], 
     comparisons = [each for metric in metrics for each in compare(methods, metric)]
     for each in comparisons:
         shown = table(each)
-        rows = [[cell.replace(", p ", "\np ") for cell in row] for row in shown.rows]
+        rows = [[cell.replace(", p", "\np") for cell in row] for row in shown.rows]
         console.print(verdict(each), highlight=False, markup=False)
         console.print(framed(shown.caption, shown.head, rows, box=SIMPLE))
     for file, text in texts(comparisons).items():

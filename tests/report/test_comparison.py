@@ -46,6 +46,11 @@ def facts(difference: Difference | None) -> tuple[float, float, float]:
     return difference.mean, difference.half, difference.p
 
 
+def said(comparison: Comparison) -> str:
+    """The verdict with plain spaces."""
+    return verdict(comparison).replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_a_clear_win(tmp_path: Path) -> None:
     """Means over the rounds 0.65, 0.68, 0.66 against 0.55, 0.58, 0.55: differences 0.10, 0.10, 0.11.
 
@@ -58,7 +63,7 @@ def test_a_clear_win(tmp_path: Path) -> None:
     assert facts(mean) == pytest.approx((0.103333, 0.014342, 0.00103896), rel=1e-4)
     assert facts(mean) == pytest.approx(paired([0.65, 0.68, 0.66], [0.55, 0.58, 0.55]))
     assert facts(last) == pytest.approx(paired([0.7, 0.72, 0.7], [0.6, 0.64, 0.62]))
-    assert verdict(found).replace("\N{NO-BREAK SPACE}", " ") == (
+    assert said(found) == (
         "FedNova beats FedAvg by +10.3 points of mean validation accuracy over the rounds (95 % interval +8.9 to "
         "+11.8, p = 0.001, 3 seeds); last-round difference +8.7 points (p = 0.0059)."
     )
@@ -68,7 +73,7 @@ def test_a_tie(tmp_path: Path) -> None:
     """Differences 0.02, -0.01, 0 of the means: mean 0.0033, deviation 0.0153, error 0.0088, t = 0.378, p = 0.74."""
     found = compared(tmp_path, {"FedAvg": BASE, "FedNova": [[0.52, 0.62], [0.51, 0.63], [0.5, 0.6]]})
     assert facts(found.standings[1].mean_difference) == pytest.approx((0.0033333, 0.037946, 0.741801), rel=1e-4)
-    assert verdict(found).replace("\N{NO-BREAK SPACE}", " ") == (
+    assert said(found) == (
         "FedNova and FedAvg cannot be told apart in mean validation accuracy over the rounds: +0.3 points (95 % "
         "interval −3.5 to +4.1, p = 0.74, 3 seeds); last-round difference −0.3 points, not distinguishable (p = 0.81)."
     )
@@ -85,8 +90,8 @@ def test_no_verdict_from_fewer_than_three_seeds(tmp_path: Path, seeds: int, few:
     found = compared(tmp_path, {"FedAvg": BASE[:seeds], "FedNova": [[0.6, 0.7], [0.64, 0.72]][:seeds]})
     assert verdict(found).startswith(f"No verdict: {few}, at least 3 are needed.")
     assert "FedNova +10" in verdict(found)
-    assert " p " not in verdict(found)
-    assert all("p = " not in cell for row in table(found).rows for cell in row)
+    assert " p " not in said(found)
+    assert all("p\N{NO-BREAK SPACE}=" not in cell for row in table(found).rows for cell in row)
 
 
 def test_no_verdict_without_a_common_seed(tmp_path: Path) -> None:
@@ -98,7 +103,7 @@ def test_no_verdict_without_a_common_seed(tmp_path: Path) -> None:
 
 def test_one_method_is_described(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE})
-    assert verdict(found).replace("\N{NO-BREAK SPACE}", " ") == (
+    assert said(found) == (
         "FedAvg ends with a validation accuracy of 62.0 ± 5.0 %; the mean over the rounds is 56.0 ± 4.3 % (3 seeds)."
     )
 
@@ -111,13 +116,13 @@ def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
     assert p["FedNova"] == pytest.approx(2 * 0.00103896, rel=1e-4)
     assert p["FedMGDA"] == pytest.approx(0.741801, rel=1e-4)
     assert math.isnan(p["FedFV"])
-    said = verdict(found)
-    assert said.startswith(
+    text = said(found)
+    assert text.startswith(
         "FedNova (+10.3 points, p = 0.0021) beats FedAvg in mean validation accuracy over the rounds; "
     )
-    assert "FedMGDA (+0.3 points, p = 0.74) cannot be told from it; FedFV has too few seeds" in said
-    assert "p values corrected for 2 comparisons by Holm's method" in said
-    assert said.endswith("After the last round, FedNova (+8.7 points, p = 0.012) can be told from FedAvg.")
+    assert "FedMGDA (+0.3 points, p = 0.74) cannot be told from it; FedFV has too few seeds" in text
+    assert "p values corrected for 2 comparisons by Holm's method" in text
+    assert text.endswith("After the last round, FedNova (+8.7 points, p = 0.012) can be told from FedAvg.")
 
 
 def test_rounds_that_one_run_lacks_are_not_compared(tmp_path: Path) -> None:
@@ -179,8 +184,16 @@ def test_the_table_in_other_formats(tmp_path: Path) -> None:
     read = numbers([found]).set_index("method")
     assert read.loc["FedNova", "mean_p"] == pytest.approx(0.00103896, rel=1e-4)
     written = texts([found])
-    assert r"FedNova & 3 & 70.7 $\pm$ 2.9 & 66.3 $\pm$ 3.8 & +8.7 $\pm$ 2.9, p = 0.0059" in written["comparison.tex"]
+    assert r"FedNova & 3 & 70.7 $\pm$ 2.9 & 66.3 $\pm$ 3.8 & +8.7 $\pm$ 2.9, p~=~0.0059" in written["comparison.tex"]
     assert r"\toprule" in written["comparison.tex"]
     assert "last, \\%" in written["comparison.tex"]
-    assert "| FedNova | 3 | 70.7 ± 2.9 | 66.3 ± 3.8 | +8.7 ± 2.9, p = 0.0059 |" in written["comparison.md"]
+    plain = written["comparison.md"].replace("\N{NO-BREAK SPACE}", " ")
+    assert "| FedNova | 3 | 70.7 ± 2.9 | 66.3 ± 3.8 | +8.7 ± 2.9, p = 0.0059 |" in plain
     assert table(found).exports == written
+
+
+def test_a_sentence_names_at_most_four_methods(tmp_path: Path) -> None:
+    rules = ("FedNova", "FedMGDA", "FedFV", "PCGrad", "CAGrad", "Krum")
+    found = compared(tmp_path, {"FedAvg": BASE} | dict.fromkeys(rules, BASE))
+    assert "PCGrad" not in said(found)
+    assert "and 3 more cannot be told from it (3 seeds, p values corrected for 6 comparisons" in said(found)
