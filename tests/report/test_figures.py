@@ -29,7 +29,7 @@ def test_curves_heat_maps_and_bubbles(tmp_path: Path) -> None:
     run = write(tmp_path / "run", {"val/top1": [0.2, 0.4]}, config(), **arrays)
     assert figures(run, out=tmp_path) == ["cosines", "partition", "val-top1"]
     table = pd.read_csv(tmp_path / "figures" / "cosines.csv")
-    before, after = (table[table["panel"] == f"FedAvg, {view} correction"] for view in ("before", "after"))
+    before, after = (table[table["panel"] == f"FedAvg, {view}"] for view in ("before", "after correction"))
     assert before["cosine"].tolist() == pytest.approx([1, -0.5, -0.5, 1], abs=1 / 127)
     assert after[["client", "other client", "cosine"]].to_numpy().tolist() == [
         [3, 3, 1],
