@@ -16,7 +16,7 @@ from fl_lightning.runs.catalogue import about
 from fl_lightning.runs.seeds import interval
 
 POINTS = 1000  # largest number of points of a curve
-ALL_POINTS = 6000  # about the largest number of points of all curves in a chart
+ALL_POINTS = 8000  # about the largest number of points of all curves in a chart
 ROUND = Axis("round")
 AFTER = "_after"  # ends the name of a metric of the corrected updates
 BEFORE = "before correction"
@@ -133,7 +133,9 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
     """Draw the largest eigenvalues of the Hessian at the last measurement; None if there are fewer than two."""
     drawn = []
     for method in methods:
-        last = {n: m.iloc[-1] for n in range(1, 100) if len(m := method.band(f"hessian/eigenvalue_{n}"))}
+        known = {name for run in method.runs for name in run.names if name.startswith("hessian/eigenvalue_")}
+        ranks = sorted(int(name.rpartition("_")[2]) for name in known)
+        last = {n: m.iloc[-1] for n in ranks if len(m := method.band(f"hessian/eigenvalue_{n}"))}
         drawn.append(Line(method.name, pd.DataFrame(last).T))
     if all(len(each.points) < 2 for each in drawn):
         return None

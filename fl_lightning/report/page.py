@@ -51,6 +51,7 @@ HEATS = {
         ),
     ),
 }
+LISTED = 6  # largest number of methods that the page's title names
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 
@@ -89,7 +90,9 @@ def render(experiments: Sequence[Experiment]) -> str:
     environment.filters["figure"] = screen.figure
     several, described = len(experiments) > 1, parts(experiments)
     links = [f"#{part.key}name" for part in described]
-    title = f"{len(described)} experiments" if several else " · ".join(described[0].methods)
+    names = described[0].methods
+    many = f"{len(described)} experiments" if several else f"{len(names)} methods" if len(names) > LISTED else ""
+    title = many or " · ".join(names)
     return environment.get_template("page.html.j2").render(
         title=title,
         parts=described,

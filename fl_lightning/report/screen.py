@@ -98,7 +98,7 @@ def _(plot: Dots, names: Sequence[str]) -> dict[str, Any]:
         for method, dots in plot.dots.items()
     ]
     rows = max((len(dots) for dots in plot.dots.values()), default=0) if _named(plot) else 0
-    down = {"type": "category", "autorange": "reversed"} if rows else {}
+    down = {"type": "category", "autorange": "reversed", "automargin": True} if rows else {}
     layout = {"height": max(HEIGHT, ROW * rows + 90), "hovermode": "closest"}
     return {"kind": "dots", "data": data, "layout": {**layout, "xaxis": _axis(plot.x), "yaxis": _axis(plot.y, **down)}}
 

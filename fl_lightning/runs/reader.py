@@ -86,9 +86,15 @@ class Run:
 
     def items(self, prefix: str) -> pd.DataFrame:
         """Select the columns ``prefix/<n>`` of metrics.csv, named n, ascending, without rounds that have no value."""
-        found = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
-        columns = {number: self.metrics[found[number]] for number in sorted(found)}
-        return pd.DataFrame(columns, index=self.metrics.index).dropna(how="all")
+        if prefix not in self._items:
+            found = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
+            table = self.metrics[[found[number] for number in sorted(found)]]
+            self._items[prefix] = table.set_axis(sorted(found), axis=1).dropna(how="all")
+        return self._items[prefix]
+
+    @cached_property
+    def _items(self) -> dict[str, pd.DataFrame]:
+        return {}
 
     def arrays(self, name: str) -> dict[int, Path]:
         """Paths of the files ``arrays/<name>_<round>.npz``, by round."""

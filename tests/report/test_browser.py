@@ -1,12 +1,16 @@
 """The page in a browser: what it shows and draws, without a mouse, without a network, on a phone, in the dark."""
 
+import csv
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from command import run
 from report.folders import config, large, similar, write
@@ -68,8 +72,8 @@ def look(browser: Any, runs: Path) -> Iterator[Open]:
     """Opens the report; the page must neither complain nor ask for anything."""
     contexts, complaints = [], []
 
-    def opened(width: int = 1200, **settings: Any) -> Any:
-        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **settings))
+    def opened(width: int = 1200, height: int = 800, **settings: Any) -> Any:
+        contexts.append(browser.new_context(viewport={"width": width, "height": height}, **settings))
         contexts[-1].set_default_timeout(PATIENCE)
         page = contexts[-1].new_page()
         page.on("console", lambda message: complaints.append(message.text))
@@ -142,6 +146,7 @@ def test_one_slider_and_one_choice_change_all_heat_maps(look: Open, runs: Path) 
 def test_tab_reaches_every_control(look: Open) -> None:
     """From the first link on, each press of Tab goes to another one, up to the end of the page."""
     page = look()
+    draw_all(page)  # the table of clients, too
     reached = set()
     for _ in range(page.locator("a, button, select, input, summary, [tabindex]").count()):
         page.keyboard.press("Tab")
@@ -184,7 +189,7 @@ def test_the_dark_page_is_dark(look: Open) -> None:
     is_in(*light)
 
 
-@pytest.mark.parametrize("width", [320, 400])
+@pytest.mark.parametrize("width", [320, 390])
 def test_a_phone_scrolls_down_only(look: Open, width: int) -> None:
     page = look(width)
     draw_all(page)
@@ -197,13 +202,14 @@ def test_nothing_keeps_anyone_out(look: Open, scheme: str) -> None:
     page = look(color_scheme=scheme)
     draw_all(page)
     unfold(page)
-    found = Axe().run(page, {"exclude": [".main-svg"]}).response["violations"]  # each within one image with a name
+    found = Axe().run(page).response["violations"]
     assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
 
 
 def test_the_table_of_clients_can_be_sorted(look: Open) -> None:
     """Clients 0 and 1 hold 30 and 20 examples: the most first, then, pressed again, the fewest."""
     page = look()
+    page.locator(".roster").scroll_into_view_if_needed()
     table = page.locator(".roster table")
     button = table.get_by_role("button", name="examples")
     button.press("Enter")
@@ -211,6 +217,162 @@ def test_the_table_of_clients_can_be_sorted(look: Open) -> None:
     button.press("Enter")
     assert table.locator("tbody th").all_text_contents() == ["1", "0"]
     assert table.locator("thead th").nth(1).get_attribute("aria-sort") == "ascending"
+
+
+def shown(page: Any, key: str) -> list[str]:
+    """Names of the lines of a chart."""
+    return page.evaluate(
+        "key => document.getElementById(`${key}-plot`).data.filter(t => t.meta.role === 'line').map(t => t.name)", key
+    )
+
+
+def test_one_legend_acts_on_all_charts(look: Open) -> None:
+    """A click hides a method, in lines and in panels; a double click, or Shift and a click, shows it alone."""
+    page = look()
+    draw_all(page)
+    methods = page.get_by_role("group", name="Legend").get_by_role("button", name="Fed")
+    first, second = methods.nth(0), methods.nth(1)
+    assert [first.get_attribute("aria-pressed"), second.get_attribute("aria-pressed")] == ["true", "true"]
+    first.press("Enter")
+    draw_all(page)
+    assert first.get_attribute("aria-pressed") == "false"
+    assert shown(page, "val-loss") == shown(page, "coherence-local") == ["FedNova"]
+    assert page.evaluate("document.getElementById('cosines-plot').data.length") == 2  # before and after
+    first.dblclick()
+    assert shown(page, "val-top1") == ["FedLAW"]
+    first.click(modifiers=["Shift"])
+    assert shown(page, "val-top1") == ["FedLAW", "FedNova"]
+
+
+def test_the_x_axis_and_the_scale_of_y_change_in_all_charts(look: Open) -> None:
+    """Rounds 1 to 6 become the sums of the seconds of training; a chart with values below zero stays linear."""
+    page = look()
+    draw_all(page)
+    layout = "key => document.getElementById(`${key}-plot`).layout"
+    page.locator("select.x").select_option("seconds")
+    page.get_by_role("button", name="log y").click()
+    draw_all(page)
+    for key in ("val-loss", "coherence-local"):
+        assert page.evaluate(layout, key)["xaxis"]["title"]["text"] == "training time (seconds)"
+    xs = page.evaluate("document.getElementById('val-loss-plot').data.find(t => t.meta.role === 'line').x")
+    assert xs == sorted(xs)
+    assert xs != [1, 2, 3, 4, 5, 6]
+    assert page.evaluate(layout, "memory-mib")["yaxis"]["type"] == "log"
+    assert page.evaluate(layout, "val-loss")["yaxis"]["type"] == "linear"
+
+
+def test_the_cursor_of_one_chart_shows_in_the_others(look: Open) -> None:
+    """With the round, and every method's whole name and value."""
+    page = look(height=1600)
+    for key in ("val-top1", "val-loss"):
+        drawn(page, key)
+    box = page.locator("#val-loss-plot").bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 120)
+    page.mouse.move(box["x"] + 302, box["y"] + 122)
+    tips = page.locator(".tip")
+    sync_api.expect(page.locator("figure:has(#val-top1-plot) .tip")).to_be_attached()
+    here, there = (page.locator(f"figure:has(#{key}-plot) .tip") for key in ("val-loss", "val-top1"))
+    assert here.locator("b").text_content() == there.locator("b").text_content()
+    assert here.locator("b").text_content().startswith("round ")
+    for name in ("FedLAW: ", "FedNova: "):
+        assert name in here.text_content()
+        assert name in there.text_content()
+    page.mouse.move(1, 1)
+    sync_api.expect(tips).to_have_count(0)
+
+
+def test_chosen_clients_are_pointed_out_everywhere(look: Open) -> None:
+    """In the field of the bar, and by a click on the table."""
+    page = look()
+    draw_all(page)
+    page.get_by_label("Clients to point out").fill("1, 3-4")
+    draw_all(page)
+    outlined = "document.getElementById('cosines-plot').layout.shapes.length"
+    assert page.evaluate(outlined) == 4 * 2 * 3  # in four panels, rows and columns of three clients
+    assert page.locator(".roster tr.chosen th").all_text_contents() == ["1"]
+    bubbles = page.evaluate("document.getElementById('partition-plot').data[0]")
+    assert {
+        client for client, opacity in zip(bubbles["x"], bubbles["marker"]["opacity"], strict=True) if opacity > 0.5
+    } == {1}
+    page.locator(".roster").get_by_role("button", name="Point out client 1").click()
+    assert page.get_by_label("Clients to point out").input_value() == "3, 4"
+
+
+def saved(page: Any, figure: Any, kind: str) -> str:
+    """Content of the file that a chart's button saves."""
+    with page.expect_download() as download:
+        figure.locator(f"button[data-kind={kind}]").click()
+    return Path(download.value.path()).read_text(encoding="utf-8")
+
+
+def test_charts_are_saved_as_svg_and_csv(look: Open, runs: Path) -> None:
+    """An SVG of a column's width, 3.5 inches at 96 pixels, with the legend; a CSV of what is shown."""
+    page = look()
+    figure = page.locator("figure", has=page.locator("#val-loss-plot"))
+    figure.scroll_into_view_if_needed()
+    svg = ElementTree.fromstring(saved(page, figure, "SVG"))
+    assert svg.get("width") == "336"
+    texts = {"".join(each.itertext()) for each in svg.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"FedLAW", "FedNova", "round"} <= texts
+    rows = list(csv.DictReader(saved(page, figure, "CSV").splitlines()))
+    values = [pd.read_csv(runs / f"version_{n}/metrics.csv")["val/loss"] for n in (0, 1)]
+    assert [(row["method"], row["round"]) for row in rows[:2]] == [("FedLAW", "1"), ("FedLAW", "2")]
+    assert float(rows[1]["mean"]) == pytest.approx((values[0][1] + values[1][1]) / 2, rel=1e-3)
+    figure = page.locator("figure", has=page.locator("#cosines-plot"))
+    figure.scroll_into_view_if_needed()
+    rows = list(csv.reader(saved(page, figure, "CSV").splitlines()))
+    assert rows[0] == ["method", "seed", "round", "client", "client", "cosine"]
+    assert rows[1][:5] == ["FedLAW, before", "1", "6", "0", "0"]
+    assert len(rows) == 1 + 4 * 25
+
+
+def test_one_figure_is_printed_on_a_page_of_its_size(look: Open) -> None:
+    """3.5 inches are 252 points."""
+    page = look()
+    page.evaluate("window.print = () => {}")
+    figure = page.locator("figure", has=page.locator("#val-loss-plot"))
+    figure.locator("button[data-kind=PDF]").click()
+    page.locator("#sheet img").wait_for(state="attached")
+    pdf = page.pdf(prefer_css_page_size=True)
+    boxes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    assert [round(float(width)) for width, _ in boxes] == [252]
+
+
+def test_the_table_of_the_verdict_is_saved(look: Open) -> None:
+    page = look()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save").filter(has_text="save").first.click()
+    assert "FedNova" in Path(download.value.path()).read_text(encoding="utf-8")
+
+
+def test_an_index_leads_to_each_experiment(browser: Any, runs: Path, tmp_path: Path) -> None:
+    """Two experiments and a sweep, whose runs lie deeper; the ids of the parts differ, and each has its own legend."""
+    values = {"val/top1": [0.1, 0.2], "val/loss": [2.0, 1.0]}
+    for name in ("a/version_0", "a/version_1", "b/version_0", "swept/runs/0af1/seed_1/run/version_0"):
+        seed = int(name[-1]) + 1
+        write(tmp_path / name, values, config("FedNova", seed=seed))
+    assert run("report", tmp_path).out.startswith(
+        f"report: {os.path.relpath(tmp_path)}/report.html (3 experiments, 4 runs"
+    )
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto((tmp_path / "report.html").as_uri())
+    rows = page.locator(".index tbody tr")
+    assert rows.nth(0).locator("th, td").all_text_contents()[:4] == [
+        "a",
+        "FedNova",
+        "2",
+        "2 of 2 runs stopped at round 2 of 4",
+    ]
+    assert rows.locator("th").all_text_contents() == ["a", "b", "swept"]
+    rows.nth(2).get_by_role("link").click()
+    heading = page.locator("h2", has_text="swept")
+    sync_api.expect(heading).to_be_in_viewport()
+    drawn(page, "e3-val-top1")
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    assert len(ids) == len(set(ids))
+    page.locator("article").nth(1).get_by_role("group", name="Legend").get_by_role("button", name="FedNova").click()
+    page.close()
 
 
 def test_a_long_run_of_many_clients_stays_small(browser: Any, tmp_path: Path) -> None:

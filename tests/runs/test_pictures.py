@@ -7,7 +7,42 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.runs.pictures import DRAWN, NAMED, bubbles, draw_cosines, draw_surfaces
+from fl_lightning.runs.pictures import COLOURS, DRAWN, NAMED, ON_DARK, bubbles, draw_cosines, draw_surfaces
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of a colour, as the Web Content Accessibility Guidelines define it."""
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
+
+
+@pytest.mark.parametrize(("colours", "ground"), [(COLOURS, "#ffffff"), (ON_DARK, "#14171b")])
+def test_colours_stand_out_from_the_ground(colours: tuple[str, ...], ground: str) -> None:
+    """The contrast of text, 4.5, for lines and marks, too."""
+    for colour in colours:
+        low, high = sorted((luminance(colour), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, colour
+
+
+# What a colour-blind eye makes of linear red, green and blue (Machado et al., 2009, severity 1): protan, deutan.
+BLIND = (
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+)
+
+
+@pytest.mark.parametrize("colours", [COLOURS, ON_DARK])
+@pytest.mark.parametrize("eye", [np.eye(3), *BLIND])
+def test_colours_differ_for_every_eye(colours: tuple[str, ...], eye: Any) -> None:
+    """At least 0.1 apart in OKLab (Ottosson, 2020), where black and white are 1 apart."""
+    lms = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    lab = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    rgb = np.array([[int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)] for colour in colours])
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.cbrt(np.clip(linear @ np.array(eye).T, 0, 1) @ np.array(lms).T) @ np.array(lab).T
+    apart = np.linalg.norm(seen[:, None] - seen[None], axis=2) + np.eye(len(colours))
+    assert apart.min() >= 0.1
 
 
 def test_bubbles_are_where_the_examples_are_and_as_large() -> None:

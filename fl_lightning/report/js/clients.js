@@ -95,6 +95,11 @@ function tabulate(part, element) {
     note.textContent = run.of > run.clients.length ? `the ${run.clients.length} clients with the most examples, of ${run.of.toLocaleString("en")}` : `${run.of.toLocaleString("en")} clients; sparklines share one scale in all runs`;
     scroll.replaceChildren(make("table", { "aria-label": caption }, make("thead", {}, make("tr", {}, ...heads)), body));
   }
-  part.watchers.push(show);
+  const chosen = () => [...part.clients, theme()].join();
+  let last = chosen();
+  part.watchers.push(() => {
+    if (last !== chosen()) show();
+    last = chosen();
+  });
   show();
 }

@@ -22,7 +22,7 @@ function dressed({ layout, legend = [] }, style) {
   const above = rows * (style.size + 9);
   const height = style.paper && layout.paper ? layout.paper : layout.height;
   const made = {
-    margin: { l: style.paper ? 52 : 46, r: 10, t: 10 + above, b: 40 },
+    margin: { l: 4.8 * style.size, r: 10, t: 10 + above, b: 3.2 * style.size },
     dragmode: coarse ? false : "zoom",
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
@@ -35,8 +35,8 @@ function dressed({ layout, legend = [] }, style) {
     legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", traceorder: "normal", font: { size: style.size } },
   };
   for (const [key, axis] of Object.entries(layout).filter(([name]) => /^[xy]axis/.test(name))) {
-    const title = axis.title ? { ...axis.title, font: { size: style.size }, standoff: 6 } : undefined;
-    made[key] = { automargin: true, zeroline: false, ...axis, title, gridcolor: line, linecolor: line, tickcolor: line };
+    const title = axis.title ? { ...axis.title, font: { size: style.size }, standoff: 5 } : undefined;
+    made[key] = { zeroline: false, ...axis, title, gridcolor: line, linecolor: line, tickcolor: line };
   }
   return made;
 }
@@ -66,6 +66,7 @@ function lines(chart, style) {
   const heights = shown.filter(({ meta }) => meta.role === "line").flatMap(({ y }) => y.filter((value) => value !== null));
   const least = Math.min(...heights);
   const most = Math.max(...heights);
+  const crowd = Math.max(1, new Set(shown.map(({ meta }) => meta.method)).size / 4); // many bands are pale
   const log = part.log && heights.length && least > 0;
   const data = shown.map((trace) => {
     const { method, role, variant } = trace.meta;
@@ -74,7 +75,7 @@ function lines(chart, style) {
     const made = { ...trace, type: "scatter", x, x0: undefined, dx: undefined, legendgroup: trace.name, hoverinfo: "none" };
     if (role === "low" || role === "high") {
       const y = log ? trace.y.map((value) => value && Math.max(value, least / 10)) : trace.y;
-      const alpha = (style.ground === "dark" ? 0.25 : 0.18) * (variant ? 0.5 : 1);
+      const alpha = ((style.ground === "dark" ? 0.25 : 0.18) * (variant ? 0.5 : 1)) / crowd;
       return { ...made, y, mode: "lines", line: { width: 0 }, fillcolor: faint(tone, alpha), hoverinfo: "skip", showlegend: false };
     }
     const marker = { size: style.paper ? 4 : 6, ...trace.marker, color: tone };

@@ -161,7 +161,7 @@ function panels(chart, style) {
     const top = 1 - (row * (tall + above + 46) + above) / height;
     const content = CONTENT[figure.kind](chart, panel, choice, style, wide);
     const below = at + columns >= shown.length;
-    const axis = { showgrid: figure.kind === "bubbles", automargin: false, ticks: "", tickfont: { size: style.size - 2 } };
+    const axis = { showgrid: figure.kind === "bubbles", ticks: "", tickfont: { size: style.size - 2 } };
     const named = typeof content.traces[0].x[0] === "string" ? { type: "category" } : {};
     const down = figure.kind === "surface" ? {} : { autorange: "reversed" };
     const category = typeof content.traces[0].y[0] === "string" ? { type: "category" } : {};

@@ -69,12 +69,24 @@ const sized = new ResizeObserver((entries) => entries.forEach(({ target: { chart
   if (chart.drawn && chart.plot.clientWidth && chart.plot.layout.width !== chart.plot.clientWidth) chart.refresh();
 }));
 
+// Act once, when an element comes near what the reader sees, or before printing.
+function whenNear(element, act) {
+  const once = () => {
+    observer.disconnect();
+    removeEventListener("beforeprint", once);
+    act();
+  };
+  const observer = new IntersectionObserver(([{ isIntersecting }]) => isIntersecting && once(), { rootMargin: "600px" });
+  observer.observe(element);
+  addEventListener("beforeprint", once);
+}
+
 for (const part of parts) {
   legend(part);
   axes(part);
   pickable(part);
-  const clients = part.element.querySelector(".roster");
-  if (clients) tabulate(part, clients);
+  const roster = part.element.querySelector(".roster");
+  if (roster) whenNear(roster, () => tabulate(part, roster));
 }
 for (const chart of charts) {
   exportable(chart);
