@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
@@ -18,6 +16,7 @@ from fl_lightning.report import charts, clients, explorers, holdings, resources,
 from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Section, Table
+from fl_lightning.report.templates import environment
 from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
@@ -83,23 +82,19 @@ def render(experiments: Sequence[Experiment]) -> str:
     Args:
         experiments: the experiments, at least one; of several, an index comes first.
     """
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    environment.filters["figure"] = screen.figure
+    templates = environment()
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    templates.filters["figure"] = screen.figure
     several, described = len(experiments) > 1, parts(experiments)
     links = [f"#{part.key}name" for part in described]
     names = described[0].methods
     many = f"{len(described)} experiments" if several else f"{len(names)} methods" if len(names) > LISTED else ""
     title = many or " · ".join(names)
-    return environment.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         title=title,
         parts=described,
         index=tables.index(experiments, links) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
-        version=version("fl-lightning"),
-        css=Markup((HERE / "page.css").read_text()),
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(get_plotlyjs()),
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
-from fl_lightning.report.parts import pipes
+from fl_lightning.report import parts
+from fl_lightning.report.templates import environment
 from fl_lightning.reproduce.claims import Verdict
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import measured
@@ -102,7 +102,7 @@ def markdown(
 def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     if not head:
         return [NOTHING]
-    return pipes(head, rows)
+    return parts.pipes(head, rows)
 
 
 def about(experiment: Experiment) -> str:
@@ -122,24 +122,16 @@ def html(
     facts: Sequence[str],
     image: Path | None = None,
 ) -> str:
-    """Write the page of :func:`markdown` as HTML that needs no other file."""
-    environment = Environment(
-        loader=FileSystemLoader(HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    head, rows = lines(compared)
-    return environment.get_template("table.html.j2").render(
-        experiment=experiment,
-        about=about(experiment),
+    """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
+    drawn = image.with_suffix(".svg").read_text(encoding="utf-8") if image else ""
+    template = environment(HERE).get_template("table.html.j2")
+    return template.render(
+        title=experiment.source,
+        claim=experiment.claim,
         facts=facts,
-        head=head,
-        rows=rows,
+        compared=parts.Table(*lines(compared), experiment.metric),
+        judged=parts.Table(CLAIMS, judged(verdicts), "Claims", words=True),
+        figure=Markup(drawn[drawn.find("<svg") :]),
+        notes=experiment.notes,
         nothing=NOTHING,
-        claims=CLAIMS,
-        judged=judged(verdicts),
-        image=base64.b64encode(image.read_bytes()).decode() if image else None,
     )

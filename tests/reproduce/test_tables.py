@@ -3,10 +3,13 @@
 import io
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
+from fl_lightning.report.plots import Axis, Line, Lines
+from fl_lightning.report.printed import save
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.claims import Verdict
 from fl_lightning.reproduce.papers import Experiment
@@ -41,7 +44,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
         self.loaded += [tag] if tag in ("script", "link", "iframe", "object") else []
-        if tag != "meta":
+        if tag not in ("meta", "link"):
             self.open.append(tag)
         if tag == "table":
             self.tables.append([])
@@ -111,11 +114,25 @@ def test_html_has_everything_and_loads_nothing() -> None:
     page = Page(text)
     assert page.tables == [[HEAD, *LINES], [tables.CLAIMS, list(vars(VERDICTS[0]).values())]]
     assert page.open == []
-    assert page.loaded == []
-    assert not any(word in text for word in ("http", "@import", "url("))
-    assert "<h1>X &amp; Y, Table 1</h1>\n<p>A &lt;b&gt; (top-1 (%))</p>" in text
+    assert page.loaded == ["data:,", "link", "#results"]
+    assert not any(word in text for word in ("http:", "https:", "@import", "url("))
+    assert "<h1>X &amp; Y, Table 1</h1>" in text
+    assert "<strong>The paper's claim:</strong> A &lt;b&gt;</p>" in text
+    assert '<p class="caption">top-1 (%)</p>' in text
     assert "<li>--grid a=&lt;1&gt;</li>\n<li><code>reproduce &lt;x&gt;</code></li>" in text
     assert "<li>a note</li>" in text
+
+
+def test_the_figure_is_on_the_page(tmp_path: Path) -> None:
+    """It is text that a reader can search, and loads nothing either."""
+    points = pd.DataFrame({"mean": [0.25, 0.5], "low": math.nan, "high": math.nan, "seeds": 1}, index=[1, 2])
+    save(Lines(Axis("round"), Axis("accuracy"), [Line("A <b>", points), Line("B", points)]), tmp_path, "curves")
+    text = tables.html(EXPERIMENT, COMPARED, VERDICTS, [], tmp_path / "curves.png")
+    page = Page(text)
+    assert page.open == []
+    assert page.loaded == ["data:,", "link", "#results"]
+    assert 'aria-label="X &amp; Y, Table 1: curves of the runs"' in text
+    assert ">A &lt;b&gt;</text>" in text
 
 
 def test_without_a_finished_run() -> None:
