@@ -181,7 +181,8 @@ def _surface(path: Path) -> dict[str, Any]:
     arrays = load(path, "steps", "loss")
     steps, loss = arrays["steps"], arrays["loss"]
     centre = loss[np.abs(steps).argmin(), np.abs(steps).argmin()]
-    values = {"loss of the model": centre, "lowest": np.nanmin(loss), "highest": np.nanmax(loss)}
+    known = loss[~np.isnan(loss)] if not np.isnan(loss).all() else np.array([math.nan])
+    values = {"loss of the model": centre, "lowest": known.min(), "highest": known.max()}
     text = {name: written(float(value)) for name, value in values.items()}
     return {"text": [text], "steps": rounded(steps), "loss": [rounded(row) for row in loss]}
 

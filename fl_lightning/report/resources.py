@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fl_lightning.report.charts import ROUND, lines
@@ -75,7 +74,7 @@ def _timed(methods: Sequence[Method], column: str, unit: float, title: str, capt
     for method in methods:
         columns = {n: run.timings[column] * unit for n, run in enumerate(method.runs) if column in run.timings}
         drawn.append(Line(method.name, band(pd.DataFrame(columns))))
-    if all(np.nanmax(line.points["mean"], initial=0) == 0 for line in drawn):
+    if not any((line.points["mean"] > 0).any() for line in drawn):
         return None
     return lines(column, title, caption, drawn, ROUND, y)
 

@@ -348,9 +348,9 @@ def test_the_table_of_the_verdict_is_saved(look: Open) -> None:
 def test_an_index_leads_to_each_experiment(browser: Any, runs: Path, tmp_path: Path) -> None:
     """Two experiments and a sweep, whose runs lie deeper; the ids of the parts differ, and each has its own legend."""
     values = {"val/top1": [0.1, 0.2], "val/loss": [2.0, 1.0]}
-    for name in ("a/version_0", "a/version_1", "b/version_0", "swept/runs/0af1/seed_1/run/version_0"):
-        seed = int(name[-1]) + 1
-        write(tmp_path / name, values, config("FedNova", seed=seed))
+    problems = {"a/version_0": 0.1, "a/version_1": 0.1, "b/version_0": 1, "swept/runs/0af1/seed_1/run/version_0": 10}
+    for name, alpha in problems.items():
+        write(tmp_path / name, values, config("FedNova", seed=int(name[-1]) + 1, alpha=alpha))
     assert run("report", tmp_path).out.startswith(
         f"report: {os.path.relpath(tmp_path)}/report.html (3 experiments, 4 runs"
     )
