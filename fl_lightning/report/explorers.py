@@ -25,6 +25,7 @@ BUDGET = 1_500_000  # largest number of characters in all frames of a chart
 CLIENTS = 200  # largest number of clients in a heat map
 CELLS = 500_000  # largest number of cells in one round's heat maps of all methods
 SCALE = 127  # int8 value that stands for a cosine of 1
+WIDE = 4  # largest number of printed heat maps side by side
 VIEWS = ("before", "after correction")
 BY_CLASS, BY_CLUSTER = "class", "cluster"
 
@@ -54,7 +55,7 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
         + frames.note
         + (f" No more than the first {most} clients of a cohort are drawn." if cut else ""),
         alt="Heat maps of the cosine between the updates of every two clients of a round, one map per method",
-        plot=Panels(_printed(frames)),
+        plot=_printed(frames),
         numbers=listed(frames, "Cosines by run and round"),
         frames=frames,
         wide=True,
@@ -89,17 +90,18 @@ def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
     return {"pairs in conflict": written(share, True), "smallest cosine": written(least), "mean cosine": written(mean)}
 
 
-def _printed(frames: Frames) -> dict[str, Heat]:
-    """The last round of the first seed: each method, with a second heat map after the correction if there is one."""
+def _printed(frames: Frames) -> Panels:
+    """The last round of the first seed: a heat map for each method; if there is a correction, a second row after it."""
     client, found = Axis("client"), {}
-    for run in frames.runs:
-        if run["seed"] == frames.runs[0]["seed"]:
-            frame = run["frames"][-1]
-            for view, packed in enumerate(frame["cosines"]):
-                name = frames.panels[run["panel"]] + (f", {VIEWS[view]}" if len(frame["cosines"]) > 1 else "")
-                values = pd.DataFrame(unpack(packed, len(frame["clients"])), frame["clients"], frame["clients"])
-                found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
-    return found
+    last = {run["panel"]: run["frames"][-1] for run in frames.runs if run["seed"] == frames.runs[0]["seed"]}
+    views = max(len(frame["cosines"]) for frame in last.values())
+    for view in range(views):
+        for panel, frame in last.items():
+            packed, clients = frame["cosines"][: view + 1][-1], frame["clients"]  # without a correction, both are one
+            values = pd.DataFrame(unpack(packed, len(clients)), clients, clients)
+            name = frames.panels[panel] + (f", {VIEWS[view]}" if views > 1 else "")
+            found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
+    return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= WIDE else 0)
 
 
 def _orders(methods: Sequence[Method], frames: Frames) -> dict[str, dict[str, list[int]]]:

@@ -23,6 +23,7 @@ LETTER, ROW = 0.065, 0.15  # mean width of a letter, height of a line of text, i
 LABELS = 0.4  # height of ticks and title of an x-axis, in inches
 PAD = 0.06  # white above and below, in inches
 LOWEST, HIGHEST = 1.2, 1.9  # heights of axes with lines, in inches
+CELL = 0.2  # largest width of a bubble's cell, in inches
 FEW = 40  # a bubble plot of more clients takes both columns
 MOST = 6  # largest number of columns of a legend
 NO_FACTS: Mapping[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes every day
@@ -67,7 +68,7 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
     titles = [textwrap.fill(title, int(width / LETTER)) for title in titled]
     height = max(_height(each, width) for each in panels) + ROW * max(len(title.splitlines()) for title in titles)
     rows, shared = -(-len(panels) // columns), common(panels, width, methods)
-    square = not any(isinstance(each, Lines | Dots | Bars) for each in panels)
+    square = all(isinstance(each, Heat | Surface) for each in panels)
     with style.context(STYLE):
         figure = Figure((width * columns, height * rows), layout="compressed" if square else "constrained")
         for number, (title, each) in enumerate(zip(titles, panels, strict=True), 1):
@@ -92,7 +93,7 @@ def _height(plot: Plot, width: float) -> float:
     if isinstance(plot, Bars):
         return 0.25 * len(plot.parts) + LABELS
     if isinstance(plot, Bubbles):
-        return float(width * plot.counts.shape[1] / len(plot.counts)) + LABELS
+        return float(min(width / len(plot.counts), CELL) * plot.counts.shape[1]) + LABELS
     if isinstance(plot, Heat) and plot.x.title != plot.y.title:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +19,9 @@ from fl_lightning.runs.seeds import FEWEST_SEEDS
 LEAST = 0.001  # smallest p value that is written
 NAMED = 4  # largest number of methods that a sentence names for one reason
 # What LaTeX lacks, after pandas has escaped the rest.
-LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", "\N{NO-BREAK SPACE}": "~"}
+LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", "\N{NO-BREAK SPACE}": "~", "<": "$<$", ">": "$>$"}
+HEAD = 12  # number of letters in a line of a head in LaTeX
+BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 
 
 def verdict(comparison: Comparison) -> str:
@@ -223,10 +227,28 @@ def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
 
 
 def latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table for LaTeX with the package booktabs: the first column to the left, all others to the right."""
-    style = pd.DataFrame(rows, columns=list(head)).style.hide(axis="index")
+    """Write a table for LaTeX with the package booktabs: the first column to the left, all others to the right.
+
+    The head and what follows a number (its p value, the seeds that it is about) may take two lines, so that the table
+    is no wider than a page.
+    """
+    names = [BREAK.join(textwrap.wrap(name, HEAD, break_on_hyphens=False)) for name in head]
+    cells = [[first, *(re.sub(r", (?=p\s)| (?=\()", BREAK, cell) for cell in others)] for first, *others in rows]
+    style = pd.DataFrame(cells, columns=names).style.hide(axis="index")
     style = style.format(escape="latex").format_index(escape="latex", axis=1)
     text = str(style.to_latex(hrules=True, column_format="l" + "r" * (len(head) - 1)))
     for sign, command in LATEX.items():
         text = text.replace(sign, command)
-    return f"% \\usepackage{{booktabs}}\n{text}"
+    above, middle, below = text.partition("\\midrule")
+    return f"% \\usepackage{{booktabs}}\n{_in_lines(above, 'b')}{middle}{_in_lines(below, 't')}"
+
+
+def _in_lines(text: str, aligned: str) -> str:
+    """Stack the cells that have a BREAK, their top or bottom line (t or b) in line with the other cells."""
+
+    def stacked(cell: re.Match[str]) -> str:
+        lines = cell[0].replace(BREAK, r"\\")
+        return rf"\begin{{tabular}}[{aligned}]{{@{{}}r@{{}}}}{lines}\end{{tabular}}"
+
+    inside = r"(?:\\&|[^&\n])*"  # of a cell
+    return re.sub(rf"(?<= ){inside}{BREAK}{inside}?(?= & | \\\\\n)", stacked, text)

@@ -71,7 +71,7 @@ def add_bubbles(axes: Axes, counts: NDArray[np.int64], largest: int) -> None:
     axes.set(xlim=(-0.7, num_clients - 0.3), ylim=(num_classes - 0.3, -0.7), xlabel="client", ylabel="class")
     axes.set_aspect("equal")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1, steps=(1, 2, 5, 10)))
+        axis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 5, 10)))
 
 
 def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:

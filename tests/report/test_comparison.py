@@ -13,7 +13,7 @@ from scipy import special
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.comparison import Comparison, Difference, compare
 from fl_lightning.report.methods import group
-from fl_lightning.report.verdict import numbers, table, texts, verdict
+from fl_lightning.report.verdict import latex, numbers, table, texts, verdict
 from fl_lightning.runs.reader import read_runs
 
 BASE = [[0.5, 0.6], [0.52, 0.64], [0.48, 0.62]]  # accuracies of two rounds by seed: means 0.55, 0.58 and 0.55
@@ -179,14 +179,23 @@ def test_names_that_do_not_exist_are_refused(tmp_path: Path, option: dict[str, s
     assert str(raised.value).startswith(error)
 
 
+def test_signs_in_latex() -> None:
+    """Without a formula, LaTeX would print < as an upside-down !."""
+    text = latex(
+        ["method", "last − a & b, points"], [["x_1 (2)", "+1.0 ± 0.5, p\N{NO-BREAK SPACE}<\N{NO-BREAK SPACE}0.001"]]
+    )
+    assert r"x\_1 (2) & \begin{tabular}[t]{@{}r@{}}+1.0 $\pm$ 0.5\\p~$<$~0.001\end{tabular} \\" in text
+    assert r"method & \begin{tabular}[b]{@{}r@{}}last $-$ a \&\\b, points\end{tabular} \\" in text
+
+
 def test_the_table_in_other_formats(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE, "FedNova": [[0.6, 0.7], [0.64, 0.72], [0.62, 0.7]]})
     read = numbers([found]).set_index("method")
     assert read.loc["FedNova", "mean_p"] == pytest.approx(0.00103896, rel=1e-4)
     written = texts([found])
-    assert r"FedNova & 3 & 70.7 $\pm$ 2.9 & 66.3 $\pm$ 3.8 & +8.7 $\pm$ 2.9, p~=~0.0059" in written["comparison.tex"]
-    assert r"\toprule" in written["comparison.tex"]
-    assert "last, \\%" in written["comparison.tex"]
+    assert r"FedNova & 3 & 70.7 $\pm$ 2.9 & 66.3 $\pm$ 3.8 & " in written["comparison.tex"]
+    assert r"& \begin{tabular}[t]{@{}r@{}}+8.7 $\pm$ 2.9\\p~=~0.0059\end{tabular} &" in written["comparison.tex"]
+    assert r"last, \% & \begin{tabular}[b]{@{}r@{}}mean over\\rounds, \%\end{tabular} &" in written["comparison.tex"]
     plain = written["comparison.md"].replace("\N{NO-BREAK SPACE}", " ")
     assert "| FedNova | 3 | 70.7 ± 2.9 | 66.3 ± 3.8 | +8.7 ± 2.9, p = 0.0059 |" in plain
     assert table(found).exports == written

@@ -21,14 +21,13 @@ PAPER = r"""
 \usepackage[letterpaper,textwidth=6.75in,textheight=9in,columnsep=0.25in]{geometry}
 \usepackage{booktabs,graphicx}
 \begin{document}
-\twocolumn[\centering\footnotesize\setlength{\tabcolsep}{3pt}
+\twocolumn[\begin{center}\footnotesize\setlength{\tabcolsep}{4pt}
 \input{figures/comparison}
-\vspace{2em}
 \includegraphics{figures/cosines.pdf}
-\vspace{2em}]
-\begin{figure}[t]\centering\includegraphics{figures/val-top1.pdf}\caption{Accuracy.}\end{figure}
-\begin{figure}[t]\centering\includegraphics{figures/partition.pdf}\caption{Partition.}\end{figure}
-Text.
+\end{center}]
+\noindent\includegraphics{figures/val-top1.pdf}
+\newpage
+\noindent\includegraphics{figures/partition.pdf}
 \end{document}
 """
 
@@ -37,6 +36,7 @@ Text.
 def paper(tmp_path: Path) -> Path:
     """The folder of a paper with figures and a table of three methods and three seeds."""
     draw = np.random.default_rng(0)
+    partition = {"sizes": np.full(4, 25), "counts": draw.multinomial(25, [0.1] * 10, 4)}
     for number, rule in enumerate(("FedAvg", "GradientHarmonization", "FedNova")):
         for seed in (1, 2, 3):
             top1 = (0.7 + 0.05 * number) * (1 - np.exp(-np.arange(1, 61) / 10)) + 0.01 * draw.standard_normal(60)
@@ -45,7 +45,7 @@ def paper(tmp_path: Path) -> Path:
                 {"val/top1": top1.tolist(), "bytes/total": (1e6 * np.arange(1, 61)).tolist()},
                 config(rule, seed=seed),
                 {name: [0.5] * 60 for name in ("seconds", "local", "server", "monitors", "memory_mib", "gpu_mib")},
-                partition={"sizes": np.full(4, 25), "counts": draw.multinomial(25, [0.1] * 10, 4)},
+                partition=partition,
                 cosines_60={"clients": range(5), "before": similar(5, draw), "after": similar(5, draw)},
             )
     result = run("report", tmp_path / "runs", "--out", tmp_path / "page.html", "--figures", tmp_path / "figures")
