@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis as Ruler
     from matplotlib.cm import ScalarMappable
 
-DASHES: Sequence[Any] = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (5, 1.5, 1, 1.5)), (0, (9, 1.5, 1, 1.5)))
+DASHES: Sequence[Any] = ("-", (0, (3, 1.5)), (0, (7, 2)), (0, (4, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5)))
 DOTS: Any = (0, (1, 1.2))  # of a method's other lines
-MARKERS = "os^XDP*"
+MARKERS = "os^XDPv<h"  # their number, 9, tells two methods of one colour apart
 TOLD_APART = math.lcm(len(COLOURS), len(DASHES))  # largest number of methods with looks of their own
 MARKERS_OF_A_LINE = 12  # about the largest number
 BEYOND = 0.5  # how far bands are shown beyond the lines, in spans of the lines
@@ -86,8 +86,8 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
             band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "zorder": 1}
             axes.fill_between(points.index, points["low"], points["high"], **band)
     for mark in plot.marks:
-        look: dict[str, Any] = {"marker": "*", "ms": 8} if mark.text == PAPER else {"marker": "D", "ms": 5}
-        look |= {"linestyle": "", "markeredgecolor": "black", "markeredgewidth": 0.6, "zorder": 4, "clip_on": False}
+        look: dict[str, Any] = {"marker": "*", "ms": 7} if mark.text == PAPER else {"marker": "D", "ms": 5}
+        look |= {"linestyle": "", "markeredgecolor": "black", "markeredgewidth": 0.5, "zorder": 4, "clip_on": False}
         axes.plot(mark.x, mark.y, color=_colour(shared.looks[mark.method]), **look)
         shared.legend[mark.text] = ((2,), Line2D([], [], color="white", **look))
     set_ruler(axes.xaxis, plot.x, [x for line in plot.lines for x in line.points.index])
@@ -132,8 +132,9 @@ def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
     span = float(np.ptp(means)) or 0.1 * abs(float(means[0])) or 1.0
     shown = np.concatenate([means, edges.clip(means.min() - BEYOND * span, means.max() + BEYOND * span)])
     low, high = float(shown.min()), float(shown.max())
-    if axis.percent and not axis.log and means.min() >= 0 and means.max() <= 1:
-        low, high = max(low, 0), min(high, 1)
+    whole = 1 if axis.percent else 100 if axis.title.endswith("(%)") else math.inf
+    if whole < math.inf and means.min() >= 0 and means.max() <= whole and not axis.log:
+        low, high = max(low, 0), min(high, whole)
     margin = 0.04 * ((high - low) or span)
     return float(back(low - margin)), float(back(high + margin))
 

@@ -171,12 +171,12 @@ class TestLines:
         alone = axes.get_lines()[0]
         (axes,) = draw(curves("A", "B")).axes
         assert alone.get_color() == axes.get_lines()[1].get_color() == COLOURS[1]
-        assert dashes(alone) == dashes(axes.get_lines()[1]) == (0, (4, 1.5))
+        assert dashes(alone) == dashes(axes.get_lines()[1]) == (0, (3, 1.5))
         both = Lines(ROUND, SHARE, [line("B", [0.1, 0.2], variant=each) for each in ("", "before")])
         figure = draw(both, ["A", "B"])
         after, before = figure.axes[0].get_lines()
         assert before.get_color() == after.get_color() == COLOURS[1]
-        assert (dashes(after), dashes(before)) == ((0, (4, 1.5)), (0, (1, 1.2)))
+        assert (dashes(after), dashes(before)) == ((0, (3, 1.5)), (0, (1, 1.2)))
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["B", "before"]
 
     def test_few_points_are_marked(self) -> None:
@@ -192,8 +192,10 @@ class TestLines:
         assert draw(narrow).axes[0].get_ylim() == pytest.approx((-0.1 - 0.048, 1.1 + 0.048))
 
     def test_shares_stay_between_0_and_100(self) -> None:
-        shares = Lines(ROUND, SHARE, [line("A", [0.1, 0.9], 0.3)])
-        assert draw(shares).axes[0].get_ylim() == pytest.approx((-0.04, 1.04))
+        """Written as 0.9 or as 90."""
+        for axis, whole in ((SHARE, 1), (Axis("accuracy (%)"), 100)):
+            shares = Lines(ROUND, axis, [line("A", [0.1 * whole, 0.9 * whole], 0.3 * whole)])
+            assert draw(shares).axes[0].get_ylim() == pytest.approx((-0.04 * whole, 1.04 * whole))
 
     @pytest.mark.parametrize("means", [[0.5], [0.5, 0.5], [0.0, 0.0], [np.nan, np.nan], [np.inf, 1.0]])
     @pytest.mark.parametrize("log", [False, True])
@@ -216,7 +218,8 @@ class TestLines:
         assert [point.get_marker() for point in points] == ["*", "*", "D"]
         assert [point.get_color() for point in points] == [a.get_color(), b.get_color(), a.get_color()]
         assert figure.axes[0].get_ylim()[1] > 0.9
-        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A", "B", "critical round", "paper"]
+        written = sorted(text.get_text() for text in figure.legends[0].get_texts())
+        assert written == ["A", "B", "critical round", "paper"]
 
     def test_dollars_are_no_formulas(self) -> None:
         figure = draw(curves("costs $1, gains $2", "a_b^c"))
