@@ -8,10 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-
 # Commands about many runs or about finished runs, each with the module whose ``command`` function takes the arguments.
 # ``fit.command`` handles all other commands, and a command line without a command.
 COMMANDS = {
@@ -22,6 +18,7 @@ COMMANDS = {
     "export": "fit.export",
 }
 EPILOG = f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help"
+IMPORTING = "importing PyTorch and Lightning …"
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -43,7 +40,11 @@ def _dispatch(args: Sequence[str]) -> int:
 
 def _import(module: str) -> Any:
     """Import one of the package's modules; a terminal says so meanwhile, because PyTorch and Lightning take seconds."""
-    words = Spinner("dots", "importing PyTorch and Lightning …")
-    # The streams stay as they are: loggers that an import makes keep the stream that they find.
-    with Live(words, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False):
+    # Printed without rich, which must not be imported before Lightning: typing takes equal unions for one another, and
+    # would then give the parser ``float | int`` where Lightning says ``int | float``: 2 epochs would become 2.0.
+    words = IMPORTING if sys.stderr.isatty() else ""
+    print(words, end="", file=sys.stderr, flush=True)
+    try:
         return importlib.import_module(f"fl_lightning.{module}")
+    finally:
+        print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)

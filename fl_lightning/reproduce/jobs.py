@@ -111,8 +111,7 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     Args:
         jobs: jobs to train; jobs with the same folder are trained once.
         processes: number of jobs at a time, at least 1.
-        report: function that is called at the start, and then about twice a second, with the jobs under way and the
-            jobs that have failed.
+        report: function that is called about twice a second with the jobs under way and the jobs that have failed.
 
     Returns:
         The jobs that failed; the end of a job's log says why.

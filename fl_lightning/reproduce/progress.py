@@ -113,7 +113,7 @@ def cells(tracker: Tracker, height: int) -> RenderableType:
         tracker: follows the jobs.
         height: number of lines of the terminal.
     """
-    shown = _chosen(tracker, max(height - OTHER_LINES, 1))
+    shown, hidden = _divided(tracker, max(height - OTHER_LINES, 1))
     measures = list(dict.fromkeys(row.measure for row in tracker.rows))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("cell")
@@ -132,12 +132,13 @@ def cells(tracker: Tracker, height: int) -> RenderableType:
             Text(named + result),
             Text(f"round {rounds}: {so_far}" if busy else "", "dim"),
         )
-    more = len(tracker.rows) - len(shown)
-    return Group(table, Text(f"{more} more cells", "dim")) if more else table
+    finished = sum(all(job.folder in tracker.finished for job in row.jobs) for row in hidden)
+    more = f"{len(hidden)} more cells, {finished} of them finished"
+    return Group(table, Text(more, "dim", no_wrap=True)) if hidden else table
 
 
-def _chosen(tracker: Tracker, space: int) -> list[Row]:
-    """Choose as many rows as there is space for, in the order of the plan."""
+def _divided(tracker: Tracker, space: int) -> tuple[list[Row], list[Row]]:
+    """Divide the rows into those that are shown, as many as there is space for, and the others, in the plan's order."""
     busy = {job.folder for job in tracker.busy}
     order = {folder: position for position, folder in enumerate(tracker.finished)}
 
@@ -145,8 +146,9 @@ def _chosen(tracker: Tracker, space: int) -> list[Row]:
         folders = [job.folder for job in tracker.rows[position].jobs]
         return math.inf if busy.intersection(folders) else max(order.get(folder, -1) for folder in folders)
 
-    positions = sorted(range(len(tracker.rows)), key=urgency, reverse=True)[:space]
-    return [tracker.rows[position] for position in sorted(positions)]
+    positions = sorted(range(len(tracker.rows)), key=urgency, reverse=True)
+    shown, hidden = ([tracker.rows[each] for each in sorted(part)] for part in (positions[:space], positions[space:]))
+    return shown, hidden
 
 
 def _written(row: Row, value: float) -> str:

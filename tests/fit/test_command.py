@@ -371,11 +371,12 @@ def test_users_own_model_checkpoint_takes_the_place_of_the_best() -> None:
 
 def test_two_devices_train_what_one_does() -> None:
     """Two processes share the clients and one run folder; three clients a round, so that one device is padded."""
-    options = ["fit", "--config", "tiny.yaml", "--data.participation", "3"]
+    options = ["fit", "--config", "tiny.yaml", "--data.participation", "3", "--model.local_epochs", "2"]
     assert run(*options, "--experiment", "one").status == 0
     done = process(*options, "--trainer.devices", 2)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.count("round 1/2") == 1, "one device alone reports"
+    assert [done.stdout.count(word) for word in ("loading", "round 1/2")] == [1, 1], "one device alone reports"
+    assert "local_epochs: 2\n" in (RUN / "config.yaml").read_text(), "no float, whatever was imported first"
     assert done.stdout.endswith(f"run folder: {RUN}\n")
     assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
     assert filecmp.cmp(RUN / "metrics.csv", "runs/one/version_0/metrics.csv", shallow=False)

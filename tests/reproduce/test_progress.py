@@ -59,7 +59,8 @@ def test_the_table_fits_the_terminal(tmp_path: Path, width: int, height: int) ->
     shown = min(height - 4, 60)
     assert len([row for row in rows if "0/1" in row or "1/1" in row]) == shown
     assert len([row for row in rows if re.search(r"1/1 +0\.2500$", row)]) == min(shown - 1, 10)
-    assert rows[-1] == f"{60 - shown} more cells" if shown < 60 else "0/1" in rows[-1]
+    more = f"{60 - shown} more cells, {10 - min(shown - 1, 10)} of them finished"
+    assert rows[-1] == more if shown < 60 else "0/1" in rows[-1]
 
 
 def test_rows_show_seeds_means_failures_and_runs_under_way(tmp_path: Path) -> None:
