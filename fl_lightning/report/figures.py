@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +29,7 @@ def write_figures(experiments: Sequence[Experiment], folder: Path) -> int:
     count = 0
     try:
         for experiment, part in zip(experiments, parts(experiments), strict=True):
-            inside = folder / part.name
+            inside = folder / "-".join(re.findall(r"[\w.]+", part.name))  # LaTeX likes no spaces and commas
             inside.mkdir(parents=True, exist_ok=True)
             for chart in (chart for section in part.sections for chart in section.charts):
                 save(chart.plot, inside, chart.key, part.methods)

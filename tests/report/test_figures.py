@@ -64,12 +64,13 @@ def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_experiments_have_folders_and_comparisons(tmp_path: Path) -> None:
-    for experiment in ("first", "second"):
+    """Two data sets, which cannot be compared."""
+    for experiment, alpha in (("first", 0.1), ("the second, one", 1.0)):
         for seed, rule in enumerate(("FedNova", "Krum")):
             folder = tmp_path / "runs" / experiment / f"version_{seed}"
-            write(folder, {"val/top1": [0.2, 0.4 + seed]}, config(rule))
-    assert figures(tmp_path / "runs", out=tmp_path) == ["first/val-top1", "second/val-top1"]
-    assert "FedNova" in (tmp_path / "figures" / "second" / "comparison.tex").read_text()
+            write(folder, {"val/top1": [0.2, 0.4 + seed]}, config(rule, alpha=alpha))
+    assert figures(tmp_path / "runs", out=tmp_path) == ["first/val-top1", "the-second-one/val-top1"]
+    assert "FedNova" in (tmp_path / "figures" / "the-second-one" / "comparison.tex").read_text()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
