@@ -1,6 +1,6 @@
 """PersonalEvaluation: how well the models serve each client."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +9,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
 from fl_lightning.runs.catalogue import lower_is_better
+
+OWN = "own/"
 
 
 def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
@@ -38,11 +40,15 @@ class PersonalEvaluation(Monitor):
 
     A participant's own model is the one that its local training ended with; it is evaluated on the participant's data.
     The module's ``validation_step`` gives the metrics. ``val/top1`` of the new global model becomes
-    ``clients/top1_mean``, ``_worst`` and ``_spread`` over all clients that hold data out. ``val/top1`` of the
-    participants' own models becomes ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by
-    n_k. The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
-    Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the global model on all
-    clients. The monitor changes nothing.
+
+    - ``held_out/top1/<k>``: the value of each client that holds data out; each takes a column of ``metrics.csv``.
+    - ``held_out/top1_mean``, ``_worst``, ``_spread``: mean, worst tenth and standard deviation of these values, each
+      client counted once.
+
+    ``val/top1`` of the participants' own models becomes ``own/top1/<k>``, ``own/top1_mean``, … over the cohort, beside
+    ``own/top1``, their mean weighted by n_k. The measures of fairness, standard deviation and worst tenth, are those of
+    Li et al., 2020 ("Fair Resource Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device
+    evaluates the global model on all clients. The monitor changes nothing.
 
     Args:
         every: number of rounds from one evaluation to the next.
@@ -75,28 +81,35 @@ class PersonalEvaluation(Monitor):
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if run.round % self.every == 0:
             for name, value in self._evaluate(orchestrator, run.client).items():
-                run.log(f"own/{name}", value)
+                run.log(f"{OWN}{name}", value)
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        if cohort.round % self.every == 0:
-            rows = [self._evaluate(orchestrator, client) for client in range(orchestrator.data.num_clients)]
-            if not any(rows):
-                raise ConfigurationError(
-                    f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has "
-                    "nothing to show: let it log in every step, or remove PersonalEvaluation"
-                )
-            self._log(orchestrator, [{f"clients/{name}": value for name, value in row.items()} for row in rows])
-            self._log(orchestrator, [result.metrics for result in cohort.results])
+        if cohort.round % self.every:
+            return
+        held_out = {client: self._evaluate(orchestrator, client) for client in range(orchestrator.data.num_clients)}
+        if not any(held_out.values()):
+            raise ConfigurationError(
+                f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has nothing "
+                "to show: let it log in every step, or remove PersonalEvaluation"
+            )
+        own = {
+            each.client: {name.removeprefix(OWN): v for name, v in each.metrics.items() if name.startswith(OWN)}
+            for each in cohort.results
+        }
+        self._log(orchestrator, "held_out/", held_out)
+        self._log(orchestrator, OWN, own)
 
     def _evaluate(self, orchestrator: Server, client: int) -> dict[str, float]:
         with orchestrator.server_side("held out"):
             logged = orchestrator.evaluate(orchestrator.data.held_out_batches(client))
         return {name.split("/", 1)[-1]: value for name, value in logged.items()}
 
-    def _log(self, orchestrator: Server, rows: Sequence[dict[str, float]]) -> None:
-        names = dict.fromkeys(name for row in rows for name in row if name.startswith(("clients/", "own/")))
-        for name in names:
-            values = torch.tensor([row[name] for row in rows if name in row], dtype=torch.float64)
+    def _log(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:
+        """Log metrics by client and over the clients; a client that holds nothing out has no metrics."""
+        for name in dict.fromkeys(name for row in rows.values() for name in row):
+            known = {client: row[name] for client, row in rows.items() if name in row}
+            log_each(orchestrator, f"{prefix}{name}", known, known.values())
+            values = torch.tensor(list(known.values()), dtype=torch.float64)
             for measure, value in over_clients(values, lower_is_better(name)).items():
-                orchestrator.log_round(f"{name}_{measure}", value)
+                orchestrator.log_round(f"{prefix}{name}_{measure}", value)

@@ -21,7 +21,7 @@ DOTS = 2_000  # about the largest number of dots in a scatter plot
 SPARKS = 250_000  # about the largest number of points in all sparklines
 LONGEST, SHORTEST = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
-ITEMS = "clients/.*|held_out/.*|fedlaw/weight"
+ITEMS = "(?:clients|held_out|own)/.*|fedlaw/weight"
 ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
 
 
@@ -85,7 +85,9 @@ def _held(run: Run) -> dict[str, pd.Series]:
         if "counts" in arrays:
             columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
             columns["main class"] = pd.Series(arrays["counts"].argmax(1))
-    counted = {prefix: run.items(prefix).count() for prefix in _prefixes(run)}
+    # The global model is evaluated on all clients, whether they take part in the round or not.
+    prefixes = [prefix for prefix in _prefixes(run) if not prefix.startswith("held_out/")]
+    counted = {prefix: run.items(prefix).count() for prefix in prefixes}
     return columns | ({"rounds": pd.DataFrame(counted).max(axis=1)} if counted else {})
 
 

@@ -32,6 +32,7 @@ SECTIONS = {
     "updates": ("Updates", ("updates",)),
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
+    "personal": ("What clients hold out", ("held_out", "own")),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,17 @@ class Metric:
     panel: str = ""
     paper: str = ""
     axis: str = ""
+
+
+def _on_held_out(group: str, title: str, caption: str) -> Iterator[Metric]:
+    """Make the metrics of PersonalEvaluation for the global model, or for the participants' own models."""
+    over = {"mean": "mean", "worst": "worst tenth of the clients", "spread": "standard deviation over the clients"}
+    for name, called in (("top1", "accuracy"), ("top3", "top-3 accuracy"), ("loss", "loss")):
+        whole, percent = f"{title} {called}", name != "loss"
+        yield Metric(f"{group}/{name}/*", whole.lower(), percent=percent, panel=f"{whole.lower()} of clients")
+        for measure, words in over.items():
+            about = f"{caption}: {words}, each client counted once."
+            yield Metric(f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent, panel=whole.lower())
 
 
 # The metrics in the order in which reports show them.
@@ -193,14 +205,17 @@ CATALOGUE: Final = (
         "The largest of the weights λ that the server learned.",
         panel="largest weight",
     ),
-    Metric("clients/top1/*", "accuracy", percent=True, panel="accuracy of clients"),
-    Metric("clients/loss/*", "loss", panel="loss of clients"),
-    Metric("own/*", "Participants' own models", panel="on what clients hold out"),
-    Metric("clients/loss_*", "Loss on what clients hold out", panel="on what clients hold out"),
-    Metric("clients/top1_*", "Accuracy on what clients hold out", panel="on what clients hold out"),
-    Metric("clients/top3_*", "Top-3 accuracy on what clients hold out", panel="on what clients hold out"),
+    Metric("clients/top1/*", "training accuracy", percent=True, panel="training accuracy of clients"),
+    Metric("clients/loss/*", "training loss", panel="training loss of clients"),
     Metric("clients/update_norm/*", "update norm", panel="size of clients' updates"),
     Metric("clients/removed/*", "removed", panel="removed from clients' updates"),
+    *_on_held_out("held_out", "Held-out", "The global model on what clients hold out"),
+    *_on_held_out("own", "Own models'", "The participants' own models on what they hold out"),
+    Metric("own/top1", "Own models' accuracy: mean by examples", percent=True, panel="own models' accuracy"),
+    Metric(
+        "own/top3", "Own models' top-3 accuracy: mean by examples", percent=True, panel="own models' top-3 accuracy"
+    ),
+    Metric("own/loss", "Own models' loss: mean by examples", panel="own models' loss"),
     Metric("cohort/share/*", "share of a class", percent=True, panel="classes in the cohort"),
     Metric(
         "hessian/eigenvalue_1",
@@ -217,7 +232,7 @@ CATALOGUE: Final = (
     Metric(
         "bytes/down",
         "Bytes to the clients",
-        "What a real federation would send to the clients of a round: the model, and what rules broadcast.",
+        "What a federation would send down in a round: the model, and what rules broadcast.",
         panel="bytes of a round",
         axis="bytes",
     ),
@@ -228,18 +243,12 @@ CATALOGUE: Final = (
         panel="bytes of a round",
         axis="bytes",
     ),
-    Metric(
-        "bytes/total",
-        "Bytes in all",
-        "Both ways, summed since round 1.",
-        panel="bytes since round 1",
-        axis="bytes",
+    Metric("bytes/total", "Bytes in all", "Both ways, since round 1.", panel="bytes since round 1", axis="bytes"),
+    Metric("time/seconds", "Seconds of a round", panel="seconds of a round", axis="seconds"),
+    *(
+        Metric(f"time/{part}", f"Seconds of a round: {part}", panel="seconds of a round by part", axis="seconds")
+        for part in ("local", "server", "monitors", "rest")
     ),
-    Metric("time/seconds", "Time of a round", "Wall time in seconds.", panel="seconds of a round", axis="seconds"),
-    Metric("time/local", "Time of local training", panel="seconds of a round by part", axis="seconds"),
-    Metric("time/server", "Time of the server", panel="seconds of a round by part", axis="seconds"),
-    Metric("time/monitors", "Time of the monitors", panel="seconds of a round by part", axis="seconds"),
-    Metric("time/rest", "Time of the rest", panel="seconds of a round by part", axis="seconds"),
 )
 KNOWN: Final = {metric.name: metric for metric in CATALOGUE}
 PAPER_NAMES: Final = {metric.paper: metric for metric in CATALOGUE if metric.paper}
@@ -286,7 +295,7 @@ def axis_title(name: str) -> str:
 def lower_is_better(name: str) -> bool:
     """Whether lower values of a metric are better, judged by its name: a loss, an error, or a usual short name of one.
 
-    >>> lower_is_better("val/huber_loss"), lower_is_better("clients/mae_worst"), lower_is_better("val/maestro")
+    >>> lower_is_better("val/huber_loss"), lower_is_better("held_out/mae_worst"), lower_is_better("val/maestro")
     (True, True, False)
     """
     name = name.lower()

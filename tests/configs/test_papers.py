@@ -13,7 +13,7 @@ import yaml
 from command import rows, run
 from generated import generated_data
 from jsonargparse import ArgumentParser
-from reported import check_reported
+from reported import check_documented, check_reported
 from torch import nn
 
 from fl_lightning import datamodules
@@ -143,6 +143,7 @@ def test_runs_a_round_and_is_reported(id: str, tmp_path: Path, monkeypatch: pyte
     assert row["round"] == 1
     assert all(math.isfinite(row[name]) for name in ("val/loss", "train/loss"))
     check_reported(Path("runs", id, "version_0"))
+    check_documented(Path("runs", id, "version_0"))
 
 
 def network_of(config: dict[str, Any]) -> nn.Module:

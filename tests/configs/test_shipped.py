@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command import rows, run
 from generated import generated_data
-from reported import check_reported
+from reported import check_documented, check_reported
 
 from fl_lightning.fit.command import config_of
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
@@ -71,3 +71,4 @@ def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
     if "ConflictMonitor" in str(config["trainer"]["callbacks"]):
         assert 0 <= row["conflict/ratio"] <= 1
     check_reported(Path("runs", Path(name).stem, "version_0"))
+    check_documented(Path("runs", Path(name).stem, "version_0"))

@@ -216,12 +216,17 @@ def test_conflict_of_clients_against_their_accuracy(tmp_path: Path) -> None:
 def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     """Client 0 takes part in rounds 1 and 3 with losses 2 and 1, client 1 in round 2 with 5; client 2 never does.
     A sparkline's letters go from 0 for the lowest loss, 1, to z for the highest one, 5: 2 is the letter 61 / 4 = 15.
+    The global model is evaluated on client 2 in all rounds, which are no rounds of the client's.
     """
     metrics = {"val/loss": [1, 1, 1], "clients/loss/0": [2, "", 1], "clients/loss/1": ["", 5, ""]}
+    metrics |= {"held_out/top1/2": [0.5, 0.75, 1.0]}
     partition = {"sizes": [30, 20, 10], "counts": [[30, 0], [9, 11], [0, 10]]}
     page = report(write(tmp_path / "run", metrics, partition=partition), out=tmp_path / "page.html")
     listed = data(page, "clients-data")
-    assert listed["measures"] == [{"title": "loss", "percent": False, "low": 1.0, "high": 5.0}]
+    assert listed["measures"] == [
+        {"title": "training loss", "percent": False, "low": 1.0, "high": 5.0},
+        {"title": "held-out accuracy", "percent": True, "low": 0.5, "high": 1.0},
+    ]
     (run,) = listed["runs"]
     assert (run["method"], run["seed"], run["of"], run["clients"]) == (0, "–", 3, [0, 1, 2])
     assert run["columns"] == {
@@ -230,9 +235,18 @@ def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
         "main class": [0, 1, 1],
         "rounds": [2, 1, None],
     }
-    assert run["measures"] == [{"last": [1, 5, None], "mean": [1.5, 5, None], "sparks": ["F.0", ".z.", "..."]}]
+    assert run["measures"][0] == {"last": [1, 5, None], "mean": [1.5, 5, None], "sparks": ["F.0", ".z.", "..."]}
+    assert run["measures"][1]["last"] == [None, None, 1]
     (frame,) = charts(page)["partition"]["frames"]["runs"][0]["frames"]
     assert list(zip(*frame["held"], strict=True)) == [(0, 0, 30), (1, 0, 9), (1, 1, 11), (2, 1, 10)]
+
+
+def test_names_of_version_0_1_are_drawn(tmp_path: Path) -> None:
+    """What clients held out was called clients/top1_mean, which is no value of a client."""
+    metrics = {"val/loss": [1, 1], "clients/top1_mean": [0.5, 0.75], "clients/state_bytes": [8, 16]}
+    page = report(write(tmp_path / "run", metrics), out=tmp_path / "page.html")
+    assert curves(charts(page)["clients-top1-mean"])["run"] == [0.5, 0.75]
+    assert curves(charts(page)["clients-state-bytes"])["run"] == [8, 16]
 
 
 def test_of_many_clients_those_with_the_most_examples_are_listed(tmp_path: Path) -> None:

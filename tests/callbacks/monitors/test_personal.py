@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit_on, run
+from command import TINY, fit_on, rows, run
 from lightning.pytorch import Callback, LightningModule
 from resumed import assert_same, network
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fl_lightning.callbacks.monitors.personal import over_clients
 from fl_lightning.datamodules import Digits, Dirichlet
 from fl_lightning.models import ImageClassifier
 from fl_lightning.runs.checkpoints import LastCheckpoint
+from fl_lightning.runs.folder import RunFolder
 
 UPDATES = torch.tensor([[2.0, 0.0], [0.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
 POINTS = [[[1.0, 0.0]], [[0.0, 0.0], [0.0, 2.0]], [[5.0, 2.0]]]
@@ -95,24 +96,35 @@ def test_two_participants_of_three_clients() -> None:
     own_1 = (4**2 + 2**2) / 2  # (0, 4) to (0, 0) and (0, 2)
     own_mean, own_spread, own_weighted = (own_0 + own_1) / 2, (own_1 - own_0) / 2, (own_0 + 3 * own_1) / 4
     assert (own_mean, own_spread, own_weighted) == (5.5, 4.5, 7.75)  # by hand
-    expected = {"clients/error_mean": mean, "clients/error_worst": error_2, "clients/error_spread": spread}
+    expected = {"held_out/error_mean": mean, "held_out/error_worst": error_2, "held_out/error_spread": spread}
     expected |= {"own/error_mean": own_mean, "own/error_worst": own_1, "own/error_spread": own_spread}
     expected |= {"own/error": own_weighted}
     for name in list(expected):
         sign = 1 if name.endswith("spread") else -1  # the worst score is the smallest
         expected[name.replace("error", "score")] = sign * expected[name]
-    assert {name for name in logged if name.startswith(("clients/", "own/"))} == set(expected)
+    assert {name for name in logged if name.startswith(("held_out/", "own/"))} == set(expected)
     assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     own = [result.metrics["own/error"] for result in capture.cohort.results]
     assert own == pytest.approx([own_0, own_1], abs=1e-9)
     assert close(capture.cohort.anchor + capture.cohort.update, model)
 
 
+def test_the_value_of_each_client(tmp_path: Path) -> None:
+    """As above; the third client has no own model, since it takes no part."""
+    fit = trainer(PersonalEvaluation(), logger=(folder := RunFolder(tmp_path)))
+    fit.fit(FederatedOrchestrator(Watched(2)), datamodule=Points())
+    (row,) = rows(Path(folder.log_dir, "metrics.csv"))
+    held_out = {f"held_out/error/{k}": error for k, error in enumerate([9.25, 5.25, 21.25])}
+    errors = held_out | {f"own/error/{k}": error for k, error in enumerate([1, 10])}
+    scores = {name.replace("error", "score"): -error for name, error in errors.items()}
+    assert {name: value for name, value in row.items() if name.rpartition("/")[2].isdigit()} == errors | scores
+
+
 def test_clients_that_hold_nothing_out_do_not_count() -> None:
     """Only the third does: 21.25 under the global model, and no participant's own model is evaluated."""
     logged, _ = evaluate(points=[[], [], POINTS[2]])
-    assert logged["clients/error_mean"] == logged["clients/error_worst"] == 21.25
-    assert logged["clients/error_spread"] == 0
+    assert logged["held_out/error_mean"] == logged["held_out/error_worst"] == 21.25
+    assert logged["held_out/error_spread"] == 0
     assert not [name for name in logged if name.startswith("own/")]
 
 
@@ -139,7 +151,7 @@ def test_torchmetrics_objects_begin_anew_on_every_client() -> None:
     """
     fit = trainer(PersonalEvaluation())
     fit.fit(FederatedOrchestrator(Thresholds()), datamodule=Points([[[0.9]], [[0.6]], [[0.2]]]))
-    means = {"clients/at50_mean": 2 / 3, "clients/at70_mean": 1 / 3, "clients/chance_mean": 1.7 / 3}
+    means = {"held_out/at50_mean": 2 / 3, "held_out/at70_mean": 1 / 3, "held_out/chance_mean": 1.7 / 3}
     means |= {"own/at50_mean": 1.0, "own/at70_mean": 1 / 2, "own/chance_mean": 0.75}
     assert {name: float(fit.callback_metrics[name]) for name in means} == pytest.approx(means, abs=1e-6)
 
@@ -149,7 +161,7 @@ def test_evaluates_every_second_round() -> None:
     logged, capture = evaluate(rounds=5, every=2)
     assert ["own/error" in cohort.metrics for cohort in capture.cohorts] == [False, True, False, True, False]
     (fourth, _), (fifth, _) = (evaluate(rounds=rounds) for rounds in (4, 5))
-    assert logged["clients/error_mean"] == fourth["clients/error_mean"] != fifth["clients/error_mean"]
+    assert logged["held_out/error_mean"] == fourth["held_out/error_mean"] != fifth["held_out/error_mean"]
     assert logged["own/error_mean"] == fourth["own/error_mean"] != fifth["own/error_mean"]
 
 
@@ -233,9 +245,9 @@ def test_it_changes_nothing(make: Any, tmp_path: Path) -> None:
     assert_same(plain, watched)
     assert len(without) == 3
     for before, after in zip(without, with_it, strict=True):
-        assert before == {name: value for name, value in after.items() if not name.startswith(("clients/", "own/"))}
+        assert before == {name: value for name, value in after.items() if not name.startswith(("held_out/", "own/"))}
         assert any(name.startswith("val/") for name in before)
-        assert any(name.startswith("clients/") for name in after)
+        assert any(name.startswith("held_out/") for name in after)
 
 
 def one_by_one(client: LightningModule, data: Digits, number: int) -> dict[str, float]:
@@ -255,7 +267,7 @@ def test_the_metrics_are_those_of_the_trainer() -> None:
     for name in ("top1", "top3", "loss"):
         values = torch.tensor([row[f"val/{name}"] for row in rows], dtype=torch.float64)
         for measure, value in over_clients(values, name == "loss").items():
-            assert float(fit.callback_metrics[f"clients/{name}_{measure}"]) == pytest.approx(value, abs=1e-6)
+            assert float(fit.callback_metrics[f"held_out/{name}_{measure}"]) == pytest.approx(value, abs=1e-6)
 
 
 OWN = """
