@@ -118,8 +118,8 @@ def test_a_sweep_without_terminal_is_told_in_lines() -> None:
     told = result.out.splitlines()
     assert result.err == ""
     assert told[:2] == ["planning tiny: 2 cells …", "2 runs, 0 of them finished before; starting the next …"]
-    assert re.fullmatch(r"1/2 \{class_path: IID\} seed 1: val/top1 0\.\d{4}(; about \d+ s left)?", told[2]), told[2]
-    assert told[3].startswith("failed: tiny {class_path: ClassesPerClient")
+    assert re.fullmatch(r"1/2 IID seed 1: val/top1 0\.\d{4}(; about \d+ s left)?", told[2]), told[2]
+    assert told[3].startswith("failed: tiny ClassesPerClient(classes=11)")
     assert re.search(r"^- \d+ s of training in all$", Path("runs/sweep/tiny/table.md").read_text(), re.MULTILINE)
 
 
@@ -135,7 +135,7 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
     assert bars[0][:2] == ["runs", "0/2"]
     assert bars[0][-4:-2] == ["-:--:--", "left"]
     assert bars[-1][:4] == ["runs", "1/2,", "1", "failed"]
-    assert any(re.match(r"\{class_path: IID\} +0/1 +–  round \d/2: ", line) for line in shown)
-    assert any(re.match(r"\{class_path: IID\} +1/1 +0\.\d{4}", line) for line in shown)
-    assert any(line.startswith("failed: tiny {class_path: ClassesPerClient") for line in shown)
-    assert "1/2 {class_path: IID}" not in result.out, "plain lines would break the display"
+    assert any(re.match(r"IID +0/1 +–  round \d/2: ", line) for line in shown)
+    assert any(re.match(r"IID +1/1 +0\.\d{4}", line) for line in shown)
+    assert any(line.startswith("failed: tiny ClassesPerClient(classes=11)") for line in shown)
+    assert "1/2 IID" not in result.out, "plain lines would break the display"
