@@ -141,7 +141,7 @@ def test_misspelt_option(argument: str) -> None:
         ("max_epochs", "max_epoch"),
         ("trainer", "trianer"),
         ("num_clients", "num_client"),
-        ("alpha", "alfa"),
+        ("alpha", "alpah"),
         ("network", "netwrok"),
     ],
 )
