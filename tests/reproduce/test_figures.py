@@ -206,9 +206,9 @@ def test_from_the_command_to_the_page(images: Path) -> None:
     assert result.status == 0, result.out
     folder = Path("runs/reproduce/fedgh-paper/fig-2")
     table = pd.read_csv(folder / "figure.csv")
-    similarities = table[table["measure"] == SIMILARITIES]
-    assert similarities["round"].tolist() == list(range(1, 11))
-    assert table[table["measure"] == "conflict/ratio"]["round"].tolist() == [1, 2]
+    similarities = table[table["panel"] == "cosine of a pair, num_clients 5"]
+    assert similarities["pair of clients, from opposed to alike"].tolist() == list(range(1, 11))
+    assert table[table["panel"] == "conflicting pairs, num_clients 5"]["round"].tolist() == [1, 2]
     results = pd.read_csv(folder / "results.csv")
     assert similarities["mean"].min() == pytest.approx(results["min_cosine"][0], abs=1e-6)
     assert "![fedgh-paper/fig-2](figure.png)" in (folder / "table.md").read_text()
