@@ -79,7 +79,7 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
     for line in plot.lines:
         points, style, number = line.points, _style(line, shared), shared.looks[line.method]
         axes.plot(points.index, points["mean"], **style)
-        shared.legend[line.method] = ((0, number), Line2D([], [], **style | {"linestyle": _dashes(number)}))
+        shared.legend.setdefault(line.method, ((0, number), Line2D([], [], **style | {"linestyle": _dashes(number)})))
         if line.variant:
             shared.legend[line.variant] = ((1,), Line2D([], [], color="black", linestyle=DOTS))
         if points["low"].notna().any():

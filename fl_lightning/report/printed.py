@@ -165,11 +165,10 @@ def _add_legend(figure: Figure, shared: Common) -> float:
 
 
 def _lay_out(figure: Figure, height: float) -> None:
-    """Lay the figure out, once for all kinds of files, and cut off what square axes leave free above and below."""
+    """Lay the figure out, once for all kinds of files, and fit its height to axes whose width sets their height."""
     engine = cast("ConstrainedLayoutEngine", figure.get_layout_engine())
     figure.set_figheight(height)
     engine.execute(figure)
-    if (used := figure.get_tightbbox().height + PAD) < height:
-        figure.set_figheight(used)
-        engine.execute(figure)
+    figure.set_figheight(figure.get_tightbbox().height + PAD)
+    engine.execute(figure)
     figure.set_layout_engine("none")
