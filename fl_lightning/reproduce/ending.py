@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.box import SIMPLE
 from rich.console import Console
 
 from fl_lightning.fit.configs import Cell
@@ -39,7 +38,7 @@ def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], 
         shown = table(each)
         rows = [[cell.replace(", p", "\np") for cell in row] for row in shown.rows]
         console.print(verdict(each), highlight=False, markup=False)
-        console.print(framed(shown.caption, shown.head, rows, box=SIMPLE))
+        console.print(framed(shown.caption, shown.head, rows))
     for file, text in texts(comparisons).items():
         (folder / file).write_text(text, encoding="utf-8")
     (folder / "report.html").write_text(render([Part("", methods, (), comparisons)]), encoding="utf-8")

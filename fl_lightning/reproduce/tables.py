@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 from markupsafe import Markup
+from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
@@ -38,7 +39,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     printed = {name for name in measures if compared.loc[compared["measure"] == name, "paper"].notna().any()}
     head = [*labels, "seeds"]
     for name in measures:
-        head += [name, f"{name} paper", f"{name} difference"] if name in printed else [name]
+        head += [name, f"{name} paper", f"{name} − paper"] if name in printed else [name]
     rows = []
     for _, group in compared.groupby(keys, sort=False, dropna=False):
         row = [label(group.iloc[0][name]) for name in labels] + [str(int(group["seeds"].max()))]
@@ -62,7 +63,7 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
 
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
-    tables = [framed(experiment.source, *lines(compared), caption=Text(experiment.metric))]
+    tables = [framed(experiment.source, *lines(compared), caption=experiment.metric)]
     return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
 
 
@@ -71,12 +72,12 @@ def framed(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     justify: Literal["left", "right"] = "right",
-    **options: Any,
+    caption: str = "",
 ) -> Table:
-    """Make a Rich table of text, in which brackets are no markup."""
-    table = Table(title=Text(title), **options)
+    """Make a Rich table of text, in which brackets are no markup; no text is cut, however narrow the terminal."""
+    table = Table(title=Text(title), caption=Text(caption), box=SIMPLE, padding=(0, 1, 0, 0))
     for name in head:
-        table.add_column(Text(name), justify=justify)
+        table.add_column(Text(name), justify=justify, overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     return table

@@ -60,7 +60,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {name: draw.random(6) for name in ("seconds", "local", "server", "memory_mib", "gpu_mib")},
             {"versions": {"torch": f"2.{seed}"}, "command": "fl-lightning fit --config digits_gh.yaml " * 4},
             partition={"sizes": [30, 20], "counts": [[30, 0, 0], [10, 5, 5]]},
-            surface_6={"steps": [-1.0, 0.0, 1.0], "loss": draw.random((3, 3))},
+            **{f"surface_{n}": {"steps": [-1.0, 0.0, 1.0], "loss": draw.random((3, 3))} for n in (3, 6)},
             **cosines(number),
         )
     assert run("report", folder).status == 0
@@ -141,6 +141,32 @@ def test_one_slider_and_one_choice_change_all_heat_maps(look: Open, runs: Path) 
     spoken = page.locator("#cosines-plot").get_attribute("aria-label")
     assert "Seed 2, round 2. FedLAW, after correction — pairs in conflict:" in spoken
     assert "FedNova, after correction — pairs in conflict:" in spoken
+
+
+def test_one_slider_and_one_seed_for_all_charts(look: Open) -> None:
+    """Loss surfaces are of rounds 3 and 6, cosines of 2, 4 and 6: a chart shows its last round up to the chosen one."""
+    page = look()
+    shown = {}
+    for key in ("cosines", "surface"):
+        page.locator(f"#{key}-plot").scroll_into_view_if_needed()
+        drawn(page, key)
+        shown[key] = page.locator("figure", has=page.locator(f"#{key}-plot"))
+
+    def rounds() -> list[Any]:
+        for figure in shown.values():
+            figure.scroll_into_view_if_needed()
+            page.wait_for_timeout(200)
+        return [figure.locator("output").text_content() for figure in shown.values()]
+
+    assert rounds() == ["6", "6"]
+    shown["cosines"].locator(".frame").press("ArrowLeft")
+    assert rounds() == ["4", "3"]
+    shown["surface"].locator(".frame").press("End")
+    assert rounds() == ["6", "6"]
+    shown["surface"].locator("select.seed").select_option("2")
+    rounds()
+    assert shown["cosines"].locator("select.seed").input_value() == "2"
+    assert "Seed 2" in page.locator("#cosines-plot").get_attribute("aria-label")
 
 
 def test_tab_reaches_every_control(look: Open) -> None:

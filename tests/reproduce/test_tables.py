@@ -26,7 +26,7 @@ def results(**columns: list[object]) -> pd.DataFrame:
 
 COMPARED = compare(EXPERIMENT, results(round=[5, 5, 5], seed=[1, 2, 1], top1=[40.0, 42.0, 91.5]))
 # 40 and 42: mean 41, error 1, t(0.975, 1) = 12.706.
-HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 difference"]
+HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 − paper"]
 LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "-9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
 
 
@@ -133,6 +133,22 @@ def test_the_figure_is_on_the_page(tmp_path: Path) -> None:
     assert page.loaded == ["data:,", "link", "#results"]
     assert 'aria-label="X &amp; Y, Table 1: curves of the runs"' in text
     assert ">A &lt;b&gt;</text>" in text
+
+
+def test_a_narrow_terminal_cuts_nothing() -> None:
+    """Two measures of a paper beside each other are wider than 80 columns; all letters are still there."""
+    rows = ({"method": "FedAvg+GH", "alpha": 0.1, "top1": 88.44, "top3": 97.69},)
+    both = Experiment("x", "X", "", "", rows, "", ("top1", "top3"))
+    ours = pd.DataFrame({"method": "FedAvg+GH", "alpha": 0.1, "round": 5, "seed": [1, 2], "top1": 79.5, "top3": 96.5})
+    compared = compare(both, ours)
+    console = Console(file=io.StringIO(), width=60)
+    for table in tables.terminal(both, compared, VERDICTS):
+        console.print(table)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    letters = sorted("".join(shown.split()).replace("─", ""))
+    told = [*tables.lines(compared)[0], *tables.lines(compared)[1][0], "X", "claims", *tables.CLAIMS]
+    assert letters == sorted("".join("".join([*told, *vars(VERDICTS[0]).values()]).split()))
 
 
 def test_without_a_finished_run() -> None:

@@ -11,27 +11,35 @@ function square(packed, size) {
   return rows;
 }
 
-// What the controls of a chart say; the rounds are those that any run of the seed has.
+// What a chart shows: the part's seed and round, as far as the chart has them, and what its own controls say. The rounds
+// are those that any run of the seed has: the last one until the reader chooses, then the last one up to the choice.
 function chosen(chart) {
-  const { frames } = chart.spec;
+  const { part, spec: { frames } } = chart;
   const control = (name) => chart.figure.querySelector(`.controls .${name}`);
-  const seed = control("seed")?.value ?? frames.runs[0].seed;
+  const seed = frames.runs.find((run) => run.seed === part.seed)?.seed ?? frames.runs[0].seed;
   const runs = frames.runs.filter((run) => run.seed === seed);
   const rounds = [...new Set(runs.flatMap((run) => run.frames.map(({ round }) => round)))].sort((a, b) => a - b);
+  const at = part.round === null ? rounds.length - 1 : Math.max(0, rounds.findLastIndex((each) => each <= part.round));
+  const round = rounds[at];
+  if (control("seed")) control("seed").value = seed;
   const slider = control("frame");
   if (slider) {
-    slider.max = rounds.length - 1;
-    if (!chart.slid) slider.value = slider.max; // the last round, until the reader chooses one
-    slider.disabled = rounds.length < 2;
-  }
-  const round = slider ? rounds[slider.value] : rounds.at(-1);
-  if (slider) {
+    Object.assign(slider, { max: rounds.length - 1, value: at, disabled: rounds.length < 2, rounds });
     control("round").textContent = round;
     slider.setAttribute("aria-valuetext", `round ${round}`);
   }
   const view = control("view")?.selectedIndex ?? 0; // first all, then each
   const views = view ? [view - 1] : frames.views.map((_, at) => at);
   return { seed, runs, round, views: views.length ? views : [0], order: control("order")?.value ?? "id" };
+}
+
+// Act on a control: a seed and a round are chosen for all charts of the part, anything else for the one chart.
+function explore(chart, { className, value, rounds }) {
+  const { part } = chart;
+  if (className === "seed") part.seed = value;
+  if (className === "frame") part.round = rounds[value];
+  const alike = part.charts.filter((each) => each.figure.querySelector(".controls"));
+  for (const each of ["seed", "frame"].includes(className) ? alike : [chart]) each.refresh();
 }
 
 // The panels to draw: name, view, and the frame of the chosen round, else of the last recorded round before it. A frame

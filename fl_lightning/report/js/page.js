@@ -90,10 +90,7 @@ for (const part of parts) {
 }
 for (const chart of charts) {
   exportable(chart);
-  chart.figure.querySelector(".controls")?.addEventListener("input", ({ target }) => {
-    chart.slid ||= target.className === "frame";
-    chart.refresh();
-  });
+  chart.figure.querySelector(".controls")?.addEventListener("input", ({ target }) => explore(chart, target));
   seen.observe(chart.plot);
   sized.observe(chart.plot);
 }

@@ -38,13 +38,13 @@ function plusMinus(mean, half, percent) {
   return `${a.toFixed(decimals)} ± ${b.toFixed(decimals)}`.replace("-", "−") + (percent ? "\u00a0%" : "");
 }
 
-// A part of the page: the charts of one experiment, which share a legend, an x-axis, a scale and chosen clients.
+// A part of the page: the charts of one experiment, which share a legend, an x-axis, a scale, a seed, a round and clients.
 class Part {
   constructor(element) {
     this.element = element;
     this.key = element.dataset.key;
     const { methods, axes } = read(`${this.key}part-data`);
-    Object.assign(this, { methods, axes, x: "round", log: false, hidden: new Set(), clients: new Set(), watchers: [] });
+    Object.assign(this, { methods, axes, x: "round", log: false, seed: null, round: null, hidden: new Set(), clients: new Set(), watchers: [] });
     this.charts = [...element.querySelectorAll(".chart")].map((figure) => new Chart(this, figure));
   }
 
