@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fl_lightning.report.plots import PAPER, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Plot, Surface
+from fl_lightning.report.plots import BYTES, PAPER, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Plot, Surface
 from fl_lightning.runs.pictures import COLOURS, MARKED, add_bubbles, add_heat, add_surface, loss_levels
 
 if TYPE_CHECKING:
@@ -204,13 +204,15 @@ def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
 
 def set_ruler(ruler: Ruler, axis: Axis, values: Iterable[Any] = ()) -> None:
     """Scale and title an axis; an axis of whole numbers gets whole ticks."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
     kinds = {isinstance(value, int | float | np.number) and value == int(value) for value in values}
     if axis.log:
         (ruler.axes.set_xscale if ruler is ruler.axes.xaxis else ruler.axes.set_yscale)("log")
         ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value if axis.percent else value:g}"))
         ruler.set_minor_formatter(NullFormatter())
+    elif axis.title == BYTES:
+        ruler.set_major_formatter(EngFormatter("B"))
     elif axis.percent:
         ruler.set_major_formatter(PercentFormatter(1, symbol=""))
     elif kinds == {True}:

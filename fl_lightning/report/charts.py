@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from rich.filesize import decimal
 
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import CELLS, ROWS, Chart, Table, fewer, plus_minus, thin, written
-from fl_lightning.report.plots import Axis, Dots, Line, Lines, Mark
-from fl_lightning.runs.catalogue import about
+from fl_lightning.report.plots import BYTES, Axis, Dots, Line, Lines, Mark
+from fl_lightning.runs.catalogue import Metric, about
 from fl_lightning.runs.seeds import interval
 
 POINTS = 1000  # largest number of points of a curve
@@ -120,13 +121,19 @@ def constant(metric: str, methods: Sequence[Method]) -> str:
         if any(len(each) < 2 or np.ptp(each.to_numpy()) > 1e-9 * abs(each.iloc[0]) for each in values):
             return ""
         if values:
-            spoken[method.name] = plus_minus(*interval([each.iloc[-1] for each in values]), known.percent)
+            spoken[method.name] = _spoken(*interval([each.iloc[-1] for each in values]), known)
     if not spoken:
         return ""
     same = len(set(spoken.values())) == 1
     said = next(iter(spoken.values())) if same else ", ".join(f"{value} ({name})" for name, value in spoken.items())
     called = f" ({known.title})" if known.title != metric else ""
     return f"Constant over all rounds: {metric}{called} = {said}."
+
+
+def _spoken(mean: float, half: float, known: Metric) -> str:
+    if known.axis != BYTES:
+        return plus_minus(mean, half, known.percent)
+    return decimal(round(mean)) + (f" ± {decimal(round(half))}" if half > 0 else "")
 
 
 def spectrum(methods: Sequence[Method]) -> Chart | None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from fl_lightning.report.comparison import Comparison
 from fl_lightning.report.methods import Method, group, problem_of
-from fl_lightning.runs.reader import Run
+from fl_lightning.runs.reader import Run, experiment_folder
 
-OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
 NAMED = 3  # largest number of folders in a name
 
 
@@ -36,14 +35,13 @@ class Experiment:
 def experiments(runs: Sequence[Run]) -> list[Experiment]:
     """Group runs by the folder of their experiment, then into methods.
 
-    The folder is the one above ``version_N``; for runs of ``sweep`` and ``reproduce``, which lie in
-    ``<name>/runs/<hash>/seed_<n>/run/version_0``, it is ``<name>``. Folders with runs on the same problem (data and
+    Folders with runs on the same problem (data and
     network) stand together, so that their methods are compared. An experiment is named by its folders, relative to the
     folder that all experiments are in.
     """
     found: dict[Path, list[Run]] = {}
     for run in runs:
-        found.setdefault(_experiment(run.folder.resolve()), []).append(run)
+        found.setdefault(experiment_folder(run.folder.resolve()), []).append(run)
     common = Path(os.path.commonpath(list(found)))
     named = {folder: folder.name if folder == common else folder.relative_to(common).as_posix() for folder in found}
     together = _together({folder: {_problem(run) for run in each} for folder, each in found.items()})
@@ -74,9 +72,3 @@ def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
 
 def _joined(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
-
-
-def _experiment(folder: Path) -> Path:
-    levels = [folder, *folder.parents]
-    swept = len(levels) > OWNER and levels[2].name.startswith("seed_") and levels[OWNER - 1].name == "runs"
-    return levels[OWNER] if swept else folder.parent

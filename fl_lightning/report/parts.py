@@ -12,7 +12,8 @@ import numpy as np
 from fl_lightning.report.plots import Plot
 
 DIGITS = 4  # significant digits of a number in a chart
-PER_CENT = "\N{NO-BREAK SPACE}%"
+NBSP = "\N{NO-BREAK SPACE}"
+PER_CENT = f"{NBSP}%"
 ROWS = 50  # largest number of rows in a folded table of numbers
 CELLS = 1500  # about the largest number of cells in a folded table of numbers
 

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+BYTES = "bytes"  # title of an axis whose ticks have units: MB, GB
 PAPER = "paper"  # text of a Mark at a number that a paper prints
 
 

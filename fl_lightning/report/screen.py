@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.report.parts import rounded
-from fl_lightning.report.plots import Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Panels, Plot, Surface
+from fl_lightning.report.plots import BYTES, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Panels, Plot, Surface
 from fl_lightning.runs.pictures import MARKED
 
 HEIGHT = 300  # height of a chart in pixels
@@ -78,7 +78,9 @@ def _spaced(xs: Sequence[float]) -> dict[str, Any]:
 
 
 def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
-    described = {"title": {"text": axis.title}, "type": "log" if axis.log else None}
+    described: dict[str, Any] = {"title": {"text": axis.title}, "type": "log" if axis.log else None}
+    if axis.title == BYTES:
+        described |= {"exponentformat": "SI", "ticksuffix": "B", "automargin": True}
     return {**described, "tickformat": ".3~%" if axis.percent else None, "zeroline": False, **more}
 
 

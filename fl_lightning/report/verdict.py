@@ -12,14 +12,14 @@ import pandas as pd
 from rich.filesize import decimal
 
 from fl_lightning.report.comparison import Comparison, Difference, Standing
-from fl_lightning.report.parts import PER_CENT, Table, pipes, with_interval
+from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval
 from fl_lightning.runs.catalogue import about, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
 
 LEAST = 0.001  # smallest p value that is written
 NAMED = 4  # largest number of methods that a sentence names for one reason
 # What LaTeX lacks, after pandas has escaped the rest.
-LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", "\N{NO-BREAK SPACE}": "~", "<": "$<$", ">": "$>$"}
+LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", NBSP: "~", "<": "$<$", ">": "$>$"}
 HEAD = 12  # number of letters in a line of a head in LaTeX
 BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 
@@ -135,7 +135,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _p(difference: Difference) -> str:
-    return (f"p < {LEAST}" if difference.p < LEAST else f"p = {difference.p:.2g}").replace(" ", "\N{NO-BREAK SPACE}")
+    return (f"p < {LEAST}" if difference.p < LEAST else f"p = {difference.p:.2g}").replace(" ", NBSP)
 
 
 def _count(seeds: int) -> str:
@@ -145,9 +145,10 @@ def _count(seeds: int) -> str:
 def table(comparison: Comparison) -> Table:
     """Tabulate what each method reaches, its differences to the baseline, and what the target costs.
 
-    The table carries itself as CSV, Markdown and LaTeX.
+    The table carries itself as CSV, Markdown and LaTeX. Its cells break before a p value and a bracket, if at all.
     """
     head, rows = _cells(comparison)
+    rows = [[row[0], *(re.sub(r"(?<!,) (?![(])", NBSP, cell) for cell in row[1:])] for row in rows]
     caption = ", ".join(filter(None, (about(comparison.metric).title, comparison.problem)))
     if max(len(each.method.runs) for each in comparison.standings) > 1:
         caption += ": means over the seeds ± half of the 95 % t interval, differences within seeds"

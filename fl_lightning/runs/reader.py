@@ -18,6 +18,8 @@ from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS, TIMINGS, array_file, read_mapping
 from fl_lightning.runs.settings import RULES, named_settings
 
+OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -144,6 +146,8 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """Read run folders, and all run folders within other folders, each once.
 
+    The runs of a folder come by experiment, and within an experiment in the order in which they began.
+
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
     """
@@ -164,7 +168,22 @@ def _find(path: Path) -> list[Path]:
             f"report: expected a run folder with a {METRICS}, or a folder of such, but {path} {came}: "
             "give one that fit has made, runs/<experiment>/<version>"
         )
-    return sorted(found, key=_natural)
+    return sorted(found, key=lambda folder: (_natural(experiment_folder(folder)), _start(folder), _natural(folder)))
+
+
+def experiment_folder(folder: Path) -> Path:
+    """Return the folder of a run's experiment.
+
+    The folder is the one above ``version_N``; for runs of ``sweep`` and ``reproduce``, which lie in
+    ``<name>/runs/<hash>/seed_<n>/run/version_0``, it is ``<name>``.
+    """
+    levels = [folder, *folder.parents]
+    swept = len(levels) > OWNER and levels[2].name.startswith("seed_") and levels[OWNER - 1].name == "runs"
+    return levels[OWNER] if swept else folder.parent
+
+
+def _start(folder: Path) -> str:
+    return str(Run(folder).environment.get("started", ""))
 
 
 def _natural(path: Path) -> list[tuple[str, int]]:

@@ -28,10 +28,17 @@ EXPERIMENTS = {
 }
 IDS = [f"{document}/{name}" for document, names in EXPERIMENTS.items() for name in names]
 HEAVY = {
+    "fedgh-slides/table-5",
     "fedgh-slides/table-yolov8n",
+    "fedgh-paper/table-1",
     "fedgh-paper/table-2",
+    "fedgh-paper/table-3",
+    "fedgh-paper/table-4",
+    "fedgh-paper/fig-4",
     "fedgh-paper/fig-5",
     "fedlaw/table-5",
+    "fedlaw/table-6",
+    "fedlaw/table-11",
     "fedgam/table-3",
     "fedgam/fig-4",
 }

@@ -48,18 +48,21 @@ def test_begins_with_what_it_is_and_how_to_launch_it(name: str) -> None:
 def test_launch_lines_in_the_header_parse(name: str) -> None:
     """They are there to be copied."""
     launches = re.findall(r"^#   fl-lightning (fit .*)$", (CONFIGS / name).read_text(), flags=re.MULTILINE)
+    rounds = set()
     for launch in launches:
         command, *arguments = shlex.split(launch, comments=True)
         assert command == "fit"
         parsed = config_of(arguments)
-        assert parsed["trainer"]["max_epochs"] == config_of([f"--config={name}"])["trainer"]["max_epochs"]
+        rounds.add(parsed["trainer"]["max_epochs"])
         assert parsed["data"]["class_path"].startswith("fl_lightning.datamodules.")
+    assert len(rounds) == 1
 
 
 def test_runs_a_round_and_is_reported(name: str, tmp_path: Path) -> None:
     config = config_of([f"--config={name}"])
     local = "local_epochs" if config["model"]["local_steps"] is None else "local_steps"
-    short = ["--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
+    few = ["--data.participation", 4] if name.startswith("cifar") else []
+    short = [*few, "--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1, f"--model.{local}", 1]
     result = run("fit", "--config", name, *generated_data(config, tmp_path / "images"), *short)
     assert result.status == 0, result.err
     assert not [text for text in result.warnings if "left out" in text]

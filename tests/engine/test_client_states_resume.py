@@ -371,7 +371,15 @@ totals.train(folder, 8, LastCheckpoint(), rule=Killed())
 """
 
 
-@pytest.mark.parametrize("moment", ["before any", "half a file", "all set", "checkpoint"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        pytest.param("before any", marks=pytest.mark.slow),
+        "half a file",
+        pytest.param("all set", marks=pytest.mark.slow),
+        "checkpoint",
+    ],
+)
 def test_killed_in_round_5_at_the_worst_moments(tmp_path: Path, moment: str) -> None:
     """Before a state of the round is set; in the middle of the second one's file (the 14th); when all are set; when the
     checkpoint of the round has been collected, but is not written. The last checkpoint is that of round 4.
@@ -388,6 +396,7 @@ def test_killed_in_round_5_at_the_worst_moments(tmp_path: Path, moment: str) -> 
     assert equal(kept.state, again.state)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three times, each time gone on from ``last``; in the end as if nothing had happened, with states in memory."""
     monkeypatch.chdir(tmp_path)

@@ -93,6 +93,7 @@ class Spoil(FederatedCallback):
 """
 
 
+@pytest.mark.slow
 def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes over gloo. A cohort of 5 leaves one device a place without a client; client 2 is left out."""
     monkeypatch.chdir(tmp_path)

@@ -311,6 +311,7 @@ def check_wandb(out: str) -> None:
         assert entry["trainer/global_step"] == row["round"]
 
 
+@pytest.mark.slow
 def test_wandb_from_the_command_line_without_a_key_records_offline() -> None:
     """A process of its own: nobody but its end closes the run."""
     arguments = ["--trainer.logger", "WandbLogger", "--trainer.callbacks+=ConflictMonitor"]

@@ -142,7 +142,7 @@ def test_the_costs_of_a_target(tmp_path: Path) -> None:
     fedavg, fednova = found.standings
     assert (fedavg.costs, fedavg.reached) == ({"rounds": 2, "bytes": 2000, "seconds": 4}, 2)
     assert (fednova.costs, fednova.reached) == ({"rounds": 1, "bytes": 1000, "seconds": 2}, 3)
-    rows = [row[-3:] for row in table(found).rows]
+    rows = [[cell.replace("\N{NO-BREAK SPACE}", " ") for cell in row[-3:]] for row in table(found).rows]
     assert rows == [["2 (2 of 3 seeds)", "2.0 kB", "4 s"], ["1", "1.0 kB", "2 s"]]
     fedavg = compared(tmp_path / "b", runs, target=0.65).standings[0]
     assert (fedavg.costs["rounds"], fedavg.reached) == (math.inf, 0)

@@ -36,3 +36,11 @@ def test_runs_of_a_sweep_are_one_experiment_and_runs_without_config_their_folder
     write(tmp_path / "x" / "version_0", {"val/top1": [0.1]})
     write(tmp_path / "y" / "version_0", {"val/top1": [0.1]})
     assert list(parts(tmp_path)) == ["sweep", "x", "y"]
+
+
+def test_methods_of_a_sweep_come_as_they_began(tmp_path: Path) -> None:
+    """Not by the hashes in the names of their folders; the first has the first colour."""
+    for hashed, rules, start in (("0a", ["FedNova"], 2), ("0b", [], 1), ("0c", ["FedProx"], 3)):
+        folder = tmp_path / "sweep/runs" / hashed / "seed_1/run/version_0"
+        write(folder, {"val/top1": [0.1]}, config(*rules), environment={"started": f"2026-01-0{start}T00:00:00+00:00"})
+    assert parts(tmp_path) == {"": ["FedAvg", "FedNova", "FedProx"]}

@@ -35,7 +35,8 @@ class Hold(FederatedCallback):
         while waits and Path("hold").exists() and not orchestrator.trainer.received_sigterm:
             time.sleep(0.01)
 """
-LONG = [*SWEEP[:-1], "5", "--trainer.callbacks+=hold.Hold"]
+LONG = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1", "--seeds", "2", "--rounds", "5"]
+LONG += ["--trainer.callbacks+=hold.Hold"]
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +109,7 @@ def under_way() -> Iterator[subprocess.Popen[str]]:
     Path("hold").unlink()
 
 
+@pytest.mark.slow
 def test_killed_in_mid_run_it_goes_on_to_the_same_numbers() -> None:
     """What was finished stays as it was, to the byte; the run under way goes on from its last round."""
     with under_way() as command:

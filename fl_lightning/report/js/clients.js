@@ -31,12 +31,14 @@ function spark(letters, tone) {
   const points = [...letters].flatMap((letter, at) => (letter === "." ? [] : [`${(at * step).toFixed(1)},${(height - 1 - (LETTERS.indexOf(letter) / 61) * (height - 2)).toFixed(1)}`]));
   const d = points.length > 1 ? `M${points.join("L")}` : points.length ? `M${points[0]}h1` : "";
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [key, value] of Object.entries({ width, height, "aria-hidden": "true" })) svg.setAttribute(key, value);
+  for (const [key, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" })) svg.setAttribute(key, value);
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
   for (const [key, value] of Object.entries({ d, fill: "none", stroke: tone, "stroke-width": 1.5 })) path.setAttribute(key, value);
   svg.append(path);
   return svg;
 }
+
+const where = (screen) => (screen ? { class: "screen" } : {}); // columns that are too many for paper
 
 function tabulate(part, element) {
   const { measures, runs } = read(`${part.key}clients-data`);
@@ -58,7 +60,7 @@ function tabulate(part, element) {
     for (const [number, { title, percent }] of measures.entries()) {
       const { last, mean, sparks } = run.measures[number];
       if (mean.every((value) => value === null)) continue;
-      found.push(plain(`${title}, last`, last, percent), plain(`${title}, mean`, mean, percent));
+      found.push(plain(`${title}, last`, last, percent), { ...plain(`${title}, mean`, mean, percent), screen: true });
       const drawn = (at) => spark(sparks[at], colour(run.method, theme()));
       found.push({ title: `${title} by round`, numbers: mean, cell: drawn });
     }
@@ -78,10 +80,10 @@ function tabulate(part, element) {
       const id = run.clients[at];
       const button = make("button", { type: "button", "aria-pressed": part.clients.has(id), "aria-label": `Point out client ${id}` }, String(id));
       button.addEventListener("click", () => toggleClient(part, id));
-      const cells = all.slice(1).map(({ cell }) => make("td", {}, cell(at)));
+      const cells = all.slice(1).map(({ cell, screen }) => make("td", where(screen), cell(at)));
       body.append(make("tr", part.clients.has(id) ? { class: "chosen" } : {}, make("th", { scope: "row" }, button), ...cells));
     }
-    const heads = all.map(({ title }, column) => {
+    const heads = all.map(({ title, screen }, column) => {
       const button = make("button", { type: "button" }, title);
       button.addEventListener("click", () => {
         Object.assign(state, { column, way: state.column === column ? -state.way : column ? -1 : 1 });
@@ -89,7 +91,7 @@ function tabulate(part, element) {
         scroll.querySelectorAll("thead button")[column].focus();
       });
       const sorted = column === state.column ? { "aria-sort": state.way > 0 ? "ascending" : "descending" } : {};
-      return make("th", { scope: "col", ...sorted }, button);
+      return make("th", { scope: "col", ...where(screen), ...sorted }, button);
     });
     const caption = `Clients of ${select.selectedOptions[0].textContent}`;
     note.textContent = run.of > run.clients.length ? `the ${run.clients.length} clients with the most examples, of ${run.of.toLocaleString("en")}` : `${run.of.toLocaleString("en")} clients; sparklines share one scale in all runs`;
