@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,15 @@ from fl_lightning.report.comparison import compare
 from fl_lightning.report.index import Experiment as Part
 from fl_lightning.report.methods import Method, by_problem
 from fl_lightning.report.page import render
+from fl_lightning.report.parts import NBSP
 from fl_lightning.report.verdict import table, texts, verdict
 from fl_lightning.reproduce.drawing import name, varying
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
+
+ALWAYS = 6  # columns that are never left out: method, seeds, values, differences
 
 
 def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, console: Console) -> None:
@@ -36,12 +40,40 @@ def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], 
     comparisons = [each for metric in metrics for each in compare(methods, metric)]
     for each in comparisons:
         shown = table(each)
-        rows = [[cell.replace(", p", "\np") for cell in row] for row in shown.rows]
         console.print(verdict(each), highlight=False, markup=False)
-        console.print(framed(shown.caption, shown.head, rows))
+        console.print(framed(shown.caption, *fitted(shown.head, shown.rows, console.width)))
     for file, text in texts(comparisons).items():
         (folder / file).write_text(text, encoding="utf-8")
     (folder / "report.html").write_text(render([Part("", methods, (), comparisons)]), encoding="utf-8")
+
+
+def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Break cells into short lines; in a narrow terminal, break heads at words and leave out the last costs.
+
+    Args:
+        head: names of the columns of the comparison.
+        rows: the comparison's cells, row by row.
+        width: width of the terminal in characters.
+
+    Returns:
+        Head and rows of the table to print.
+    """
+    names, cells = list(head), [[row[0], *map(_short_lines, row[1:])] for row in rows]
+    if _width(names, cells) > width:
+        names = [name.replace(" ", "\n") for name in names]
+    while _width(names, cells) > width and len(names) > ALWAYS:
+        names, cells = names[:-1], [row[:-1] for row in cells]
+    return names, cells
+
+
+def _short_lines(cell: str) -> str:
+    """Put a p value and a bracket on a line of its own, and leave no space at which Rich would break a number."""
+    return re.sub(f"{NBSP}([±=<]){NBSP}", r"\1", cell.replace(", p", "\np").replace(" (", "\n("))
+
+
+def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    columns = zip(head, *rows, strict=True)
+    return sum(max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2 for column in columns)
 
 
 def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:

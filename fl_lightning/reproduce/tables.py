@@ -63,7 +63,9 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
 
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
-    tables = [framed(experiment.source, *lines(compared), caption=experiment.metric)]
+    head, rows = lines(compared)
+    head = [name.replace(" ", "\n", 1) for name in head]  # a measure, then whose
+    tables = [framed(experiment.source, head, rows, caption=experiment.metric)]
     return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
 
 

@@ -154,10 +154,10 @@ function panels(chart, style) {
   const gap = 52;
   const area = style.width - margin.l - margin.r;
   const fit = Math.floor((area + gap) / ((figure.square ? (style.paper ? 130 : 190) : 380) + gap));
-  const columns = Math.max(1, Math.min(shown.length, fit, 5));
-  const wide = Math.min((area - gap * (columns - 1)) / columns, figure.square ? 360 : Infinity);
+  const rows = Math.max(1, Math.ceil(shown.length / Math.max(1, Math.min(fit, 5))));
+  const columns = Math.max(1, Math.ceil(shown.length / rows)); // as many in each row
+  const wide = Math.min((area - gap * (columns - 1)) / columns, figure.square ? (rows > 1 ? 250 : 360) : Infinity);
   const tall = figure.square ? wide : figure.height;
-  const rows = Math.ceil(shown.length / columns);
   const headings = shown.map((panel) => heading(panel, wide, style.size - 1));
   const above = LINE * Math.max(1, ...headings.map((each) => each.length)) + 6;
   const height = rows * (tall + above) + (rows - 1) * 46;
