@@ -18,6 +18,7 @@ from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS, TIMINGS, array_file, read_mapping
 from fl_lightning.runs.settings import RULES, named_settings
 
+MEASURED = ("seconds", "local", "server", "monitors", "memory_mib", "gpu_mib")  # columns of timings.csv
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
 
 
@@ -51,13 +52,13 @@ class Run:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds; ``monitors`` is 0 in version 0.1."""
+        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds; a column that the file lacks is 0."""
         path = self.folder / TIMINGS
         if not path.is_file():
             return pd.DataFrame()
         table = _table(path).dropna()  # a killed process may leave an incomplete line
-        table = table.assign(monitors=table.get("monitors", 0.0))
-        known = table.reindex(columns=["local", "server", "monitors"]).sum(axis=1)
+        table = table.assign(**{name: 0.0 for name in MEASURED if name not in table})
+        known = table[["local", "server", "monitors"]].sum(axis=1)
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 
     @property

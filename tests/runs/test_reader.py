@@ -1,5 +1,6 @@
 """What a report reads: runs and folders of runs; whatever is missing or damaged is told in one line."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ from command import run
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.reader import load, read_runs
+from fl_lightning.runs.reader import MEASURED, load, read_runs
+from fl_lightning.runs.timer import RoundTime
 
 COSINES = {"clients": [0, 1], "before": [[1, 0], [0, 1]], "after": [[1, 0], [0, 1]]}
 
@@ -45,6 +47,12 @@ def test_metrics_alone_are_a_run(tmp_path: Path) -> None:
     assert (only.seed, only.config, only.environment) == (None, {}, {})
     assert only.timings.empty
     assert only.arrays("cosines") == {}
+
+
+def test_columns_that_timings_lack_are_0(tmp_path: Path) -> None:
+    timings = read_runs([write(tmp_path / "run", {"val/top1": [0.5]}, timings={"seconds": [3]})])[0].timings
+    assert list(timings)[: len(MEASURED)] == [field.name for field in fields(RoundTime)][1:]  # the index is the round
+    assert timings.loc[1].to_dict() == dict.fromkeys(MEASURED, 0) | {"seconds": 3, "rest": 3}
 
 
 def test_the_torn_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
