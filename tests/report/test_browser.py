@@ -332,12 +332,12 @@ def saved(page: Any, figure: Any, kind: str) -> str:
 
 
 def test_charts_are_saved_as_svg_and_csv(look: Open, runs: Path) -> None:
-    """An SVG of a column's width, 3.5 inches at 96 pixels, with the legend; a CSV of what is shown."""
+    """An SVG of a column's width, 3.25 inches at 96 pixels, with the legend; a CSV of what is shown."""
     page = look()
     figure = page.locator("figure", has=page.locator("#val-loss-plot"))
     figure.scroll_into_view_if_needed()
     svg = ElementTree.fromstring(saved(page, figure, "SVG"))
-    assert svg.get("width") == "336"
+    assert svg.get("width") == "312"
     texts = {"".join(each.itertext()) for each in svg.iter("{http://www.w3.org/2000/svg}text")}
     assert {"FedLAW", "FedNova", "round"} <= texts
     rows = list(csv.DictReader(saved(page, figure, "CSV").splitlines()))
@@ -353,7 +353,7 @@ def test_charts_are_saved_as_svg_and_csv(look: Open, runs: Path) -> None:
 
 
 def test_one_figure_is_printed_on_a_page_of_its_size(look: Open) -> None:
-    """3.5 inches are 252 points."""
+    """3.25 inches are 234 points."""
     page = look()
     page.evaluate("window.print = () => {}")
     figure = page.locator("figure", has=page.locator("#val-loss-plot"))
@@ -361,7 +361,7 @@ def test_one_figure_is_printed_on_a_page_of_its_size(look: Open) -> None:
     page.locator("#sheet img").wait_for(state="attached")
     pdf = page.pdf(prefer_css_page_size=True)
     boxes = re.findall(rb"/MediaBox \[0 0 ([\d.]+) ([\d.]+)\]", pdf)
-    assert [round(float(width)) for width, _ in boxes] == [252]
+    assert [round(float(width)) for width, _ in boxes] == [234]
 
 
 def test_the_table_of_the_verdict_is_saved(look: Open) -> None:

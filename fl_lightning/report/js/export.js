@@ -9,7 +9,7 @@ function save(name, type, text) {
 // A chart as SVG: light, eight points, with a legend.
 async function svg(chart) {
   const wide = chart.figure.classList.contains("wide") || chart.kind === "bars";
-  const width = wide ? 2 * COLUMN : COLUMN;
+  const width = wide ? PAGE : COLUMN;
   const { data, layout } = build(chart, { ground: "light", paper: true, width, size: 8 * POINT });
   const address = await Plotly.toImage({ data, layout }, { format: "svg", width: layout.width, height: layout.height });
   return { text: decodeURIComponent(address.slice(address.indexOf(",") + 1)), width: layout.width, height: layout.height };

@@ -4,7 +4,7 @@ const coarse = matchMedia("(pointer: coarse)").matches;
 const system = matchMedia("(prefers-color-scheme: dark)");
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const palette = read("palette");
-const COLUMN = 336; // pixels: 3.5 inches, a column of a paper; a wide figure takes both columns
+const [COLUMN, PAGE] = [312, 648]; // pixels: 3.25 and 6.75 inches, a column of a paper and both, as in printed.py
 const POINT = 96 / 72; // pixels
 const theme = () => (getComputedStyle(root).colorScheme === "dark" ? "dark" : "light");
 const colour = (number, ground) => palette[ground][number % palette[ground].length];
