@@ -129,9 +129,21 @@ class DiskState(MutableMapping[str, Tensor]):
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the content from a checkpoint."""
+        """Restore the content from a checkpoint.
+
+        Raises:
+            ConfigurationError: the checkpoint names a file that does not lie in a folder of client states.
+        """
         self._shared, self._files, self._bytes = dict(saved["shared"]), dict(saved["files"]), dict(saved["bytes"])
         self._replaced = [(round, file) for round, file in saved["replaced"]]
+        deleted = [file for _, file in self._replaced]
+        strange = [file for file in self._files.values() if not _is_below(Path(file))]
+        strange += [file for file in deleted if not _is_below(Path(file)) or Path(file).is_absolute()]
+        if strange:
+            raise ConfigurationError(
+                f"the checkpoint names {strange[0]!r}, which is no file of its client states: it is damaged or forged; "
+                "go on from another checkpoint of the run"
+            )
         self._count = self._saved_count = saved["count"]
         self._saved, self._folder, self._id = saved["saved"], Path(saved["folder"]), saved["id"]
 
@@ -194,6 +206,12 @@ def client_bytes(state: MutableMapping[str, Tensor]) -> int:
     if isinstance(state, DiskState):
         return state.nbytes
     return sum(value.nbytes for name, value in state.items() if "/" in name)
+
+
+def _is_below(file: Path) -> bool:
+    """Whether a file is named ``name/client.<number>`` below a folder, of which an absolute path names the parts."""
+    names_folder = not file.is_absolute() or FOLDER in file.parts
+    return names_folder and ".." not in file.parts and re.search(r"[^/]/[^/]+\.\d+$", str(file)) is not None
 
 
 def _id(folder: Path) -> str:

@@ -39,7 +39,7 @@ from fl_lightning.runs.checkpoints import (
     run_of,
 )
 from fl_lightning.runs.environment import RunTracking, SaveConfig
-from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.mlflow import open_store
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
@@ -155,6 +155,7 @@ class FederatedCLI(OpenCLI):
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir)
         experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
+        check_experiment(experiment)
         self.mlflow_run = None
         if config.get("ckpt_path"):
             path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)

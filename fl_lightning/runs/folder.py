@@ -71,6 +71,9 @@ class RunFolder(CSVLogger):
         experiment: the name of the experiment.
         version: name of an existing version to continue; None for the next free ``version_N``.
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
+
+    Raises:
+        ConfigurationError: the experiment's folder would not lie below the root.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class RunFolder(CSVLogger):
         version: str | None = None,
         rounds: int | None = None,
     ) -> None:
+        check_experiment(experiment)
         super().__init__(root, experiment, version)
         self.rounds = rounds
         self._taken = version
@@ -172,6 +176,16 @@ class RunFolder(CSVLogger):
 
 def _is_first_process() -> bool:
     return int(getattr(rank_zero_only, "rank", 0)) == 0
+
+
+def check_experiment(name: str) -> None:
+    """Refuse a name of an experiment whose folder would not lie below the folder of all runs."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ConfigurationError(
+            f"experiment must name a folder below trainer.default_root_dir, got {name}: "
+            "give the name alone, and another place by --trainer.default_root_dir"
+        )
 
 
 def next_version(experiment: Path, take: bool = True) -> str:

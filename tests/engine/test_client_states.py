@@ -16,6 +16,7 @@ from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, l
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.client_states import DiskState, client_bytes
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 # Values
@@ -253,6 +254,23 @@ def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str
     with pytest.raises(ValueError, match="client states are named name/client, got "):
         state[name] = torch.ones(1)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["{victim}", "../victim.1", "c/../../victim.1", "victim.1", "c/victim"])
+@pytest.mark.parametrize("place", ["replaced", "files"])
+def test_a_forged_checkpoint_reaches_no_file_outside_the_folder(tmp_path: Path, place: str, name: str) -> None:
+    """It would be deleted in the next round, or read as a client's tensor."""
+    victim = tmp_path / "victim.1.safetensors"
+    state = DiskState(writes=True)
+    state.open(tmp_path / "states", lambda: 1)
+    state["c/1"] = torch.ones(1)
+    saved = state.state_dict()
+    name = name.format(victim=str(victim).removesuffix(".safetensors"))
+    saved[place] = [(0, name)] if place == "replaced" else {"c/1": name}
+    victim.write_bytes(b"mine")
+    with pytest.raises(ConfigurationError, match="which is no file of its client states: it is damaged or forged"):
+        DiskState(writes=True).load_state_dict(saved)
+    assert victim.read_bytes() == b"mine"
 
 
 def test_states_of_clients_are_set_from_round_1_on(tmp_path: Path) -> None:

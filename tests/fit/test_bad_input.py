@@ -294,6 +294,18 @@ def test_missing_checkpoint(last: Path) -> None:
     assert bytes_of_the_run() == before
 
 
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "{folder}/outside", "."])
+@pytest.mark.parametrize("more", [[], ["--ckpt_path", "last"]])
+def test_an_experiment_lies_below_the_root(last: Path, name: str, more: list[str]) -> None:
+    before = set(Path.cwd().parent.rglob("*"))
+    name = name.format(folder=Path.cwd().parent)
+    message = refused(*TINY_FIT, "--experiment", name, *more)
+    assert message.startswith(
+        f"experiment must name a folder below trainer.default_root_dir, got {name}: give the name"
+    )
+    assert set(Path.cwd().parent.rglob("*")) == before
+
+
 DAMAGES = {
     "truncated": lambda content: content[: len(content) // 2],
     "cut at the end": lambda content: content[:-100],
