@@ -29,7 +29,7 @@ from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
-from fl_lightning.fit.messages import ParsingError, mistake_in
+from fl_lightning.fit.messages import ParsingError, mistake_in, refusals
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
     LastCheckpoint,
@@ -172,8 +172,14 @@ class FederatedCLI(OpenCLI):
         self.folder = RunFolder(root, experiment, version, rounds)
 
     @override
+    def set_seed(self) -> None:
+        with refusals("seed_everything"):
+            super().set_seed()
+
+    @override
     def instantiate_classes(self) -> None:
-        super().instantiate_classes()
+        with refusals("config"):
+            super().instantiate_classes()
         if self.model.init_from is not None:  # the config keeps the path as given
             self.model.init_from = str(checkpoint_of(Path(self.model.init_from)))
 
@@ -195,13 +201,16 @@ class FederatedCLI(OpenCLI):
                 continue_mlflow(logger, self.mlflow_run)
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
-        trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
+        with refusals("trainer"):
+            trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
         check_trainer(trainer)  # checked once, before the processes of other devices start
         return trainer
 
     @override
     def before_instantiate_classes(self) -> None:
         threads = self.setting(self.config, "num_threads")
+        if threads < 1:
+            raise ConfigurationError(f"num_threads must be at least 1, got {threads}")
         os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets a number
         torch.set_num_threads(threads)
         if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):

@@ -9,8 +9,11 @@ import logging
 import re
 import signal
 import sys
+import sysconfig
+import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
@@ -110,6 +113,42 @@ def mistake_in(error: BaseException) -> str | None:
         return " ".join(str(error).split())
     wrapped = error.__cause__ or error.__context__
     return mistake_in(wrapped) if wrapped else None
+
+
+@contextmanager
+def refusals(part: str) -> Iterator[None]:
+    """Report a value that a library refuses in one line; any other error keeps its traceback.
+
+    Args:
+        part: what is set up from the config, such as "trainer".
+
+    Raises:
+        ConfigurationError: an installed package or Python's library raised an error, and no code of the user's is in
+            the error's traceback.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, RuntimeError, OSError, MemoryError) as error:
+        told = "Union subtypes" in str(error)  # by the parser, about an error whose traceback it has dropped
+        if told or mistake_in(error) is not None or not _from_library(error):
+            raise
+        raise ConfigurationError(f"{part}: {str(error) or type(error).__name__}") from error
+
+
+def _from_library(error: BaseException) -> bool:
+    """Whether a library raised an error, called by this package or by another library and not by the user's code."""
+    chain = [error]
+    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
+        chain.append(before)
+    places = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    ours, theirs = [], []
+    for each in chain:
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            ours.append(frame.f_globals.get("__name__", "").partition(".")[0] == "fl_lightning")
+            theirs.append(frame.f_code.co_filename.startswith((*places, "<")))
+        if ours[-1:] == [True]:
+            return False
+    return all(own or library for own, library in zip(ours, theirs, strict=True))
 
 
 def explain(message: str, options: Iterable[str]) -> str:

@@ -406,3 +406,35 @@ def test_plain_ddp_on_two_devices() -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("fl-lightning: error:")]
     assert f"trainer.strategy=DDPStrategy {MEANING}strategy: client_parallel" in line
     assert "round 1" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("trainer.devices", -3, "trainer: `devices` selected with `CPUAccelerator` should be an int > 0"),
+        ("trainer.accelerator", "xyz", "trainer: You selected an invalid accelerator name"),
+        ("trainer.num_nodes", 0, "trainer: `num_nodes` must be a positive integer, but got 0"),
+        ("trainer.strategy", "abc", "trainer: You selected an invalid strategy name"),
+        ("seed_everything", -1, "seed_everything: -1 is not in bounds"),
+        ("num_threads", 0, "num_threads must be at least 1, got 0"),
+        ("model.client.num_classes", 1, "config: Expected argument `num_classes` to be an integer larger than 1"),
+    ],
+)
+def test_a_value_that_a_library_refuses(option: str, value: object, said: str) -> None:
+    assert said in refused(*TINY_FIT, f"--{option}", value)
+
+
+def test_an_error_in_the_users_own_code_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line in it that calls the library is what the user looks for."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("data.py").write_text(
+        "import fl_lightning.datamodules as d\n\nclass Mine(d.Digits):\n    def __init__(self):\n        int('x')\n"
+    )
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(*TINY_FIT, "--data", "data.Mine")
+    Path("own.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Linear):\n    def __init__(self):\n        super().__init__(-1, 2)\n"
+    )
+    with pytest.raises(RuntimeError):
+        run(*TINY_FIT, "--model.client.network", "own.Net")
