@@ -137,8 +137,8 @@ class DiskState(MutableMapping[str, Tensor]):
         self._shared, self._files, self._bytes = dict(saved["shared"]), dict(saved["files"]), dict(saved["bytes"])
         self._replaced = [(round, file) for round, file in saved["replaced"]]
         deleted = [file for _, file in self._replaced]
-        strange = [file for file in self._files.values() if not _is_below(Path(file))]
-        strange += [file for file in deleted if not _is_below(Path(file)) or Path(file).is_absolute()]
+        strange = [file for file in self._files.values() if not _is_state_file(Path(file))]
+        strange += [file for file in deleted if not _is_state_file(Path(file)) or Path(file).is_absolute()]
         if strange:
             raise ConfigurationError(
                 f"the checkpoint names {strange[0]!r}, which is no file of its client states: it is damaged or forged; "
@@ -208,8 +208,8 @@ def client_bytes(state: MutableMapping[str, Tensor]) -> int:
     return sum(value.nbytes for name, value in state.items() if "/" in name)
 
 
-def _is_below(file: Path) -> bool:
-    """Whether a file is named ``name/client.<number>`` below a folder, of which an absolute path names the parts."""
+def _is_state_file(file: Path) -> bool:
+    """Whether a file is named ``name/client.<number>``, as this class names them, below a folder of client states."""
     names_folder = not file.is_absolute() or FOLDER in file.parts
     return names_folder and ".." not in file.parts and re.search(r"[^/]/[^/]+\.\d+$", str(file)) is not None
 

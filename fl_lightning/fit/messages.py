@@ -14,6 +14,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
+from types import FrameType
 from typing import NoReturn
 
 import torch
@@ -120,7 +122,7 @@ def refusals(part: str) -> Iterator[None]:
     """Report a value that a library refuses in one line; any other error keeps its traceback.
 
     Args:
-        part: what is set up from the config, such as "trainer".
+        part: name of the config's part that is set up, such as "trainer".
 
     Raises:
         ConfigurationError: an installed package or Python's library raised an error, and no code of the user's is in
@@ -137,18 +139,23 @@ def refusals(part: str) -> Iterator[None]:
 
 def _from_library(error: BaseException) -> bool:
     """Whether a library raised an error, called by this package or by another library and not by the user's code."""
-    chain = [error]
-    while (before := chain[-1].__cause__ or chain[-1].__context__) is not None:
-        chain.append(before)
-    places = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    ours, theirs = [], []
-    for each in chain:
-        for frame, _ in traceback.walk_tb(each.__traceback__):
-            ours.append(frame.f_globals.get("__name__", "").partition(".")[0] == "fl_lightning")
-            theirs.append(frame.f_code.co_filename.startswith((*places, "<")))
-        if ours[-1:] == [True]:
-            return False
-    return all(own or library for own, library in zip(ours, theirs, strict=True))
+    tracebacks = []
+    cause: BaseException | None = error
+    while cause is not None:
+        tracebacks.append([frame for frame, _ in traceback.walk_tb(cause.__traceback__)])
+        cause = cause.__cause__ or cause.__context__
+    raised = [frames[-1] for frames in tracebacks if frames]
+    frames = chain.from_iterable(tracebacks)
+    return not any(map(_is_own, raised)) and all(_is_own(frame) or _is_library(frame) for frame in frames)
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fl_lightning"
+
+
+def _is_library(frame: FrameType) -> bool:
+    places = (sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    return frame.f_code.co_filename.startswith((*places, "<"))
 
 
 def explain(message: str, options: Iterable[str]) -> str:

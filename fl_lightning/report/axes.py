@@ -33,7 +33,7 @@ STEPS = (1, 2, 5, 10)  # ticks are multiples of these
 
 @dataclass(frozen=True)
 class Common:
-    """What the panels of a figure have in common.
+    """Gives the panels of a figure one size, one set of looks and one scale.
 
     Attributes:
         width: width of a panel in inches.

@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """What a method reaches, and at what cost.
+    """Holds what a method reaches, and at what cost.
 
     Attributes:
         method: the method.

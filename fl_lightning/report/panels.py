@@ -44,7 +44,7 @@ class Section:
     Attributes:
         title: heading of the section.
         groups: groups of metrics that have their panels in the section.
-        text: what the panels show, for readers of the report.
+        text: sentences for readers of the report: what the panels show.
     """
 
     title: str

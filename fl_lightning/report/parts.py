@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Frames:
-    """What the panels of a chart show, to be chosen by seed, round, view and order of the clients.
+    """Holds a chart's panels for every seed, round, view and order of the clients, of which the reader chooses.
 
     Attributes:
         panels: names of the panels. A panel with a method's name is hidden with the method.

@@ -101,7 +101,7 @@ class Display(Progress):
         transient: whether the display disappears at the end.
 
     Attributes:
-        below: what stands below the bars.
+        below: lines below the bars.
     """
 
     below: RenderableType = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS, TIMINGS, array_file, read_mapping
 from fl_lightning.runs.settings import RULES, named_settings
+from fl_lightning.runs.timer import RoundTime
 
-MEASURED = ("seconds", "local", "server", "monitors", "memory_mib", "gpu_mib")  # columns of timings.csv
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
 
 
@@ -56,8 +56,9 @@ class Run:
         path = self.folder / TIMINGS
         if not path.is_file():
             return pd.DataFrame()
+        columns = [field.name for field in fields(RoundTime)][1:]  # round is the index
         table = _table(path).dropna()  # a killed process may leave an incomplete line
-        table = table.assign(**{name: 0.0 for name in MEASURED if name not in table})
+        table = table.assign(**{name: 0.0 for name in columns if name not in table})
         known = table[["local", "server", "monitors"]].sum(axis=1)
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 

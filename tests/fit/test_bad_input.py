@@ -294,8 +294,10 @@ def test_missing_checkpoint(last: Path) -> None:
     assert bytes_of_the_run() == before
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "{folder}/outside", "."])
-@pytest.mark.parametrize("more", [[], ["--ckpt_path", "last"]])
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("a/../../outside", []), ("{folder}/outside", []), (".", []), ("../outside", ["--ckpt_path", "last"])],
+)
 def test_an_experiment_lies_below_the_root(last: Path, name: str, more: list[str]) -> None:
     before = set(Path.cwd().parent.rglob("*"))
     name = name.format(folder=Path.cwd().parent)
