@@ -1,5 +1,6 @@
 """Totals, a rule that keeps tensors for its clients, and runs with it on given updates."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,10 @@ def train(
     resume: Path | None = None,
     rule: FederatedCallback | None = None,
     participation: int = DRAWN,
+    policy: Any = "raise",
 ) -> tuple[FederatedOrchestrator, Any]:
     """Half of six clients with given updates a round; the orchestrator and the rule afterwards."""
-    orchestrator = FederatedOrchestrator(toy.Linear(SIZE), client_states=states, on_bad_update="raise")
+    orchestrator = FederatedOrchestrator(toy.Linear(SIZE), client_states=states, on_bad_update=policy)
     rule = rule or Totals()
     data = toy.GivenData(-UPDATES, samples=[1, 2, 3, 4, 5, 6], participation=participation)
     trainer = toy.trainer(
@@ -61,6 +63,13 @@ def files(folder: Path, rule: str = "Totals") -> list[str]:
     """Those of single clients, relative to the rule's folder."""
     root = folder / "states" / rule
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file() and path.name != "id")
+
+
+def files_in(checkpoint: Path, rule: str = "Totals") -> dict[str, str]:
+    """The file that a checkpoint names for each client's tensor, relative to the rule's folder."""
+    saved = torch.load(checkpoint, weights_only=True)["callbacks"][rule]
+    numbers = zip(json.loads(saved["names"]), saved["numbers"].tolist(), strict=True)
+    return {name: f"{name}.{number}.safetensors" for name, number in numbers}
 
 
 def per_client(folder: Path) -> Counter[str]:

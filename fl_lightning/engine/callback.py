@@ -85,10 +85,10 @@ class FederatedCallback(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if isinstance(self.state, DiskState) != ("files" in state_dict):
+        if isinstance(self.state, DiskState) != (on_disk := "replaced" in state_dict):
             raise ConfigurationError(
                 f"the checkpoint keeps the client states of {type(self).__name__} "
-                f"{'on disk' if 'files' in state_dict else 'in memory'}: set model.client_states as it was"
+                f"{'on disk' if on_disk else 'in memory'}: set model.client_states as it was"
             )
         if isinstance(self.state, DiskState):
             self.state.load_state_dict(state_dict)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
+import zlib
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fl_lightning.errors import ConfigurationError
 
 FOLDER = "states"  # below the run folder
+MEND = "go on from another checkpoint of the run, or start the run again"
 
 
 class DiskState(MutableMapping[str, Tensor]):
@@ -22,8 +29,11 @@ class DiskState(MutableMapping[str, Tensor]):
 
     A new value goes into a new file, ``name/client.<number>.safetensors``. The old file stays until a checkpoint that
     no longer needs the file is complete, so that a run may be killed at any moment and can resume from its last
-    checkpoint. An older checkpoint may need files that have been deleted. A run that is resumed in another folder reads
-    the files of the old folder and leaves them unchanged.
+    checkpoint. An older checkpoint may need files that have been deleted. Every value has a checksum, which is compared
+    whenever the value is read, and for all values when a run resumes.
+
+    A run that is resumed in its folder deletes the files of the rounds after its checkpoint, once a new checkpoint is
+    complete. A run that is resumed in another folder links the files of the old folder, and leaves them unchanged.
 
     Args:
         writes: whether this process writes the files; the other processes only read them.
@@ -32,9 +42,10 @@ class DiskState(MutableMapping[str, Tensor]):
     def __init__(self, writes: bool) -> None:
         self._writes = writes
         self._shared: dict[str, Tensor] = {}
-        self._files: dict[str, str] = {}  # without suffix; relative to the folder, or absolute in an old folder
+        self._numbers: dict[str, int] = {}  # of the files; no number is used twice
         self._bytes: dict[str, int] = {}
-        self._count = 0  # the number of the last file; no number is used twice
+        self._checksums: dict[str, int] = {}
+        self._count = 0  # the last number
         self._replaced: list[tuple[int, str]] = []  # first round whose checkpoint does not need the file; the file
         self._saved = self._saved_count = 0  # the round and the count of the last checkpoint
         self._swept = 0  # the round in which files were last deleted
@@ -51,21 +62,20 @@ class DiskState(MutableMapping[str, Tensor]):
             round: a function that returns the current round.
 
         Raises:
-            ConfigurationError: a file that the checkpoint names is missing, or its folder now belongs to another run.
+            ConfigurationError: a file that the checkpoint names is missing or damaged, or its folder now belongs to
+                another run.
         """
-        before, known, lost = self._folder, self._id, False
+        before, known = self._folder, self._id
         self._folder, self._round = folder.absolute(), round
-        self._id, self._count = _id(self._folder), max(self._count, _highest_number(self._folder))
-        if self._files and self._id != known:  # the run is resumed in another folder
-            self._files, self._replaced = {name: str(before / file) for name, file in self._files.items()}, []
-            lost = _id(before) != known
-            self._name_folder()
-        gone = [path for path in map(self._path, self._files.values()) if lost or not path.is_file()]
-        if gone:
-            raise ConfigurationError(
-                f"the checkpoint needs {len(gone)} client states that are gone, such as {gone[0]}: go on from the "
-                "run's last.ckpt, with the run folder where it was"
-            )
+        self._id, present = _id(self._folder), _files(self._folder)
+        if self._numbers and self._id == known:
+            self._check_files(self._folder)
+            written_since = [file for file in present if _number(file) > self._count]
+            self._replaced += [(self._saved + 1, file) for file in written_since]
+        elif self._numbers:  # the run is resumed in another folder
+            self._check_files(before, lost=_id(before) != known)
+            self._move_from(before)
+        self._count = max(self._count, *map(_number, present), 0)
 
     @property
     def nbytes(self) -> int:
@@ -77,10 +87,10 @@ class DiskState(MutableMapping[str, Tensor]):
             return self._shared[name]
         if name in self._unwritten:
             return self._unwritten[name]
-        return load_file(self._path(self._files[name]))["value"]
+        return self._read(name, self._folder)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._shared or name in self._files  # the inherited method would read the file
+        return name in self._shared or name in self._numbers  # the inherited method would read the file
 
     def __setitem__(self, name: str, value: Tensor) -> None:
         if "/" not in name:
@@ -90,37 +100,41 @@ class DiskState(MutableMapping[str, Tensor]):
         self._sweep(round)
         self._release(name, round)
         self._count += 1
-        file = f"{name}.{self._count}"
+        value = value.detach()
+        self._numbers[name], self._bytes[name] = self._count, value.nbytes
+        value = value.to("cpu", copy=not self._writes).contiguous()
+        self._checksums[name] = _checksum(value)
         if self._writes:
-            self._write(self._path(file), value)
+            self._write(self._folder / self._file(name), value)
         else:
-            self._unwritten[name] = value.detach().to("cpu", copy=True)
-        self._files[name], self._bytes[name] = file, value.nbytes
+            self._unwritten[name] = value
 
     def __delitem__(self, name: str) -> None:
         if name in self._shared:
             del self._shared[name]
-        elif name in self._files:
+        elif name in self._numbers:
             self._release(name, self._check(name))
         else:
             raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*self._shared, *self._files])
+        return iter([*self._shared, *self._numbers])
 
     def __len__(self) -> int:
-        return len(self._shared) + len(self._files)
+        return len(self._shared) + len(self._numbers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a checkpoint's content, with file names in place of the clients' tensors; empty without any tensor."""
+        """Return a checkpoint's content, with numbers of files in place of the clients' tensors; empty without any."""
         if self._round is not None:
             self._saved, self._saved_count = self._round() - 1, self._count
         if not self:
             return {}
         return {
             "shared": dict(self._shared),
-            "files": dict(self._files),
-            "bytes": dict(self._bytes),
+            "names": json.dumps(list(self._numbers)),  # 100,000 names as one text are saved in a tenth of the time
+            "numbers": torch.tensor(list(self._numbers.values()), dtype=torch.int64),
+            "bytes": torch.tensor(list(self._bytes.values()), dtype=torch.int64),
+            "checksums": torch.tensor(list(self._checksums.values()), dtype=torch.int64),
             "replaced": list(self._replaced),
             "count": self._count,
             "saved": self._saved,
@@ -132,13 +146,20 @@ class DiskState(MutableMapping[str, Tensor]):
         """Restore the content from a checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint names a file that does not lie in a folder of client states.
+            ConfigurationError: the checkpoint was saved by version 0.1, or names a file outside its folder.
         """
-        self._shared, self._files, self._bytes = dict(saved["shared"]), dict(saved["files"]), dict(saved["bytes"])
+        if "numbers" not in saved:
+            raise ConfigurationError(
+                "the checkpoint is of an older version, which kept client states without checksums: go on with that "
+                "version, or start the run again"
+            )
+        names = json.loads(saved["names"])
+        self._numbers, self._bytes, self._checksums = (
+            dict(zip(names, saved[each].tolist(), strict=True)) for each in ("numbers", "bytes", "checksums")
+        )
+        self._shared = dict(saved["shared"])
         self._replaced = [(round, file) for round, file in saved["replaced"]]
-        deleted = [file for _, file in self._replaced]
-        strange = [file for file in self._files.values() if not _is_state_file(Path(file))]
-        strange += [file for file in deleted if not _is_state_file(Path(file)) or Path(file).is_absolute()]
+        strange = [file for file in (*map(self._file, names), *(file for _, file in self._replaced)) if _is_odd(file)]
         if strange:
             raise ConfigurationError(
                 f"the checkpoint names {strange[0]!r}, which is no file of its client states: it is damaged or forged; "
@@ -147,8 +168,44 @@ class DiskState(MutableMapping[str, Tensor]):
         self._count = self._saved_count = saved["count"]
         self._saved, self._folder, self._id = saved["saved"], Path(saved["folder"]), saved["id"]
 
-    def _path(self, file: str) -> Path:
-        return self._folder / f"{file}.safetensors"
+    def _file(self, name: str) -> str:
+        return f"{name}.{self._numbers[name]}.safetensors"
+
+    def _read(self, name: str, folder: Path) -> Tensor:
+        """Read a client's value, and compare its checksum.
+
+        Raises:
+            ConfigurationError: the file is missing or damaged.
+        """
+        path = folder / self._file(name)
+        try:
+            if _checksum(load_file(path)["value"]) == self._checksums[name]:
+                return load_file(path)["value"]  # mapped again: what the caller does not read takes no memory
+        except (OSError, SafetensorError, KeyError):
+            if not path.is_file():
+                raise ConfigurationError(f"the client state {path} is gone: {MEND}") from None
+        raise ConfigurationError(f"the client state {path} is damaged: {MEND}")
+
+    def _check_files(self, folder: Path, lost: bool = False) -> None:
+        """Read all files in a folder once; ``lost`` if the folder belongs to another run."""
+        paths = [folder / self._file(name) for name in self._numbers]
+        gone = [path for path in paths if lost or not path.is_file()]
+        if gone:
+            raise ConfigurationError(
+                f"the checkpoint needs {len(gone)} client states that are gone, such as {gone[0]}: go on from the "
+                "run's last.ckpt, with the run folder where it was"
+            )
+        for name in self._numbers:
+            self._read(name, folder)
+
+    def _move_from(self, before: Path) -> None:
+        """Link all files of another folder."""
+        if self._writes and self._id:
+            raise self._shared_folder()
+        self._replaced = []
+        self._name_folder()
+        for file in map(self._file, self._numbers):
+            _link(before / file, self._folder / file)
 
     def _check(self, name: str) -> int:
         """Return the current round; refuse to set a client's tensor too early or under a malformed name."""
@@ -162,14 +219,17 @@ class DiskState(MutableMapping[str, Tensor]):
 
     def _write(self, path: Path, value: Tensor) -> None:
         if path.exists():  # only another run can have written it: numbers start above all existing ones
-            raise ConfigurationError(
-                f"another run keeps its client states in {self._folder} at this time: give each run a folder of its "
-                "own, by a logger or trainer.default_root_dir"
-            )
+            raise self._shared_folder()
         self._name_folder()
         path.parent.mkdir(parents=True, exist_ok=True)
         # A killed process may leave half a file: no checkpoint names the file, and no later file gets its number.
-        save_file({"value": value.detach().cpu().contiguous()}, path)
+        save_file({"value": value}, path)
+
+    def _shared_folder(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"another run keeps its client states in {self._folder}: give each run a folder of its own, by a logger or "
+            "trainer.default_root_dir"
+        )
 
     def _name_folder(self) -> None:
         if self._writes and not self._id:
@@ -179,13 +239,11 @@ class DiskState(MutableMapping[str, Tensor]):
 
     def _release(self, name: str, round: int) -> None:
         """Forget a client's value, if any; its file is deleted later, when no checkpoint and no device needs it."""
-        if name in self._files:
-            file = self._files.pop(name)
-            del self._bytes[name]
+        if name in self._numbers:
+            in_a_checkpoint = self._numbers[name] <= self._saved_count
+            self._replaced.append((round if in_a_checkpoint else 0, self._file(name)))
+            del self._numbers[name], self._bytes[name], self._checksums[name]
             self._unwritten.pop(name, None)
-            if not Path(file).is_absolute():
-                in_a_checkpoint = int(file.rpartition(".")[2]) <= self._saved_count
-                self._replaced.append((round if in_a_checkpoint else 0, file))
 
     def _sweep(self, round: int) -> None:
         """Delete the files that no checkpoint needs, at the first change in a round.
@@ -197,7 +255,7 @@ class DiskState(MutableMapping[str, Tensor]):
         self._swept = round
         self._unwritten.clear()
         for file in [file for first, file in self._replaced if first <= self._saved] if self._writes else ():
-            self._path(file).unlink(missing_ok=True)
+            (self._folder / file).unlink(missing_ok=True)
         self._replaced = [(first, file) for first, file in self._replaced if first > self._saved]
 
 
@@ -208,10 +266,17 @@ def client_bytes(state: MutableMapping[str, Tensor]) -> int:
     return sum(value.nbytes for name, value in state.items() if "/" in name)
 
 
-def _is_state_file(file: Path) -> bool:
-    """Whether a file is named ``name/client.<number>``, as this class names them, below a folder of client states."""
-    names_folder = not file.is_absolute() or FOLDER in file.parts
-    return names_folder and ".." not in file.parts and re.search(r"[^/]/[^/]+\.\d+$", str(file)) is not None
+def _checksum(value: Tensor) -> int:
+    """CRC-32 of a contiguous tensor's dtype, shape and bytes."""
+    start = zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode())
+    return zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, start)
+
+
+def _is_odd(file: str) -> bool:
+    """Whether a file is not ``name/client.<number>.safetensors`` below the folder."""
+    path = Path(file)
+    named = re.search(r"[^/]/[^/]+\.\d+\.safetensors$", file) is not None
+    return path.is_absolute() or ".." in path.parts or not named
 
 
 def _id(folder: Path) -> str:
@@ -219,7 +284,23 @@ def _id(folder: Path) -> str:
     return file.read_text() if file.is_file() else ""
 
 
-def _highest_number(folder: Path) -> int:
-    names = (name for *_, names in os.walk(folder) for name in names)
-    found = (re.search(r"\.(\d+)\.safetensors$", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=0)
+def _files(folder: Path) -> list[str]:
+    """The files of client states in a folder, whole or half, with paths relative to it."""
+    paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
+    return [str(path.relative_to(folder)) for path in paths if re.search(r"\.\d+\.safetensors$", path.name)]
+
+
+def _number(file: str) -> int:
+    return int(file.split(".")[-2])
+
+
+def _link(source: Path, target: Path) -> None:
+    """Let a second path lead to a file, which is copied where the file system has no links."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # another device was first
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            shutil.copyfile(source, target)

@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from resumed import assert_same
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
-from totals import CLIENTS, SIZE, UPDATES, Often, Totals, equal, files, last, per_client, train
+from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, files_in, last, per_client, train
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.client_states import DiskState
@@ -69,12 +69,12 @@ def test_an_older_checkpoint_serves_as_long_as_its_files_are_there(tmp_path: Pat
 
     whole, _ = train(tmp_path / "whole", 6)
     train(tmp_path, 5, each())
-    fifth = torch.load(tmp_path / "epoch=4.ckpt", weights_only=True)["callbacks"]["Totals"]["files"]
-    before = {n: load_file(tmp_path / f"states/Totals/{file}.safetensors") for n, file in fifth.items()}
+    fifth = files_in(tmp_path / "epoch=4.ckpt")
+    before = {n: load_file(tmp_path / "states/Totals" / file) for n, file in fifth.items()}
     resumed, _ = train(tmp_path, 5, each(), resume=tmp_path / "epoch=3.ckpt")
     assert torch.equal(resumed.params, train(tmp_path / "five", 5)[0].params)
     for name, file in fifth.items():
-        assert torch.equal(load_file(tmp_path / f"states/Totals/{file}.safetensors")["value"], before[name]["value"])
+        assert torch.equal(load_file(tmp_path / "states/Totals" / file)["value"], before[name]["value"])
     resumed, _ = train(tmp_path, 6, each(), resume=tmp_path / "epoch=4.ckpt")
     assert torch.equal(whole.params, resumed.params)
 
@@ -93,6 +93,77 @@ def test_a_checkpoint_whose_files_are_gone_is_refused_in_one_line(tmp_path: Path
     (tmp_path / "states/Totals" / files(tmp_path)[-1]).unlink()
     with pytest.raises(ConfigurationError, match="needs 1 client states that are gone"):
         train(tmp_path, 7, resume=tmp_path / "epoch=5.ckpt", participation=CLIENTS)
+
+
+DAMAGES = {
+    "a flipped bit": lambda content: content[:-3] + bytes([content[-3] ^ 4]) + content[-2:],
+    "a flipped bit in the header": lambda content: content[:11] + bytes([content[11] ^ 1]) + content[12:],
+    "cut": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
+    """The file of a client that is not drawn again, too: it is part of what the run has computed."""
+    train(tmp_path, 3, participation=CLIENTS)
+    before = last(tmp_path).read_bytes()
+    path = tmp_path / "states/Totals" / files_in(last(tmp_path))["sum/2"]
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(ConfigurationError) as refused:
+        train(tmp_path, 5, resume=last(tmp_path), participation=1)
+    assert str(refused.value) == (
+        f"the client state {path} is damaged: go on from another checkpoint of the run, or start the run again"
+    )
+    assert last(tmp_path).read_bytes() == before
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip"])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_state_that_is_damaged_during_the_run_stops_it(tmp_path: Path, policy: Any, is_there: bool) -> None:
+    """Even if clients that fail are left out: this is no failure of the client, and would leave it out for ever."""
+
+    class Damage(FederatedCallback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 2:
+                path = next((tmp_path / "states/Totals/sum").glob("3.*"))
+                path.write_bytes(b"damaged") if is_there else path.unlink()
+
+    message = f"^the client state .*/sum/3.*safetensors is {'damaged' if is_there else 'gone'}: go on from another"
+    with pytest.raises(ConfigurationError, match=message):
+        train(tmp_path, 4, Damage(), LastCheckpoint(), participation=CLIENTS, policy=policy)
+    assert torch.load(last(tmp_path), weights_only=True)["rounds_done"] == 2
+
+
+def test_files_that_a_killed_run_left_go_when_the_run_goes_on(tmp_path: Path) -> None:
+    """Those of round 4, which the checkpoint of round 3 does not know, and half a file. While no checkpoint of the
+    resumed run is complete, they stay: a later checkpoint may need them.
+    """
+    train(tmp_path, 4)
+    earlier = tmp_path / "earlier.ckpt"
+    shutil.copy(last(tmp_path), earlier)
+    train(tmp_path, 5, resume=last(tmp_path))
+    known = {*files_in(earlier).values()}
+    left = [file for file in files(tmp_path) if int(file.split(".")[1]) > 4 * DRAWN]
+    assert len(left) == DRAWN
+    half = tmp_path / "states/Totals/sum/1.77.safetensors"
+    half.write_bytes(b"half")
+    train(tmp_path, 5, resume=earlier)
+    assert known | {*left} <= {*files(tmp_path)}
+    whole, _ = train(tmp_path / "whole", 7)
+    resumed, _ = train(tmp_path, 7, resume=last(tmp_path))
+    assert torch.equal(whole.params, resumed.params)
+    assert not half.exists()
+    assert not {*left} & {*files(tmp_path)}
+    saved = torch.load(last(tmp_path), weights_only=True)["callbacks"]["Totals"]
+    assert {*files(tmp_path)} == {*files_in(last(tmp_path)).values(), *(file for _, file in saved["replaced"])}
+
+
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    state = DiskState(writes=True)
+    with pytest.raises(ConfigurationError, match=r"^the checkpoint is of an older version, which kept client states"):
+        state.load_state_dict({"files": {}, "replaced": []})
 
 
 @pytest.mark.parametrize(("before", "now", "where"), [("memory", "disk", "in memory"), ("disk", "memory", "on disk")])
@@ -148,13 +219,14 @@ def test_a_run_may_go_on_in_a_folder_of_its_own(tmp_path: Path) -> None:
     assert equal(kept.state, again.state)
     assert content == {file: (tmp_path / "a/states/Totals" / file).read_bytes() for file in files(tmp_path / "a")}
     shutil.rmtree(tmp_path / "a/states")
+    again_c, _ = train(tmp_path / "e", 9, resume=last(tmp_path / "b"))  # b needs nothing of a
+    assert torch.equal(again_c.params, train(tmp_path / "whole 2", 9)[0].params)
     with pytest.raises(ConfigurationError, match=r"client states that are gone, such as .*/a/states/Totals/"):
         train(tmp_path / "d", 7, resume=last(tmp_path / "a"))
 
 
 def test_a_run_that_is_alike_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
-    """Another run in the new folder has files of the same names, with other values: its numbers are not used."""
-    whole, kept = train(tmp_path / "whole", 6)
+    """Another run in the new folder has files of the same names, with other values."""
     train(tmp_path / "a", 4)
 
     class Doubled(Totals):
@@ -166,9 +238,8 @@ def test_a_run_that_is_alike_is_not_taken_for_the_one_before(tmp_path: Path) -> 
     train(tmp_path / "b", 4, rule=Doubled())
     other = {file: (tmp_path / "b/states/Totals" / file).read_bytes() for file in files(tmp_path / "b")}
     assert files(tmp_path / "a") == files(tmp_path / "b")
-    resumed, again = train(tmp_path / "b", 6, resume=last(tmp_path / "a"))
-    assert torch.equal(whole.params, resumed.params)
-    assert equal(kept.state, again.state)
+    with pytest.raises(ConfigurationError, match=r"^another run keeps its client states in .*: give each run a folder"):
+        train(tmp_path / "b", 6, resume=last(tmp_path / "a"))
     assert {file: (tmp_path / "b/states/Totals" / file).read_bytes() for file in other} == other
     shutil.move(tmp_path / "a", tmp_path / "moved")
     shutil.copytree(tmp_path / "b", tmp_path / "a")
@@ -191,7 +262,7 @@ def test_two_runs_at_once_in_one_folder_are_refused(tmp_path: Path) -> None:
     one.open(tmp_path, lambda: 1)
     other.open(tmp_path, lambda: 1)
     one["c/0"] = torch.ones(1)
-    with pytest.raises(ConfigurationError, match=r"^another run keeps its client states in .* at this time: give each"):
+    with pytest.raises(ConfigurationError, match=r"^another run keeps its client states in .*: give each"):
         other["c/0"] = torch.zeros(1)
     assert torch.equal(one["c/0"], torch.ones(1))
 
@@ -425,6 +496,5 @@ def test_killed_at_random_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert_same(last(whole), last(metrics.parent))
     assert metrics.read_text() == (whole / "metrics.csv").read_text()
     kept = torch.load(last(whole), weights_only=True)["callbacks"]["Totals"]
-    filed = torch.load(last(metrics.parent), weights_only=True)["callbacks"]["Totals"]["files"]
     root = metrics.parent / "states/Totals"
-    assert equal(kept, {name: load_file(root / f"{file}.safetensors")["value"] for name, file in filed.items()})
+    assert equal(kept, {name: load_file(root / file)["value"] for name, file in files_in(last(metrics.parent)).items()})
