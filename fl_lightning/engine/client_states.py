@@ -87,7 +87,8 @@ class DiskState(MutableMapping[str, Tensor]):
             return self._shared[name]
         if name in self._unwritten:
             return self._unwritten[name]
-        return self._read(name, self._folder)
+        self._check_file(name, self._folder)
+        return load_file(self._folder / self._file(name))["value"]  # mapped anew: what is not used takes no memory
 
     def __contains__(self, name: object) -> bool:
         return name in self._shared or name in self._numbers  # the inherited method would read the file
@@ -171,8 +172,8 @@ class DiskState(MutableMapping[str, Tensor]):
     def _file(self, name: str) -> str:
         return f"{name}.{self._numbers[name]}.safetensors"
 
-    def _read(self, name: str, folder: Path) -> Tensor:
-        """Read a client's value, and compare its checksum.
+    def _check_file(self, name: str, folder: Path) -> None:
+        """Read the file of a client's value, and compare its checksum.
 
         Raises:
             ConfigurationError: the file is missing or damaged.
@@ -180,7 +181,7 @@ class DiskState(MutableMapping[str, Tensor]):
         path = folder / self._file(name)
         try:
             if _checksum(load_file(path)["value"]) == self._checksums[name]:
-                return load_file(path)["value"]  # mapped again: what the caller does not read takes no memory
+                return
         except (OSError, SafetensorError, KeyError):
             if not path.is_file():
                 raise ConfigurationError(f"the client state {path} is gone: {MEND}") from None
@@ -196,7 +197,7 @@ class DiskState(MutableMapping[str, Tensor]):
                 "run's last.ckpt, with the run folder where it was"
             )
         for name in self._numbers:
-            self._read(name, folder)
+            self._check_file(name, folder)
 
     def _move_from(self, before: Path) -> None:
         """Link all files of another folder."""
