@@ -35,12 +35,13 @@ from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, gather_clients
 from fl_lightning.engine.exact import default_dtype, full_float32
+from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
@@ -136,6 +137,7 @@ class FederatedOrchestrator(CohortTraining):
     def configure_callbacks(self) -> Any:
         # This is the first hook with a Trainer: check the Trainer's flags before Lightning's own checks.
         check_trainer(self.trainer)
+        seal_checkpoints(self.trainer)
         check_evaluation(self.trainer, self.client)
         added = super().configure_callbacks() or []
         added = list(added) if isinstance(added, Sequence) else [added]
@@ -175,6 +177,12 @@ class FederatedOrchestrator(CohortTraining):
         self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
         self.make_rates()
+        self._open_states()
+        if not is_finite(self.params):
+            raise ConfigurationError(
+                "training would start from a model with infinite or nan parameters: give another checkpoint, or mend "
+                "the module's initial values"
+            )
 
     @override
     def on_train_start(self) -> None:
@@ -183,6 +191,9 @@ class FederatedOrchestrator(CohortTraining):
         optimizer = self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
         self._set_step(self.round)
+
+    def _open_states(self) -> None:
+        """Find the files of the clients' states; before anything of the run is written."""
         if self.client_states == "disk":
             folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
             for callback in self.callbacks:

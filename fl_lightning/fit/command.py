@@ -33,10 +33,11 @@ from fl_lightning.fit.messages import ParsingError, mistake_in, refusals
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
     LastCheckpoint,
-    check_readable,
     checkpoint_of,
     last_of_experiment,
+    rounds_of,
     run_of,
+    sound_checkpoint,
 )
 from fl_lightning.runs.environment import RunTracking, SaveConfig
 from fl_lightning.runs.folder import RunFolder, check_experiment
@@ -158,12 +159,15 @@ class FederatedCLI(OpenCLI):
         check_experiment(experiment)
         self.mlflow_run = None
         if config.get("ckpt_path"):
-            path = last_of_experiment(root / experiment) if config.ckpt_path == "last" else Path(config.ckpt_path)
-            rounds_done = check_readable(path, config.get("weights_only") is not False)
+            resumes, weights_only = self.config.subcommand == "fit", config.get("weights_only") is not False
+            path = Path(config.ckpt_path)
+            if config.ckpt_path == "last":
+                path = sound_checkpoint(last_of_experiment(root / experiment), weights_only)
+            rounds_done = rounds_of(path, resumes, weights_only)
             config.ckpt_path = str(path)
             if folder := run_of(path):
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
-                rounds = rounds_done if self.config.subcommand == "fit" else None
+                rounds = rounds_done if resumes else None
                 if "WandbLogger" in str(config.trainer.logger):
                     continue_wandb(folder, rounds)
                 if "MLFlowLogger" in str(config.trainer.logger):

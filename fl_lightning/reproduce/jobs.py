@@ -18,12 +18,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.engine.files import whole
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import command, config_of
 from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
-from fl_lightning.runs.checkpoints import check_readable, last_of_run
-from fl_lightning.runs.folder import rounds_in, whole
+from fl_lightning.runs.checkpoints import sound_checkpoint
+from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.settings import settings_fingerprint
 
@@ -157,13 +158,11 @@ def _work(job: Job) -> None:
 
 
 def _own_arguments(job: Job) -> list[str]:
-    """Make the arguments for seed, folder and checkpoint; without a readable checkpoint, delete the run's folder."""
+    """Make the arguments for seed, folder and checkpoint; without a sound checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
     arguments += [f"--experiment={EXPERIMENT}", "--trainer.enable_progress_bar=false", *_for_wandb(job)]
-    checkpoint = last_of_run(job.run.folder)
     try:
-        check_readable(checkpoint)
-        return [*arguments, f"--ckpt_path={checkpoint}"]
+        return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
     except ConfigurationError:  # the run was stopped before the end of its first round
         shutil.rmtree(job.run.folder.parent, ignore_errors=True)
         return arguments

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import pickle
-import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
+from packaging.version import Version
 from typing_extensions import override
 
+from fl_lightning.engine.files import is_damaged
 from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 
 LAST, BEST = "last", "best"  # file names without suffix
+LIGHTNING = "pytorch-lightning_version"
+NEEDED = ("loops", "optimizer_states", "callbacks", LIGHTNING)  # entries of a checkpoint that a resumed run needs
 EXPECTED = {"ckpt_path": "a path to a .ckpt, or 'last'", "export": "a run folder, or a path to a .ckpt"}
 
 
@@ -32,6 +39,7 @@ class LastCheckpoint(ModelCheckpoint):
         for logger in trainer.loggers:
             if isinstance(logger, RunFolder):
                 logger.log_metrics(metrics_to_log(trainer))
+                logger.write()
         super().on_train_epoch_end(trainer, pl_module)
 
 
@@ -53,7 +61,7 @@ def last_of_run(folder: Path) -> Path:
 
 
 def last_of_experiment(folder: Path) -> Path:
-    """Find the most recently written ``last.ckpt`` of an experiment's versions.
+    """Find the run folder with the most recently written ``last.ckpt`` of an experiment's versions.
 
     Raises:
         ConfigurationError: no version has a ``last.ckpt``.
@@ -64,7 +72,7 @@ def last_of_experiment(folder: Path) -> Path:
             f"ckpt_path: last looks for {last_of_run(folder / '*')}, and there is none: start without ckpt_path, or "
             "give the path of a checkpoint"
         )
-    return found[-1]
+    return found[-1].parents[1]
 
 
 def checkpoint_of(path: Path) -> Path:
@@ -108,9 +116,8 @@ def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_
     if not path.is_file():
         raise ConfigurationError(f"{option}: there is no file {path}; expected {EXPECTED[option]}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        content = None if damaged else torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True)
+        intact = not is_damaged(path)
+        content = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=True) if intact else None
     except pickle.UnpicklingError:
         objects = ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path))
         raise ConfigurationError(
@@ -123,11 +130,72 @@ def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_
         raise ConfigurationError(
             f"{option}: {path} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
         )
-    if not {"state_dict", "rounds_done"} <= set(content):
+    if not isinstance(content, dict) or not {"state_dict", "rounds_done"} <= set(content):
         raise ConfigurationError(f"{option}: {path} is a checkpoint, but not of a federated run: it has no rounds_done")
-    return dict(content)
+    rounds = content["rounds_done"]
+    if type(rounds) is not int or rounds < 0:
+        raise ConfigurationError(f"{option}: {path} is damaged: rounds_done must be a number of rounds, got {rounds!r}")
+    return content
 
 
-def check_readable(path: Path, weights_only: bool = True) -> int:
-    """Check that ``read_checkpoint`` can read a checkpoint, and return the number of its finished rounds."""
-    return int(read_checkpoint(path, "ckpt_path", weights_only)["rounds_done"])
+def rounds_of(path: Path, resumes: bool, weights_only: bool = True) -> int:
+    """Check a checkpoint and return the number of its finished rounds.
+
+    Args:
+        path: the checkpoint.
+        resumes: whether a run is to go on from the checkpoint, which needs more than the model.
+        weights_only: see :func:`read_checkpoint`.
+
+    Raises:
+        ConfigurationError: see :func:`read_checkpoint`; or the checkpoint lacks what a run needs to go on, or was saved
+            by a newer version of Lightning.
+    """
+    content = read_checkpoint(path, "ckpt_path", weights_only)
+    if resumes:
+        _check_resumable(path, content)
+    return int(content["rounds_done"])
+
+
+def _check_resumable(path: Path, content: Mapping[str, Any]) -> None:
+    if missing := [name for name in NEEDED if not content.get(name)]:
+        raise ConfigurationError(
+            f"ckpt_path: {path} holds a model, but no {', '.join(missing)}, without which a run cannot go on: use "
+            "another checkpoint, or begin with this model by --model.init_from"
+        )
+    rounds, epoch = content["rounds_done"], content["epoch"]
+    if epoch not in (rounds - 1, rounds):
+        raise ConfigurationError(f"ckpt_path: {path} is damaged: rounds_done is {rounds}, and its epoch is {epoch}")
+    saved, ours = (Version(version).release[:2] for version in (content[LIGHTNING], lightning.__version__))
+    if saved > ours:
+        raise ConfigurationError(
+            f"ckpt_path: {path} was saved by Lightning {content[LIGHTNING]}, newer than the installed "
+            f"{lightning.__version__}: install that version to go on"
+        )
+
+
+def sound_checkpoint(folder: Path, weights_only: bool = True) -> Path:
+    """Choose the checkpoint from which a run goes on: ``last.ckpt``, or if damaged the newest sound one.
+
+    A line says which checkpoint stands in for a damaged one.
+
+    Args:
+        folder: the run folder.
+        weights_only: see :func:`read_checkpoint`.
+
+    Raises:
+        ConfigurationError: ``last.ckpt`` is missing, or damaged with no other sound checkpoint beside it.
+    """
+    last = last_of_run(folder)
+    try:
+        rounds_of(last, True, weights_only)
+        return last
+    except ConfigurationError as error:
+        others = []
+        for path in last.parent.glob("*.ckpt") if last.is_file() else ():
+            with suppress(ConfigurationError):
+                others.append((rounds_of(path, True, weights_only), path))
+        if not others:
+            raise
+        rounds, path = max(others)
+        rank_zero_warn(f"{error}; the run goes on from {path}, after round {rounds}")
+        return path

@@ -21,8 +21,9 @@ from typing_extensions import override
 
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.files import whole
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, read_mapping, run_folder, whole
+from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, read_mapping, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
@@ -70,6 +71,10 @@ class RunTracking(Callback):
             run.define_metric("*", step_metric="round", step_sync=True)
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = read_mapping(run_folder(trainer) / ENVIRONMENT)  # of a resumed run; damage stops it here
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not earlier, so that a run that fails before this point overwrites nothing.
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
@@ -79,7 +84,7 @@ class RunTracking(Callback):
         save_arrays(orchestrator, "partition", sizes=sizes, **({} if counts is None else {"counts": counts}))
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            before = read_mapping(folder / ENVIRONMENT)
+            before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may be without these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)

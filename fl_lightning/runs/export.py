@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from fl_lightning.engine.checks import check_state
 from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.files import whole
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.saving import own_names
 from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.engine.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
-from fl_lightning.runs.folder import CONFIG, read_mapping, whole
+from fl_lightning.runs.folder import CONFIG, read_mapping
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.

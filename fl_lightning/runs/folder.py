@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.catalogue import FIRST_COLUMNS
+from fl_lightning.runs.metrics_file import MetricsFile, last_lines
 
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
 METRICS, TIMINGS = "metrics.csv", "timings.csv"
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
-MEND = "leave this run out, or train it again"  # ends the message about a damaged file
+MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -51,20 +51,11 @@ def read_mapping(path: Path) -> Mapping[str, Any]:
     return content
 
 
-@contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Write a file whole or not at all: yield a temporary path to write to, then move the written file to ``path``.
-
-    Missing folders are created. If the body raises, the file at ``path`` stays as it was.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    yield part
-    part.replace(path)
-
-
 class RunFolder(CSVLogger):
     """Writes ``metrics.csv``, one row per round, and chooses the run folder.
+
+    A round's row is written once, when the round is over (:meth:`write`), at the end of the file. The file is written
+    anew only if a new metric needs a column, or an earlier row changes.
 
     Args:
         root: the folder of all runs.
@@ -73,7 +64,8 @@ class RunFolder(CSVLogger):
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
 
     Raises:
-        ConfigurationError: the experiment's folder would not lie below the root.
+        ConfigurationError: the experiment's folder would not lie below the root, or the version's ``metrics.csv`` is
+            damaged.
     """
 
     def __init__(
@@ -85,11 +77,11 @@ class RunFolder(CSVLogger):
     ) -> None:
         check_experiment(experiment)
         super().__init__(root, experiment, version)
-        self.rounds = rounds
         self._taken = version
-        self._rows: dict[int, dict[str, float]] | None = None
-        self._lines: dict[int, str] = {}  # the rows as lines of the file, without the rows that have changed
-        self._names: set[str] = set()
+        self._round = 0  # of the row that grows
+        self._row: dict[str, str] = {}
+        self._written: dict[str, str] | None = None
+        self._file = None if version is None else MetricsFile(Path(self.log_dir) / METRICS, rounds)
 
     @property
     def is_taken(self) -> bool:
@@ -121,57 +113,42 @@ class RunFolder(CSVLogger):
 
         Metrics with neither are added to the last row.
         """
-        if self._rows is None:
-            self._rows = self._read()
-        values = {name: float(value) for name, value in metrics.items()}
-        last = max(self._rows, default=1)
+        values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        last = self._round or (self._file.last if self._file else 0) or 1
         round = int(values.pop("round", last if step is None else step))
-        if round > 0:
-            self._rows.setdefault(round, {}).update(values)
-            self._lines.pop(round, None)
-            self.save()
+        if round <= 0:
+            return
+        if round != self._round:
+            self.write()
+            self._round, self._row, self._written = round, {}, None
+        self._row |= {name: f"{value:.7g}" for name, value in values.items()}
 
-    @rank_zero_only
-    def drop_after(self, round: int) -> None:
-        """Drop the rows after a round, which belong to a round that was stopped half-way."""
-        if self._rows and max(self._rows) > round:
-            self._rows = {number: row for number, row in self._rows.items() if number <= round}
-            self._lines.clear()
-            self.save()
-
-    def _read(self) -> dict[int, dict[str, float]]:
-        file = Path(self.log_dir) / METRICS
-        if not file.exists():
-            return {}
-        with file.open(newline="") as lines:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
-        return {int(row.pop("round")): row for row in rows if self.rounds is None or row["round"] <= self.rounds}
+    @override
+    def save(self) -> None:
+        """Do nothing: Lightning calls this several times in a round; :meth:`write` writes."""
 
     @override
     @rank_zero_only
-    def save(self) -> None:
-        """Rewrite ``metrics.csv``, whole or not at all; without rows there is no file."""
-        if not self._rows:
-            if self._rows is not None:
-                (Path(self.log_dir) / METRICS).unlink(missing_ok=True)
-            return
-        columns = self._columns(self._rows)
-        for round, row in self._rows.items():
-            if round not in self._lines:
-                values = [f"{row[name]:.7g}" if name in row else "" for name in columns]
-                self._lines[round] = ",".join([str(round), *values]) + "\r\n"
-        with whole(Path(self.log_dir) / METRICS) as part, part.open("w", newline="") as file:
-            csv.writer(file).writerow(["round", *columns])
-            file.writelines(self._lines[round] for round in sorted(self._rows))
+    def finalize(self, status: str) -> None:
+        """Write the last row."""
+        self.write()
 
-    def _columns(self, rows: Mapping[int, Mapping[str, float]]) -> list[str]:
-        """Collect the names of the columns in their order; clear all lines if there is a new name."""
-        changed = (row for round, row in rows.items() if round not in self._lines)
-        if new := {name for row in changed for name in row} - {"epoch"} - self._names:
-            self._names |= new
-            self._lines.clear()
-        first = [name for name in FIRST_COLUMNS if name in self._names]
-        return [*first, *sorted(self._names.difference(first))]
+    @rank_zero_only
+    def write(self) -> None:
+        """Write what is new in the row of the current round to ``metrics.csv``."""
+        if self._round and self._row != self._written:
+            self._file = self._file or MetricsFile(Path(self.log_dir) / METRICS)
+            self._file.add(self._round, self._row)
+            self._written = dict(self._row)
+
+    @rank_zero_only
+    def drop_after(self, round: int) -> None:
+        """Drop this process's row after a round, which belongs to a round that was stopped half-way."""
+        if self._round > round:
+            if self._file and self._written is not None:
+                self._file = MetricsFile(self._file.path, round)
+                self._file.cut()
+            self._round, self._row, self._written = 0, {}, None
 
 
 def _is_first_process() -> bool:
@@ -210,11 +187,11 @@ def next_version(experiment: Path, take: bool = True) -> str:
 
 
 def rounds_in(folder: Path) -> int:
-    """Count the rounds in a run folder's ``metrics.csv`` by its lines: cheap enough to call often."""
-    try:
-        return max(len((folder / METRICS).read_text().splitlines()) - 1, 0)
-    except OSError:
-        return 0
+    """Read the number of rounds from the end of a run folder's ``metrics.csv``: cheap enough to call often."""
+    for line in last_lines(folder / METRICS):
+        with suppress(ValueError):
+            return int(line.split(",")[0])
+    return 0
 
 
 def newest_in(folder: Path, metric: str) -> float:
@@ -225,11 +202,11 @@ def newest_in(folder: Path, metric: str) -> float:
         out.
     """
     try:
-        names, *lines = (folder / METRICS).read_text().splitlines()
-        column = next(csv.reader([names])).index(metric)
-    except (OSError, ValueError):
+        with (folder / METRICS).open(newline="") as file:
+            column = next(csv.reader(file)).index(metric)
+    except (OSError, ValueError, StopIteration):
         return math.nan
-    for line in reversed(lines):
+    for line in last_lines(folder / METRICS):
         with suppress(IndexError, ValueError):
             return float(line.split(",")[column])
     return math.nan

@@ -11,8 +11,9 @@ import numpy as np
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from fl_lightning.engine.files import whole
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import array_file, run_folder, whole
+from fl_lightning.runs.folder import array_file, run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import chain
 from statistics import fmean, median
 from typing import Any, cast
 
@@ -18,8 +19,10 @@ from typing_extensions import override
 
 from fl_lightning.engine.callback import Monitor
 from fl_lightning.engine.cohort import Cohort
+from fl_lightning.engine.files import whole
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import TIMINGS, run_folder
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.folder import MEND, TIMINGS, run_folder
 
 MIB = 2**20
 
@@ -54,6 +57,9 @@ class RoundTime:
         return known | {"rest": max(self.seconds - sum(known.values()), 0.0)}
 
 
+_NAMES = [field.name for field in fields(RoundTime)]
+
+
 class RoundTimer(Monitor):
     """Times every round, and writes ``timings.csv`` in the run folder: one row per round, see :class:`RoundTime`.
 
@@ -84,28 +90,33 @@ class RoundTimer(Monitor):
         return f"{whole:.2f} s/round ({', '.join(spoken)})"
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._file = run_folder(trainer) / TIMINGS
+        self._kept = self._read(cast(Server, pl_module).rounds_done)
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.rounds, self._ended = [], time.perf_counter()
-        self._file = run_folder(trainer) / TIMINGS
         self._writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set outside its __init__
         if self._writes:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            kept = (
-                self._read(cast(Server, pl_module).rounds_done) if self._file.exists() else []
-            )  # the rounds up to the resumed checkpoint
-            names = [field.name for field in fields(RoundTime)]
-            with self._file.open("w", newline="") as file:
-                csv.writer(file).writerows([names, *kept])
+            with whole(self._file) as part, part.open("w", newline="") as file:
+                csv.writer(file).writerows([_NAMES, *self._kept])
 
     def _read(self, rounds: int) -> list[list[str]]:
-        """Read the rows up to a round, without an incomplete row that a killed process may leave.
+        """Read the rows up to a resumed checkpoint's round, without an incomplete row that a killed process may leave.
 
         Rows of version 0.1 have no ``monitors``, which were part of ``server``: they get 0.
         """
-        with self._file.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if None not in row.values()]
-        names = [field.name for field in fields(RoundTime)]
-        return [[row.get(name, "0") for name in names] for row in rows if int(row["round"]) <= rounds]
+        if not self._file.exists() or not rounds:
+            return []
+        try:
+            with self._file.open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if None not in row.values()]
+            kept = [[row.get(name, "0") for name in _NAMES] for row in rows if int(row["round"]) <= rounds]
+            all(map(float, chain.from_iterable(kept)))
+        except (KeyError, ValueError, csv.Error):
+            raise ConfigurationError(f"{self._file} is damaged: expected a row of numbers per round; {MEND}") from None
+        return kept
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -17,7 +17,7 @@ def test_last_checkpoint_is_the_one_written_last(tmp_path: Path) -> None:
         for name in (file, file.with_name("best.ckpt")):
             name.touch()
             os.utime(name, (time + 1000 * (name != file), time))
-    assert last_of_experiment(tmp_path / "e") == tmp_path / "e" / "version_1" / "checkpoints" / "last.ckpt"
+    assert last_of_experiment(tmp_path / "e") == tmp_path / "e" / "version_1"
 
 
 def test_without_checkpoint_the_message_says_where_it_looked(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from torch.utils.data import DataLoader
 from toy import Quadratic, ToyData, trainer
 
-from fl_lightning import FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.runs.folder import RunFolder, newest_in, next_version, rounds_in
 
 FOUR = "round,val/top1,train/loss\n1,0.5,2\n2,0.6,1.5\n3,0.7,1.25\n4,0.8,1.125\n"
@@ -34,6 +34,7 @@ def test_one_row_a_round_from_several_calls(tmp_path: Path) -> None:
     folder.log_metrics({"conflict/ratio": 0.25, "train/loss": torch.tensor(1.5), "round": 1.0}, step=1)
     folder.log_metrics({"val/top1": 0.5, "round": 1.0}, step=1)
     folder.log_metrics({"val/top1": 0.75, "round": 2.0, "epoch": 1}, step=2)
+    folder.write()
     assert (tmp_path / "e" / "version_0" / "metrics.csv").read_text().splitlines() == [
         "round,val/top1,train/loss,conflict/ratio",
         "1,0.5,1.5,0.25",
@@ -47,6 +48,7 @@ def test_metrics_without_a_round_belong_to_the_round_of_their_step(tmp_path: Pat
     folder.log_metrics({"lr-SGD": 1.0}, step=1)
     folder.log_metrics({"lr-SGD": 0.5}, step=2)
     folder.log_metrics({"own": 0.25})
+    folder.finalize("success")
     table = [{"round": 1, "lr-SGD": 1}, {"round": 2, "lr-SGD": 0.5, "own": 0.25}]
     assert rows(Path(folder.log_dir, "metrics.csv")) == table
 
@@ -103,29 +105,106 @@ def test_rows_of_a_module_that_reports_no_loss(tmp_path: Path) -> None:
     ]
 
 
-def test_the_file_is_whole_after_every_call(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path, "e")
+def test_a_row_is_one_write_at_the_end_of_the_file(tmp_path: Path) -> None:
+    """The same inode from round to round, and its old bytes; a new name, and a late value, make a new file."""
+    folder, inodes, content = RunFolder(tmp_path, "e"), [], b""
+    file = Path(folder.log_dir, "metrics.csv")
     for round in (1, 2, 3):
         folder.log_metrics({"train/loss": 1.0 / round, "round": float(round)})
-        assert [row["round"] for row in rows(Path(folder.log_dir, "metrics.csv"))] == list(range(1, round + 1))
+        folder.save()
+        folder.write()
+        folder.write()
+        assert file.read_bytes().startswith(content)
+        content = file.read_bytes()
+        assert [row["round"] for row in rows(file)] == list(range(1, round + 1))
+        inodes.append(file.stat().st_ino)
+    assert len({*inodes}) == 1
+    folder.log_metrics({"train/loss": 0.25, "val/top1": 0.5, "round": 4.0})
+    folder.write()
+    assert content.count(b",") == 4
+    assert file.read_bytes().count(b",") == 10
+    folder.log_metrics({"test/top1": 0.5, "round": 2.0})
+    folder.write()
+    assert rows(file)[1] == {"round": 2, "train/loss": 0.5, "test/top1": 0.5}
     assert [path.name for path in Path(folder.log_dir).iterdir()] == ["metrics.csv"]
+
+
+@pytest.mark.parametrize("torn", ["5,0.", "5", "5,0.9,1", "\r"])
+def test_a_row_that_a_kill_tore_is_left_out(tmp_path: Path, stopped: Path, torn: str) -> None:
+    stopped.write_text(FOUR + torn)
+    folder = RunFolder(tmp_path, "e", "version_0", rounds=4)
+    folder.log_metrics({"train/loss": 1.0, "val/top1": 0.9, "round": 5.0})
+    folder.write()
+    assert stopped.read_bytes().decode() == FOUR + "5,0.9,1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "line 1 has no names of columns that begin with round"),
+        ("\0\0\n1\n", "line 1 has no names of columns that begin with round"),
+        ("round,a,a\n", "line 1 has no names of columns that begin with round"),
+        (FOUR[:40], "its last whole line is that of round 1, and the run has done 4"),
+        (FOUR.replace("3,0.7", "3;0.7"), "line 4 is no row of numbers after that of round 2"),
+        (FOUR.replace("3,0.7", "2,0.7"), "line 4 is no row of numbers after that of round 2"),
+        (FOUR.replace("0.7,", "0.7"), "line 4 is no row of numbers after that of round 2"),
+        (FOUR.replace("0.7", "O.7"), "line 4 is no row of numbers after that of round 2"),
+    ],
+)
+def test_a_damaged_file_is_refused_as_it_is(tmp_path: Path, stopped: Path, content: str, message: str) -> None:
+    stopped.write_text(content)
+    with pytest.raises(ConfigurationError) as refused:
+        RunFolder(tmp_path, "e", "version_0", rounds=4)
+    assert str(refused.value) == (
+        f"{stopped} is damaged, {message}: restore the file from a copy, or move it away to go on without the metrics "
+        "of earlier rounds"
+    )
+    assert stopped.read_text() == content
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, stopped: Path) -> None:
+    stopped.write_bytes(FOUR.encode().replace(b"0.7", b"\xff.7"))
+    with pytest.raises(ConfigurationError, match="is damaged, line 4 is no row of numbers"):
+        RunFolder(tmp_path, "e", "version_0")
+
+
+def test_without_the_file_a_run_goes_on(tmp_path: Path, stopped: Path) -> None:
+    stopped.unlink()
+    folder = RunFolder(tmp_path, "e", "version_0", rounds=4)
+    folder.log_metrics({"train/loss": 1.0, "round": 5.0})
+    folder.write()
+    assert rows(stopped) == [{"round": 5, "train/loss": 1}]
+
+
+def test_values_are_added_in_the_order_of_the_rounds(tmp_path: Path) -> None:
+    """An evaluation may be of a round without a row, between rows and before them."""
+    folder = RunFolder(tmp_path, "e")
+    for round in (2, 6, 4, 1):
+        folder.log_metrics({"test/top1": round / 8, "round": float(round)})
+    folder.write()
+    table = [{"round": round, "test/top1": round / 8} for round in (1, 2, 4, 6)]
+    assert rows(Path(folder.log_dir, "metrics.csv")) == table
 
 
 def test_continuing_drops_the_rows_of_later_rounds(tmp_path: Path, stopped: Path) -> None:
     """Training goes on from round 2: it does rounds 3 and 4 again."""
     folder = RunFolder(tmp_path, "e", "version_0", rounds=2)
     folder.log_metrics({"train/loss": 1.0, "round": 3.0})
+    folder.write()
     assert rows(stopped) == [
         {"round": 1, "val/top1": 0.5, "train/loss": 2},
         {"round": 2, "val/top1": 0.6, "train/loss": 1.5},
         {"round": 3, "train/loss": 1},
     ]
     folder.log_metrics({"val/top1": 0.875, "round": 3.0})
+    folder.write()
     assert rows(stopped)[2] == {"round": 3, "val/top1": 0.875, "train/loss": 1}
 
 
 def test_testing_an_earlier_round_drops_nothing(tmp_path: Path, stopped: Path) -> None:
-    RunFolder(tmp_path, "e", "version_0").log_metrics({"test/top1": 0.25, "round": 2.0})
+    folder = RunFolder(tmp_path, "e", "version_0")
+    folder.log_metrics({"test/top1": 0.25, "round": 2.0})
+    folder.write()
     table = rows(stopped)
     assert [row["round"] for row in table] == [1, 2, 3, 4]
     assert table[1] == {"round": 2, "val/top1": 0.6, "train/loss": 1.5, "test/top1": 0.25}
@@ -146,7 +225,7 @@ def test_before_the_first_round_there_is_no_row(tmp_path: Path) -> None:
     """An untrained model is validated: round 0."""
     folder = RunFolder(tmp_path, "e")
     folder.log_metrics({"val/top1": 0.1, "round": 0.0}, step=0)
-    folder.save()
+    folder.write()
     assert not Path(folder.log_dir, "metrics.csv").exists()
 
 
@@ -154,6 +233,7 @@ def test_values_keep_seven_digits(tmp_path: Path) -> None:
     """As many as float32 has, 3.141593e-05 among them."""
     folder = RunFolder(tmp_path, "e")
     folder.log_metrics({"val/top1": torch.tensor(1 / 3), "train/loss": 3.14159265e-5, "round": 1.0})
+    folder.write()
     assert Path(folder.log_dir, "metrics.csv").read_text().splitlines()[1] == "1,0.3333333,3.141593e-05"
 
 
@@ -192,7 +272,8 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path: Path) -> Non
     [
         (FOUR, 4, 0.8),
         (FOUR + "5,,1\n", 5, 0.8),  # this round is not evaluated
-        (FOUR + "5", 5, 0.8),  # half written
+        (FOUR + "5", 4, 0.8),  # half written
+        ("round,val/top1\n" + "".join(f"{r},{'0.5' if r == 1 else ''}\n" for r in range(1, 30_000)), 29_999, 0.5),
         ("round,val/to", 0, None),
         ("", 0, None),
         ("round,train/loss\n1,2\n", 1, None),

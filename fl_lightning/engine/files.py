@@ -1,0 +1,117 @@
+"""Files that are written whole or not at all, and checkpoints whose damage is noticed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Trainer
+from typing_extensions import override
+
+from fl_lightning.errors import ConfigurationError
+
+SEAL = 64  # length of a seal: the SHA-256 of the file before the zip archive's comment, in hexadecimal digits
+TAIL = struct.pack("<H", SEAL)  # length of the comment, at the end of an archive without one two zeros
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Write a file whole or not at all: yield a temporary path to write to, then move the written file to ``path``.
+
+    The temporary file lies beside ``path``, and is on the disk before the file takes its place, so that neither a
+    kill nor a power failure leaves half a file. Missing folders are created. If the body raises, the file at ``path``
+    stays as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        _flush(part)
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+class SealedCheckpoints(TorchCheckpointIO):
+    """Writes checkpoints whole or not at all and seals them; refuses to load a damaged checkpoint.
+
+    A seal is the checksum of the whole file, kept as the comment of the zip archive that every checkpoint is. A
+    checkpoint without a seal, which another program has written, is checked by the checksums of the archive's parts.
+    Places other than local files are left to Lightning.
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        if _is_remote(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with whole(Path(path)) as part:
+            torch.save(checkpoint, part)
+            seal = _digest(part, len(TAIL))
+            with part.open("r+b") as file:
+                file.seek(-len(TAIL), os.SEEK_END)
+                file.write(TAIL + seal)
+
+    @override
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint.
+
+        Raises:
+            ConfigurationError: the file is damaged.
+        """
+        if not _is_remote(path) and Path(path).is_file() and is_damaged(Path(path)):
+            raise ConfigurationError(
+                f"{path} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
+            )
+        return super().load_checkpoint(path, *args, **kwargs)
+
+
+def seal_checkpoints(trainer: Trainer) -> None:
+    """Let a Trainer write sealed checkpoints, unless the user has chosen another way of writing them."""
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = SealedCheckpoints()
+
+
+def is_damaged(checkpoint: Path) -> bool:
+    """Whether a file is no checkpoint, or differs from what was written."""
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            seal = archive.comment
+            return _digest(checkpoint, len(TAIL) + SEAL) != seal if len(seal) == SEAL else archive.testzip() is not None
+    except Exception:  # of damaged headers, too, in zipfile's many ways
+        return True
+
+
+def _digest(path: Path, tail: int) -> bytes:
+    """Return the seal of a file without its last ``tail`` bytes."""
+    with (
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+        memoryview(content) as view,
+        view[:-tail] as body,
+    ):
+        return hashlib.sha256(body).hexdigest().encode()
+
+
+def _is_remote(path: Any) -> bool:
+    return "://" in str(path)
