@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,11 +106,13 @@ class FederatedCLI(OpenCLI):
     Args:
         args: the command line, with configs given as paths.
         epilog: text at the end of ``--help``.
+        holds: what the process holds while the command runs: the lock of the run folder; None for no lock.
     """
 
     own_subcommands = frozenset({"data"})
 
-    def __init__(self, args: Sequence[str], epilog: str = "") -> None:
+    def __init__(self, args: Sequence[str], epilog: str = "", holds: ExitStack | None = None) -> None:
+        self.holds = holds
         super().__init__(
             FederatedOrchestrator,
             FederatedDataModule,
@@ -173,7 +176,7 @@ class FederatedCLI(OpenCLI):
                 if "MLFlowLogger" in str(config.trainer.logger):
                     self.mlflow_run = tracked_run(folder, rounds, "mlflow")
         config.experiment = experiment
-        self.folder = RunFolder(root, experiment, version, rounds)
+        self.folder = RunFolder(root, experiment, version, rounds, self.holds)
 
     @override
     def set_seed(self) -> None:
@@ -321,5 +324,6 @@ def command(args: Sequence[str], epilog: str = "") -> int:
         The exit status, 0.
     """
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
-    FederatedCLI(resolve_configs(args), epilog)
+    with ExitStack() as holds:
+        FederatedCLI(resolve_configs(args), epilog, holds)
     return 0

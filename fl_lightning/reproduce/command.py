@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.runs.lock import held
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
 
@@ -49,12 +51,16 @@ def command(args: Sequence[str]) -> int:
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped = [], False
-    try:
-        failed = train_with_progress(trained, options.jobs) if trained else []
-    except KeyboardInterrupt:
-        stopped = True
-    for experiment, pairs in planned:
-        _write(experiment, pairs, Path(options.out) / experiment.id, args, options.rounds)
+    folders = [Path(options.out) / experiment.id for experiment, _ in planned]
+    with ExitStack() as holds:
+        for folder in folders:
+            holds.enter_context(held(folder))
+        try:
+            failed = train_with_progress(trained, options.jobs) if trained else []
+        except KeyboardInterrupt:
+            stopped = True
+        for (experiment, pairs), folder in zip(planned, folders, strict=True):
+            _write(experiment, pairs, folder, args, options.rounds)
     for job in failed:
         print(job.failure)
     if stopped:
@@ -185,7 +191,6 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
 def _write(
     experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, args: Sequence[str], rounds: int | None
 ) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     image = picture(experiment, pairs, folder)
     if is_trained(experiment):
         _write_tables(experiment, pairs, image, folder, args, rounds)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.engine.files import whole
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import command, config_of
 from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
-from fl_lightning.runs.checkpoints import sound_checkpoint
+from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
+from fl_lightning.runs.lock import held
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.settings import settings_fingerprint
 
@@ -146,26 +146,37 @@ def _work(job: Job) -> None:
     log = job.log.open("a")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log.fileno(), stream.fileno())
-    began = time.monotonic()
-    status = reported(command, ["fit", *job.arguments, *_own_arguments(job)])
-    atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
-    if status == 0:
-        facts = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed, "arguments": job.arguments}
-        facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
-        with whole(job.folder / FINISHED) as part:
-            part.write_text(json.dumps(facts, indent=1))
-    sys.exit(status)
+    sys.exit(reported(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
+
+
+def _fit(job: Job, arguments: Sequence[str]) -> int:
+    """Train one job, unless another process trains the job or has finished the job meanwhile."""
+    with held(job.folder):
+        if job.finished:
+            return 0
+        began = time.monotonic()
+        try:
+            status = command([*arguments, *_own_arguments(job)])
+        finally:
+            atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
+        if status == 0:
+            facts = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed, "arguments": job.arguments}
+            facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
+            with whole(job.folder / FINISHED) as part:
+                part.write_text(json.dumps(facts, indent=1))
+        return status
 
 
 def _own_arguments(job: Job) -> list[str]:
-    """Make the arguments for seed, folder and checkpoint; without a sound checkpoint, delete the run's folder."""
+    """Make the arguments for seed, folder and checkpoint; without a checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
     arguments += [f"--experiment={EXPERIMENT}", "--trainer.enable_progress_bar=false", *_for_wandb(job)]
-    try:
+    if last_of_run(job.run.folder).is_file():
         return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
-    except ConfigurationError:  # the run was stopped before the end of its first round
-        shutil.rmtree(job.run.folder.parent, ignore_errors=True)
-        return arguments
+    if job.run.folder.is_dir():
+        with held(job.run.folder):  # refused while a fit of the user's own trains the run
+            shutil.rmtree(job.run.folder.parent)  # the run was stopped before the end of its first round
+    return arguments
 
 
 def _for_wandb(job: Job) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.lock import held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines
 
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
@@ -62,10 +63,11 @@ class RunFolder(CSVLogger):
         experiment: the name of the experiment.
         version: name of an existing version to continue; None for the next free ``version_N``.
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
+        holds: what the process holds while it runs, to which the lock of the run folder is added; None for no lock.
 
     Raises:
-        ConfigurationError: the experiment's folder would not lie below the root, or the version's ``metrics.csv`` is
-            damaged.
+        ConfigurationError: the experiment's folder would not lie below the root, another process trains the version, or
+            the version's ``metrics.csv`` is damaged.
     """
 
     def __init__(
@@ -74,10 +76,13 @@ class RunFolder(CSVLogger):
         experiment: str = "experiment",
         version: str | None = None,
         rounds: int | None = None,
+        holds: ExitStack | None = None,
     ) -> None:
         check_experiment(experiment)
         super().__init__(root, experiment, version)
-        self._taken = version
+        self._taken, self._holds = version, holds
+        if version is not None:
+            self._hold()
         self._round = 0  # of the row that grows
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
@@ -94,7 +99,12 @@ class RunFolder(CSVLogger):
         """Name of the run folder in the experiment's folder; taken on first access, so that no two runs share one."""
         if self._taken is None:
             self._taken = next_version(Path(self.root_dir), take=_is_first_process())
+            self._hold()
         return self._taken
+
+    def _hold(self) -> None:
+        if self._holds is not None and _is_first_process():
+            self._holds.enter_context(held(Path(self.log_dir)))
 
     @property
     @override

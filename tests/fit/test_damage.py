@@ -20,7 +20,7 @@ GO_ON = ("fit", *SCAFFOLD, "--trainer.max_epochs", "3", "--ckpt_path", "last")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working directory with a run of two rounds of SCAFFOLD in runs/tiny, and the same run of three in runs/whole."""
+    """A working directory: a run of two rounds of SCAFFOLD in runs/tiny, and the same run of three in runs/whole."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -170,9 +170,9 @@ def test_a_sealed_checkpoint_is_read_as_any_other(sealed: Path) -> None:
 
 
 def test_any_flipped_bit_breaks_the_seal(sealed: Path) -> None:
-    """Each byte; a flipped bit in the seal's own length leaves an archive without seal, whose parts are sound."""
+    """At many bytes; a flipped bit in the seal's own length leaves an archive without seal, whose parts are sound."""
     data = sealed.read_bytes()
-    for at in range(len(data)):
+    for at in (*range(0, len(data), 11), *range(len(data) - 70, len(data))):
         sealed.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         assert is_damaged(sealed) or at in range(len(data) - 66, len(data) - 64)
     sealed.write_bytes(data + b"0")

@@ -1,0 +1,42 @@
+"""A lock on a folder: no two processes write into one run, or into the results of one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import SoftFileLock, Timeout
+
+from fl_lightning.errors import ConfigurationError
+
+LOCK = "lock"  # the file that is there while a process holds the folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder, so that no other process that asks for the folder gets it.
+
+    The file ``lock`` in the folder names the process and its host. The lock of a process that was killed does not
+    count, if that process ran on this host.
+
+    Args:
+        folder: the folder, which is created if missing.
+
+    Raises:
+        ConfigurationError: another process holds the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = SoftFileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        pid, host = ((folder / LOCK).read_text() + "?\n?").split()[:2]
+        raise ConfigurationError(
+            f"process {pid} on {host} is at work in {folder}: wait until it ends; if there is no such process any "
+            f"more, delete {folder / LOCK}"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

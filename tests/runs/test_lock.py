@@ -1,0 +1,124 @@
+"""Two processes never write into one folder; the lock of a dead process does not count."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from command import HANG, TINY, fit, process, run
+
+from fl_lightning import ConfigurationError
+from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.lock import held
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from fl_lightning.runs.lock import held
+
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Another process, and the folder that it holds."""
+    folder = tmp_path / "runs" / "tiny" / "version_0"
+    running = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    assert running.stdout.readline() == "held\n"
+    yield running, folder
+    running.kill()
+    running.wait()
+
+
+def test_a_folder_is_held_by_one_process(other: tuple[subprocess.Popen[str], Path]) -> None:
+    """Its number and host are named; once it is killed, the folder is free, and no file is left."""
+    running, folder = other
+    pattern = rf"^process {running.pid} on \S+ is at work in {re.escape(str(folder))}: wait until it ends; if there is"
+    with pytest.raises(ConfigurationError, match=pattern), held(folder):
+        pass
+    running.kill()
+    running.wait()
+    assert (folder / "lock").exists()
+    with held(folder):
+        assert (folder / "lock").read_text().startswith(f"{os.getpid()}\n")
+    assert not list(folder.iterdir())
+
+
+def test_the_lock_of_another_host_stays(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("17\nelsewhere\n")
+    with (
+        pytest.raises(ConfigurationError, match=r"^process 17 on elsewhere is at work in .*, delete .*/lock$"),
+        held(tmp_path),
+    ):
+        pass
+    assert (tmp_path / "lock").read_text() == "17\nelsewhere\n"
+
+
+def test_a_run_folder_is_held_once_its_version_is_known(tmp_path: Path) -> None:
+    with ExitStack() as holds:
+        folder = RunFolder(tmp_path, "e", holds=holds)
+        assert not (tmp_path / "e").exists()
+        assert folder.version == "version_0"
+        assert (tmp_path / "e/version_0/lock").exists()
+    assert not (tmp_path / "e/version_0/lock").exists()
+    RunFolder(tmp_path, "e", "version_0")
+    assert not (tmp_path / "e/version_0/lock").exists()
+
+
+def test_a_run_in_training_cannot_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: tuple[subprocess.Popen[str], Path]
+) -> None:
+    running, folder = other
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit("--experiment", "apart")
+    for path in Path("runs/apart/version_0").rglob("*"):
+        target = folder / path.relative_to("runs/apart/version_0")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file():
+            path.rename(target)
+    go_on = ("fit", "--config", "tiny.yaml", "--trainer.max_epochs", 3, "--ckpt_path", "last")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    refused = run(*go_on)
+    assert refused.status == 2
+    assert refused.err.startswith(f"fl-lightning: error: process {running.pid} on ")
+    assert refused.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    running.kill()
+    running.wait()
+    done = run(*go_on)
+    assert done.status == 0, done.err
+    assert not (folder / "lock").exists()
+
+
+@pytest.mark.slow
+def test_two_sweeps_into_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one is refused while the first one trains; after a kill, a third one goes on at once."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    arguments = ("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 300)
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *map(str, arguments)]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + HANG
+    while not list(Path("runs/sweep/runs").glob("*/*/run/*/metrics.csv")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    second = process(*arguments)
+    assert second.returncode == 2
+    assert second.stderr.startswith(f"fl-lightning: error: process {first.pid} on ")
+    assert second.stderr.count("\n") == 1
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    third = process(*arguments)
+    assert third.returncode == 0, third.stderr
+    assert not list(Path("runs/sweep").rglob("lock"))
