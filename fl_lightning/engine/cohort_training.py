@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sized
+from itertools import compress
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from typing_extensions import override
@@ -18,7 +21,7 @@ from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.devices import finish_work
+from fl_lightning.engine.devices import agree, finish_work, gather_clients
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.logged import examples_in
@@ -33,6 +36,7 @@ class CohortTraining(ClientHost):
 
     local_lr_scheduler: LRSchedulerCallable | None
     on_bad_update: Literal["skip", "raise"]
+    max_update_norm: float | None
     _state: ModuleState
     _anchor: Tensor  # (P,) the global model that the round's clients start from
     _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
@@ -40,6 +44,7 @@ class CohortTraining(ClientHost):
     _failures: list[tuple[str, Exception | None]]
     _sizes: list[int]  # n_k of all clients
     _told: set[str]  # names of attributes that a warning has named
+    _quarantined: list[int]  # how many clients were left out, round by round of this fit
 
     @property
     def callbacks(self) -> list[FederatedCallback]:
@@ -152,11 +157,48 @@ class CohortTraining(ClientHost):
             else:
                 yield self.prepare_batch(batch), next(sizes, None) or examples_in(batch)
 
-    def _leave_out(self, client: int, reason: str, error: Exception | None) -> None:
+    def collect(self) -> tuple[Tensor, list[ClientResult]]:
+        """Gather the updates (K, P) and the results of all devices; leave out updates that are too large.
+
+        Log how many clients of the round are left out for any reason.
+        """
+        deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
+        if self.max_update_norm is not None and results:
+            fit = self._fit(deltas, [result.client for result in results], self.max_update_norm)
+            if not all(fit):
+                deltas = deltas[torch.tensor(fit, device=deltas.device)]
+                results = list(compress(results, fit))
+        self._quarantined.append(len(self.data.cohort(self.round)) - len(results))
+        self.log_round("clients/quarantined", float(self._quarantined[-1]))
+        return deltas, results
+
+    def _fit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:
+        """Tell for each update (K, P) whether its norm is within a multiple of the median norm; name those above."""
+        norms = torch.linalg.vector_norm(deltas, dim=1)  # (K,) infinite for a norm that overflows
+        agree(self.trainer, norms)
+        median = float(norms.median())  # of an even number the lower one, so that one of two may be left out
+        limit = multiple * median or math.inf  # no limit if most clients send zero
+        fit = [norm <= limit for norm in norms.tolist()]
+        for client, norm in compress(zip(clients, norms.tolist(), strict=True), [not each for each in fit]):
+            reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
+            self._leave_out(client, reason, None, speaks=self.trainer.is_global_zero)
+        return fit
+
+    def tell_quarantined(self) -> None:
+        """Say in one line how many clients this fit has left out, if any."""
+        if times := sum(self._quarantined):
+            rounds = sum(count > 0 for count in self._quarantined)
+            rank_zero_warn(
+                f"clients left out in this fit: {times}, in {rounds} of {len(self._quarantined)} rounds "
+                "(see clients/quarantined)"
+            )
+
+    def _leave_out(self, client: int, reason: str, error: Exception | None, speaks: bool = True) -> None:
         message = f"round {self.round}: client {client} is left out: {reason}"
         if self.on_bad_update == "raise":
             raise RuntimeError(message) from error
-        warnings.warn(message, stacklevel=2)
+        if speaks:
+            warnings.warn(message, stacklevel=2)
         self._failures.append((message, error))
 
     @override

@@ -33,7 +33,7 @@ from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.cohort_training import CohortTraining
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
-from fl_lightning.engine.devices import agree, gather_clients
+from fl_lightning.engine.devices import agree
 from fl_lightning.engine.exact import default_dtype, full_float32
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
@@ -75,6 +75,8 @@ class FederatedOrchestrator(CohortTraining):
             checkpoint), or "disk" (files in the run folder) for many clients or large models.
         on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the
             client out with a warning that names it, "raise" stops the run.
+        max_update_norm: largest norm of an update, as a multiple of the median norm of the cohort's updates; at least
+            1. A client with a larger update is treated as one with an update that is not finite. None for no limit.
         init_from: source of the initial global model in place of the module's own initial values: a Lightning
             checkpoint of the module, a state_dict file (``.pt``, ``.pth``, ``.safetensors``), a checkpoint of a
             federated run, or ``timm:`` and the name of a pretrained model of timm. A resumed run goes on from its
@@ -100,6 +102,7 @@ class FederatedOrchestrator(CohortTraining):
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         client_states: Literal["memory", "disk"] = "memory",
         on_bad_update: Literal["skip", "raise"] = "skip",
+        max_update_norm: float | None = None,
         init_from: str | None = None,
         seed: int = 0,
     ) -> None:
@@ -123,7 +126,12 @@ class FederatedOrchestrator(CohortTraining):
             )
         self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
-        self.on_bad_update = on_bad_update
+        if max_update_norm is not None and not max_update_norm >= 1:
+            raise ConfigurationError(
+                "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "
+                f"{max_update_norm}"
+            )
+        self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
         self.init_from, self._started = init_from, False
 
     @property
@@ -176,6 +184,7 @@ class FederatedOrchestrator(CohortTraining):
         self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
         self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
+        self._quarantined = []
         self.make_rates()
         self._open_states()
         if not is_finite(self.params):
@@ -203,6 +212,7 @@ class FederatedOrchestrator(CohortTraining):
     @override
     def on_fit_end(self) -> None:
         super().on_fit_end()
+        self.tell_quarantined()
         # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
         self._flat.vector  # noqa: B018  # moves
         self.__dict__.pop("_deltas", None)
@@ -260,7 +270,7 @@ class FederatedOrchestrator(CohortTraining):
     # The round
 
     def _end_round(self) -> None:
-        deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
+        deltas, results = self.collect()
         self._training.end_round(results)
         if results:
             self._aggregate(Cohort.collect(self.round, self._anchor, deltas, results))

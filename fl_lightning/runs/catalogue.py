@@ -205,6 +205,12 @@ CATALOGUE: Final = (
         "The largest of the weights λ that the server learned.",
         panel="largest weight",
     ),
+    Metric(
+        "clients/quarantined",
+        "Clients left out",
+        "Clients of the round that raised, or whose update was not finite or too large.",
+        panel="clients of a round",
+    ),
     Metric("clients/top1/*", "training accuracy", percent=True, panel="training accuracy of clients"),
     Metric("clients/loss/*", "training loss", panel="training loss of clients"),
     Metric("clients/update_norm/*", "update norm", panel="size of clients' updates"),

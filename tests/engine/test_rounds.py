@@ -51,7 +51,10 @@ def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where
     with pytest.warns(UserWarning, match="left out") as caught:
         model = quarantine(bad, where)
     said = [str(warning.message) for warning in caught if "left out" in str(warning.message)]
-    assert said == [f"round {round}: client {where} is left out: {reason}" for round in (1, 2)]
+    assert said == [
+        *(f"round {round}: client {where} is left out: {reason}" for round in (1, 2)),
+        "clients left out in this fit: 2, in 2 of 2 rounds (see clients/quarantined)",
+    ]
     assert close(model, (4.5, 4.5))
 
 
@@ -227,7 +230,7 @@ def test_what_clients_log_is_averaged_over_steps_then_samples(make: type[Logs]) 
     """
     run = trainer()
     run.fit(FederatedOrchestrator(make()), datamodule=ToyData())
-    expected = {"w": -0.3925, "step_no": 0.875, "train/loss": 3.5925265625, "round": 1.0}
+    expected = {"w": -0.3925, "step_no": 0.875, "train/loss": 3.5925265625, "round": 1.0, "clients/quarantined": 0.0}
     assert {name: float(value) for name, value in run.callback_metrics.items()} == pytest.approx(expected, abs=1e-6)
 
 

@@ -16,7 +16,7 @@ from fl_lightning.fit.command import _several
 
 RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
-TRAINED = {"round", "train/loss", "bytes/down", "bytes/up", "bytes/total"}
+TRAINED = {"round", "train/loss", "bytes/down", "bytes/up", "bytes/total", "clients/quarantined"}
 FEDERATED = TRAINED | {"val/top1", "val/top3", "val/loss"}
 CONFLICT = {f"conflict/{name}{when}" for name in ("ratio", "min_cosine", "mean_cosine") for when in ("", "_after")}
 CONFLICT |= {"conflict/weighted_ratio", "conflict/removed", "conflict/angle"}

@@ -99,7 +99,7 @@ def test_rows_of_a_module_that_reports_no_loss(tmp_path: Path) -> None:
     run.fit(orchestrator, datamodule=Evaluated())
     run.test(orchestrator, datamodule=Evaluated())
     assert rows(Path(folder.log_dir, "metrics.csv")) == [
-        {"round": r, "lr-SGD": 1, "lr-client": 0.1, "before": r, "after": r, "val/batch": 2}
+        {"round": r, "lr-SGD": 1, "lr-client": 0.1, "before": r, "after": r, "val/batch": 2, "clients/quarantined": 0}
         | ({"test/batch_step": 2, "test/batch_epoch": 1} if r == 3 else {})
         for r in (1, 2, 3)
     ]
