@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
+    from fl_lightning.engine.availability import Availability, AvailabilityTrace, Diurnal
     from fl_lightning.engine.callback import FederatedCallback, Monitor
     from fl_lightning.engine.cohort import ClientResult, Cohort
     from fl_lightning.engine.data import FederatedDataModule, PartitionedData, TrainingBatch
@@ -35,7 +36,7 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.runs.timer import RoundTimer
     from fl_lightning.runs.traffic import TrafficMonitor
 else:
-    ENGINE = ("callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
+    ENGINE = ("availability", "callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
     RUNS = ("environment", "export", "log", "timer", "traffic")
     HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
 
@@ -85,6 +86,10 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "SizeSampler",
     "RoundRobinSampler",
     "FixedSchedule",
+    # availability: which clients are there, drop out or are late
+    "Availability",
+    "Diurnal",
+    "AvailabilityTrace",
 ]
 
 # Keep fl_lightning.conflict and the other module names from the guide of version 0.1 importable.

@@ -111,7 +111,8 @@ def configs_of(cls: type[object]) -> list[str]:
 
 
 def _callbacks_in(config: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
-    found = config["trainer"].get("callbacks+") or config["trainer"].get("callbacks") or []
+    trainer = config.get("trainer", {})
+    found = trainer.get("callbacks+") or trainer.get("callbacks") or []
     return [each["class_path"] for each in found]
 
 

@@ -153,10 +153,15 @@ ONCE: dict[Part, str] = {
 
 
 def check_sampler(data: FederatedDataModule, max_epochs: int | None) -> None:
-    """Draw all cohorts of a sampler with a last round, so that a mistake in round 17 is reported before round 1."""
+    """Draw all cohorts of a sampler with a last round, so that a mistake in round 17 is reported before round 1.
+
+    A trace is read through, too.
+    """
     if data.sampler.num_rounds is not None:
         for round in range(1, max(data.sampler.num_rounds, max_epochs or 0) + 1):
             data.cohort(round)
+    if data.availability is not None:
+        data.turnout(round=1)  # raises what is wrong with a trace
 
 
 def _check_chain(rules: Sequence[FederatedCallback]) -> None:

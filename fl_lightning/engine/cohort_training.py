@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.availability import Turnout
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
 from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
@@ -24,6 +25,7 @@ from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.devices import agree, finish_work, gather_clients
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import is_finite, turned_bad
@@ -42,6 +44,7 @@ class CohortTraining(ClientHost):
     _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
     _results: list[ClientResult]
     _failures: list[tuple[str, Exception | None]]
+    _turnout: Turnout  # what becomes of the clients that are selected for the round
     _sizes: list[int]  # n_k of all clients
     _told: set[str]  # names of attributes that a warning has named
     _quarantined: list[int]  # how many clients were left out, round by round of this fit
@@ -85,9 +88,17 @@ class CohortTraining(ClientHost):
         self.trainer.lr_scheduler_configs.extend(configs)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
-        generator = self.generator("stragglers", self.round, client) if self.settings.stragglers else None
-        work = self.settings.work(generator, lambda: self._first_batches(client))
+        work = self._work(client, self.round, lambda: self._first_batches(client))
         return LocalRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
+
+    def _work(self, client: int, round: int, batches: Callable[[], Sized]) -> Work:
+        generator = self.generator("stragglers", round, client) if self.settings.stragglers else None
+        return self.settings.work(generator, batches)
+
+    def num_steps(self, client: int, round: int) -> int:
+        """Return the number of batches that a client trains on in a round, as the data module counts batches."""
+        each = self.data.num_batches(int(self.data.sizes[client]))
+        return self._work(client, round, lambda: range(each)).total_batches
 
     def _first_batches(self, client: int) -> Sized:
         """Return the batches of a client's first pass, apart from its training, such as for counting them."""
@@ -102,6 +113,7 @@ class CohortTraining(ClientHost):
         check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
         if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
             self._deltas = self.params.new_empty(rows, len(self.params))
+        self._turnout = self.data.turnout(self.round)
         self._results = []
         self._failures = []
 
@@ -160,7 +172,7 @@ class CohortTraining(ClientHost):
     def collect(self) -> tuple[Tensor, list[ClientResult]]:
         """Gather the updates (K, P) and the results of all devices; leave out updates that are too large.
 
-        Log how many clients of the round are left out for any reason.
+        Log what became of the round's clients.
         """
         deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
         if self.max_update_norm is not None and results:
@@ -168,8 +180,10 @@ class CohortTraining(ClientHost):
             if not all(fit):
                 deltas = deltas[torch.tensor(fit, device=deltas.device)]
                 results = list(compress(results, fit))
-        self._quarantined.append(len(self.data.cohort(self.round)) - len(results))
-        self.log_round("clients/quarantined", float(self._quarantined[-1]))
+        self._quarantined.append(len(self._turnout.arrived) - len(results))
+        counts = self._turnout.counts if self.data.availability else {}
+        for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():
+            self.log_round(f"clients/{name}", float(count))
         return deltas, results
 
     def _fit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:

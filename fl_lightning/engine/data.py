@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 from typing_extensions import override
 
+from fl_lightning.engine.availability import Availability
 from fl_lightning.engine.batches import Examples, SeededBatches, TrainingBatch, check_examples, gather, unchanged
 from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
 from fl_lightning.engine.partition import Partition, Stated
@@ -44,6 +45,7 @@ class FederatedDataModule(CohortDraws):
         batch_size: number of examples in a client's batch.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
+        availability: who can take part in a round, drops out or is late; by default, every update arrives.
         clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
             0.6 ms, so group tiny clients.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
@@ -69,6 +71,7 @@ class FederatedDataModule(CohortDraws):
         seed: int = 0,
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        availability: Availability | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1 or clients_per_batch < 1:
@@ -83,6 +86,7 @@ class FederatedDataModule(CohortDraws):
         self.batch_size = batch_size
         self.participation = participation
         self.sampler = sampler or UniformSampler()
+        self.availability = availability
         self.clients_per_batch = clients_per_batch
         self.num_workers = num_workers
         self.seed = seed

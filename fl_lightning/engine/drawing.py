@@ -1,5 +1,6 @@
 """CohortDraws: the part of the data module that draws the clients of each round."""
 
+import builtins
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fl_lightning.engine.availability import Availability, Turnout
 from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.engine.seeding import generator
 from fl_lightning.errors import ConfigurationError
@@ -27,6 +29,7 @@ class CohortDraws(LightningDataModule):
         num_clients: N, the number of clients.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort.
+        availability: who can take part in a round, drops out or is late; None if all updates arrive.
         clients_per_batch: number of clients that the Trainer sees as one batch.
         seed: the seed of the cohorts.
     """
@@ -34,11 +37,16 @@ class CohortDraws(LightningDataModule):
     num_clients: int
     participation: int | float
     sampler: ClientSampler
+    availability: Availability | None
     clients_per_batch: int
     seed: int
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
+        raise NotImplementedError
+
+    def num_batches(self, num_samples: int) -> int:
+        """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
         raise NotImplementedError
 
     @cached_property
@@ -72,28 +80,61 @@ class CohortDraws(LightningDataModule):
     def cohort(self, round: int) -> list[int]:
         """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
 
+        Returns:
+            The clients that train, whose updates arrive; with ``availability`` there may be none.
+
         Raises:
             ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
                 client without data.
         """
-        drawn = self.sampler.draw(self.sizes, self.cohort_size, round, generator(self.seed, "cohort", round))
-        clients = sorted(int(k) for k in drawn)
-        self._check_cohort(clients, round)
-        return clients
+        if self.availability is None:
+            return self._draw(self.sizes, self.cohort_size, round)
+        return list(self.turnout(round).arrived)
 
-    def _check_cohort(self, clients: list[int], round: int) -> None:
-        name = type(self.sampler).__name__
-        if not 0 < len(clients) <= self.cohort_size or len(set(clients)) < len(clients):
+    def turnout(self, round: int) -> Turnout:
+        """Draw the clients that are selected for a round (1, 2, …), and what becomes of them.
+
+        Raises:
+            ConfigurationError: as for :meth:`cohort`.
+        """
+        if self.availability is None:
+            return Turnout(arrived=tuple(self.cohort(round)))
+        sizes = self.sizes * self.availability.present(self.num_clients, round, self.seed)
+        count = min(builtins.round(self.availability.over_selection * self.cohort_size), int((sizes > 0).sum()))
+        selected = self._draw(sizes, count, round) if count else []
+        return self.availability.turnout(
+            selected, self.cohort_size, lambda client: self._num_steps(client, round), round, self.seed
+        )
+
+    def _num_steps(self, client: int, round: int) -> int:
+        """Number of batches that a client trains on in a round; without a Trainer, that of one epoch."""
+        if self.trainer:
+            return int(self.trainer.lightning_module.num_steps(client, round))  # type: ignore[operator]  # an orchestrator
+        return self.num_batches(int(self.sizes[client]))
+
+    def _draw(self, sizes: Tensor, count: int, round: int) -> list[int]:
+        """Draw clients of a round with the sampler.
+
+        Args:
+            sizes: (N,) numbers of training examples; 0 for clients that cannot take part.
+            count: largest number of clients to draw.
+            round: the round's number, 1, 2, …
+        """
+        drawn = self.sampler.draw(sizes, count, round, generator(self.seed, "cohort", round))
+        clients, name = sorted(int(k) for k in drawn), type(self.sampler).__name__
+        if not 0 < len(clients) <= count or len(set(clients)) < len(clients):
             raise ConfigurationError(
-                f"expected {name} to draw 1 to {self.cohort_size} distinct clients, as participation says, got "
+                f"expected {name} to draw 1 to {count} distinct clients, as participation says, got "
                 f"{clients} for round {round}"
             )
-        strangers = [k for k in clients if not 0 <= k < self.num_clients or not self.sizes[k]]
+        strangers = [k for k in clients if not 0 <= k < self.num_clients or not sizes[k]]
         if strangers:
+            there = " and are available" if self.availability else ""
             raise ConfigurationError(
-                f"expected {name} to draw clients from 0 to {self.num_clients - 1} that have data, got {strangers} in "
-                f"round {round}"
+                f"expected {name} to draw clients from 0 to {self.num_clients - 1} that have data{there}, got "
+                f"{strangers} in round {round}"
             )
+        return clients
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""

@@ -121,6 +121,11 @@ class Work:
         return max(round(fraction * self.num_batches), 0 if self.whole_epochs else 1) if fraction else 0
 
     @property
+    def total_batches(self) -> int:
+        """Number of batches in all passes."""
+        return self.whole_epochs * self.num_batches + self.last_batches
+
+    @property
     def max_epochs(self) -> int:
         """Number of passes, a fraction of a pass counted as one."""
         if self.steps is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from urllib.parse import quote
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
 from torch import Tensor
 from torch._dynamo import OptimizedModule
@@ -283,12 +283,16 @@ class FederatedOrchestrator(CohortTraining):
         del self._results
 
     def _skip_round(self) -> None:
-        """Leave the global model as it is after a round whose only client is left out."""
-        self._skipped += 1
-        if self.data.cohort_size > 1 or self._skipped >= self.data.num_with_data:
+        """Leave the global model as it is after a round without an update."""
+        counts, reason = self._turnout.counts, "its only client is left out"
+        if not counts["arrived"]:
+            reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
+        elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
             raise RuntimeError(f"{message}; so is every other one") from error
-        warnings.warn(f"round {self.round} is skipped: its only client is left out", stacklevel=2)
+        else:
+            self._skipped += 1
+        rank_zero_warn(f"round {self.round} is skipped: {reason}")
         self._step_server(None)
 
     def _aggregate(self, cohort: Cohort) -> None:

@@ -205,6 +205,20 @@ CATALOGUE: Final = (
         "The largest of the weights λ that the server learned.",
         panel="largest weight",
     ),
+    Metric("clients/selected", "Clients selected", "Clients drawn for the round.", panel="clients of a round"),
+    Metric("clients/arrived", "Clients that arrive", "Clients whose updates are in time.", panel="clients of a round"),
+    Metric(
+        "clients/dropped",
+        "Clients that drop out",
+        "Selected clients that never send an update.",
+        panel="clients of a round",
+    ),
+    Metric(
+        "clients/late",
+        "Clients that are late",
+        "Selected clients whose update comes after the deadline, or after enough others.",
+        panel="clients of a round",
+    ),
     Metric(
         "clients/quarantined",
         "Clients left out",

@@ -17,11 +17,12 @@ from fl_lightning.engine.server import Server
 class TrafficMonitor(Monitor):
     """Counts the bytes that a real federation would send in each round, in the dtypes that the run uses.
 
-    - ``bytes/down``: what the server sends. Every client of the cohort receives the trainable parameters, the buffers
-      and frozen parameters that local training changes, and what the rules broadcast
+    - ``bytes/down``: what the server sends. Every selected client that does not drop out before receives the trainable
+      parameters, the buffers and frozen parameters that local training changes, and what the rules broadcast
       (:attr:`FederatedCallback.broadcasts`).
     - ``bytes/up``: what the clients send: the update, the buffers and frozen parameters that the client changed, and
-      the tensors that rules send (:meth:`LocalRun.send`). A client that is left out has received and sends nothing.
+      the tensors that rules send (:meth:`LocalRun.send`). A client that is left out, drops out after it has received
+      the model, or is late has received and sends nothing.
     - ``bytes/total``: the sum of both since round 1.
 
     Frozen parameters and buffers that no client of the round changes are with the clients from the start, and single
@@ -69,9 +70,10 @@ class TrafficMonitor(Monitor):
     ) -> None:
         if batch_idx + 1 < int(trainer.num_training_batches):
             return
-        # Here, and not in on_round_end, because a round whose only client is left out has no such hook.
+        # Here, and not in on_round_end, because a round without an update has no such hook.
         orchestrator = cast(Server, pl_module)
-        down = self._to_each * len(orchestrator.data.cohort(orchestrator.rounds_done))
+        turnout = orchestrator.data.turnout(orchestrator.rounds_done)
+        down = self._to_each * (turnout.counts["selected"] - len(turnout.absent))
         self.total += down + self._up
         for name, value in (("down", down), ("up", self._up), ("total", self.total)):
             orchestrator.log_round(f"bytes/{name}", float(value))

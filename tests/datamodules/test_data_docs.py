@@ -10,7 +10,9 @@ import pytest
 from fl_lightning.datamodules import Natural, Tensors
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS, WORLD = re.findall(
+    r"```python\n(.*?)```", TEXT, flags=re.DOTALL
+)
 
 
 def test_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +69,12 @@ def test_hugging_face_and_flower() -> None:
     pytest.importorskip("flwr_datasets")
     exec(FLOWER, names)
     assert names["data"].sizes.sum() == 8
+
+
+def test_a_world_of_ones_own() -> None:
+    names: dict[str, Any] = {}
+    exec(WORLD, names)
+    world = names["Weekdays"](deadline=40)
+    assert [bool(world.present(3, round, seed=0).all()) for round in range(1, 9)] == [True] * 4 + [False] * 2 + [
+        True
+    ] * 2

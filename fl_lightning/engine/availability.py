@@ -1,0 +1,221 @@
+"""Availability: which clients can take part in a round, who of those selected drops out, and who is late."""
+
+import csv
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.seeding import generator
+from fl_lightning.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Turnout:
+    """What becomes of the clients that are selected for a round; each of them is in one of the tuples, ascending.
+
+    Attributes:
+        arrived: clients whose updates arrive in time: the cohort.
+        absent: clients that drop out before they receive the model.
+        lost: clients that receive the model and drop out before they send an update.
+        late: clients whose updates come after the deadline, or after as many others as the round needs.
+    """
+
+    arrived: tuple[int, ...]
+    absent: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    late: tuple[int, ...] = ()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of clients: selected, arrived, dropped (absent or lost) and late."""
+        arrived, dropped, late = len(self.arrived), len(self.absent) + len(self.lost), len(self.late)
+        return {"selected": arrived + dropped + late, "arrived": arrived, "dropped": dropped, "late": late}
+
+
+class Availability:
+    """Simulates clients that drop out and clients that are late; all clients are there in every round.
+
+    Clients whose updates do not arrive are not trained: nothing of their training would reach the server, and what
+    rules keep for them stays as it was. What becomes of a client depends on the seed, the round, the client and its
+    number of steps alone: it is the same for every method, on any number of devices, and after a stop and resume.
+
+    A subclass may define :meth:`present` (who can be selected in a round) and :meth:`duration` (how long a client
+    takes). It keeps no state, since rounds may be drawn in any order.
+
+    Args:
+        dropout_before: probability that a selected client drops out before it receives the model.
+        dropout_after: probability that a client that has received the model never sends its update.
+        speed_spread: spread σ of the clients' speeds: client k needs exp(σ z_k) units of time per local step (batch),
+            where z_k is standard normal and drawn once, so that a client of median speed needs 1.
+        deadline: time after which updates are late, in steps of a client of median speed; None for no deadline.
+        over_selection: ratio >= 1 of the clients selected to the clients that ``participation`` asks for. The updates
+            that arrive first count; those after them are late (Bonawitz et al., 2019, "Towards Federated Learning at
+            Scale": 1.3).
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        dropout_before: float = 0.0,
+        dropout_after: float = 0.0,
+        speed_spread: float = 0.0,
+        deadline: float | None = None,
+        over_selection: float = 1.0,
+    ) -> None:
+        for name, probability in (("dropout_before", dropout_before), ("dropout_after", dropout_after)):
+            if not 0 <= probability <= 1:
+                raise ConfigurationError(f"{name} must be a probability in [0, 1], got {probability}")
+        if not 0 <= speed_spread < math.inf:
+            raise ConfigurationError(f"speed_spread must be at least 0 and finite, got {speed_spread}")
+        if deadline is not None and not deadline > 0:
+            raise ConfigurationError(f"deadline must be positive, a number of steps, or null for none, got {deadline}")
+        if not 1 <= over_selection < math.inf:
+            raise ConfigurationError(
+                f"over_selection must be at least 1, got {over_selection}: 1.3 selects 30 % more clients than needed"
+            )
+        self.dropout_before, self.dropout_after = dropout_before, dropout_after
+        self.speed_spread, self.deadline, self.over_selection = speed_spread, deadline, over_selection
+
+    def present(self, num_clients: int, round: int, seed: int) -> Tensor:
+        """(N,) bool, True for the clients that can be selected in a round.
+
+        Args:
+            num_clients: N, the number of clients.
+            round: the round's number, 1, 2, …
+            seed: the seed of the data module.
+        """
+        return torch.ones(num_clients, dtype=torch.bool)
+
+    def duration(self, client: int, num_steps: int, seed: int) -> float:
+        """Return the time that a client takes for its local steps, in steps of a client of median speed.
+
+        Args:
+            client: the client's id.
+            num_steps: number of batches that the client trains on in the round.
+            seed: the seed of the data module.
+        """
+        drawn = float(torch.randn((), generator=generator(seed, "speed", client)))
+        return num_steps * math.exp(self.speed_spread * drawn)
+
+    def turnout(
+        self, selected: Sequence[int], needed: int, num_steps: Callable[[int], int], round: int, seed: int
+    ) -> Turnout:
+        """Draw what becomes of the clients that are selected for a round.
+
+        Args:
+            selected: ids of the selected clients.
+            needed: number of updates after which the round needs no more.
+            num_steps: number of batches that a client, given its id, trains on in the round.
+            round: the round's number, 1, 2, …
+            seed: the seed of the data module.
+        """
+        absent, lost, sent = list[int](), list[int](), list[tuple[float, float, int]]()
+        for client in selected:
+            before, after, tie = torch.rand(3, generator=generator(seed, "turnout", round, client)).tolist()
+            if before < self.dropout_before:
+                absent.append(client)
+            elif after < self.dropout_after:
+                lost.append(client)
+            else:
+                sent.append((self.duration(client, num_steps(client), seed), tie, client))
+        limit = math.inf if self.deadline is None else self.deadline
+        arrived = [client for time, _, client in sorted(sent)[:needed] if time <= limit]
+        late = {client for *_, client in sent}.difference(arrived)
+        return Turnout(*(tuple(sorted(clients)) for clients in (arrived, absent, lost, late)))
+
+
+class Diurnal(Availability):
+    """Simulates clients that come and go periodically, each with a phase of its own, as devices that charge at night.
+
+    Client k can be selected in round r if (r / period + φ_k) mod 1 < share. The phase φ_k is drawn once, uniformly from
+    [0, 1), so that about a share of the clients is there in each round, and the clients change through the period.
+
+    Args:
+        period: number of rounds after which a client is back where it was, such as a day's rounds.
+        share: share of the period in which a client can be selected, in (0, 1].
+        settings: the arguments of :class:`Availability`.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
+    """
+
+    def __init__(self, period: float, share: float = 0.5, **settings: Any) -> None:
+        super().__init__(**settings)
+        if not 0 < period < math.inf:
+            raise ConfigurationError(f"period must be positive and finite, a number of rounds, got {period}")
+        if not 0 < share <= 1:
+            raise ConfigurationError(f"share must be in (0, 1], the part of the period, got {share}")
+        self.period, self.share = period, share
+
+    @override
+    def present(self, num_clients: int, round: int, seed: int) -> Tensor:
+        phases = torch.rand(num_clients, generator=generator(seed, "phase"), dtype=torch.float64)
+        return (round / self.period + phases) % 1 < self.share
+
+
+class AvailabilityTrace(Availability):
+    """Reads from a CSV file which clients can be selected in each round.
+
+    The file has the columns ``round`` (1, 2, …) and ``client`` (0, 1, …), and a row for each client that is there in a
+    round; in a round without rows, nobody is there. After its last round R, the trace begins again: round R + 1 is as
+    round 1.
+
+    Args:
+        path: path of the file, relative to the working directory; the file is read at once.
+        settings: the arguments of :class:`Availability`.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a row holds something else; when a fit begins, a client does not
+            exist.
+    """
+
+    def __init__(self, path: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.path = path
+        try:
+            with Path(path).open(newline="") as file:
+                rows = csv.DictReader(file)
+                if not {"round", "client"} <= {*(rows.fieldnames or ())}:
+                    raise ConfigurationError(
+                        f"{path}: expected the columns round and client, got {','.join(rows.fieldnames or ())[:60]!r}: "
+                        "write a row for each client that is there in a round"
+                    )
+                self.clients = self._read(rows)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reason = getattr(error, "strerror", None) or "it is no text"
+            raise ConfigurationError(
+                f"AvailabilityTrace cannot read {path}: {reason}; give a CSV file with the columns round,client"
+            ) from None
+
+    def _read(self, rows: "csv.DictReader[str]") -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for row in rows:
+            words = [row["round"] or "", row["client"] or ""]
+            if not all(word.isascii() and word.isdigit() for word in words) or int(words[0]) < 1:
+                raise ConfigurationError(
+                    f"{self.path}, line {rows.line_num}: expected a round from 1 and a client from 0, whole numbers, "
+                    f"got {','.join(words)[:40]!r}: correct it"
+                )
+            found.setdefault(int(words[0]), []).append(int(words[1]))
+        if not found:
+            raise ConfigurationError(f"{self.path} has no row: write a row for each client that is there in a round")
+        return found
+
+    @override
+    def present(self, num_clients: int, round: int, seed: int) -> Tensor:
+        largest = max(map(max, self.clients.values()))
+        if largest >= num_clients:
+            raise ConfigurationError(
+                f"{self.path} names client {largest}, but there are only the clients 0 to {num_clients - 1}: correct it"
+            )
+        present = torch.zeros(num_clients, dtype=torch.bool)
+        present[self.clients.get((round - 1) % max(self.clients) + 1, [])] = True
+        return present
