@@ -1,9 +1,15 @@
-"""The algorithms, one file each: server/ and client/ change a round, monitors/ only look."""
+"""The algorithms, one file each: server/ and client/ change a round, attacks/ spoil one, monitors/ only look."""
 
 if __name__ != "fl_lightning.callbacks":
     raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")
 
 # make lists writes what follows
+from fl_lightning.callbacks.attacks.alie import ALIE
+from fl_lightning.callbacks.attacks.faults import FaultInjection
+from fl_lightning.callbacks.attacks.gaussian import GaussianAttack
+from fl_lightning.callbacks.attacks.ipm import IPM
+from fl_lightning.callbacks.attacks.scaling import ScalingAttack
+from fl_lightning.callbacks.attacks.sign_flip import SignFlip
 from fl_lightning.callbacks.client.feddecorr import FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedgam import FedGAM
@@ -14,7 +20,6 @@ from fl_lightning.callbacks.client.fedsmoo import FedSMOO
 from fl_lightning.callbacks.client.focal import FocalLoss
 from fl_lightning.callbacks.client.moon import MOON
 from fl_lightning.callbacks.client.scaffold import Scaffold
-from fl_lightning.callbacks.client.sign_flip import SignFlip
 from fl_lightning.callbacks.monitors.clients import ClientMonitor
 from fl_lightning.callbacks.monitors.coherence import CoherenceMonitor
 from fl_lightning.callbacks.monitors.cohorts import SaveCohorts
@@ -80,6 +85,12 @@ __all__ = [  # noqa: RUF022
     "FocalLoss",
     "MOON",
     "Scaffold",
+    # Attacks and faults
+    "ALIE",
+    "FaultInjection",
+    "GaussianAttack",
+    "IPM",
+    "ScalingAttack",
     "SignFlip",
     # Monitors
     "ClientMonitor",

@@ -49,7 +49,6 @@ from fl_lightning.callbacks import (
     PCGrad,
     Scaffold,
     ServerFT,
-    SignFlip,
     TrimmedMean,
 )
 
@@ -151,9 +150,7 @@ def _add_the_rest() -> None:
 
 
 BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
-NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()} | {
-    SignFlip
-}  # an attack, no rule
+NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()}
 _add_the_rest()
 SERVER_RULES = {name: make for rules in BY_KIND for name, make in rules.items()}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.callbacks import SignFlip
+from fl_lightning.callbacks import ALIE, IPM, GaussianAttack, ScalingAttack, SignFlip
 from fl_lightning.datamodules import Tensors
 from fl_lightning.models import ImageClassifier
 
@@ -35,6 +35,10 @@ def _monitors() -> dict[str, Make]:
 
 MONITORS = _monitors()
 OTHERS: dict[str, Callable[[], Callback]] = {
+    "ALIE": lambda: ALIE(2),
+    "GaussianAttack": lambda: GaussianAttack(2),
+    "IPM": lambda: IPM(2),
+    "ScalingAttack": lambda: ScalingAttack(2),
     "SignFlip": lambda: SignFlip(2),
     "EMAWeightAveraging": lambda: EMAWeightAveraging(decay=0.8),
 }

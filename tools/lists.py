@@ -2,9 +2,10 @@
 
     make lists
 
-A new rule or monitor needs three files only: the class in ``callbacks/server``, ``client`` or ``monitors``, a YAML in
-``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from the first sentence of each
-docstring, the arguments and ``settles``. A test checks that the lists in the files are up to date.
+A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``attacks`` or
+``monitors``, a YAML in ``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from
+the first sentence of each docstring, the arguments and ``settles``. A test checks that the lists in the files are up to
+date.
 """
 
 import inspect
@@ -21,7 +22,13 @@ import yaml
 from fl_lightning import FederatedCallback
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"server": "Rules that act on the server", "client": "Rules that act on clients", "monitors": "Monitors"}
+FOLDERS = {
+    "server": "Rules that act on the server",
+    "client": "Rules that act on clients",
+    "attacks": "Attacks and faults",
+    "monitors": "Monitors",
+}
+SETTLING = ("server", "client")  # the folders of rules, whose tables say what each settles
 # Groups of server rules, by the part of a round that a rule settles ("refine": by the hook that the rule overrides). A
 # rule belongs to the first group that fits.
 KINDS = {
@@ -130,22 +137,22 @@ def kind(cls: type[FederatedCallback]) -> str:
 
 def table(folder: str) -> list[str]:
     """Make the lines of a table with one row for every callback of a folder."""
-    columns = ["what it does", "settles", "configs"] if folder != "monitors" else ["what it does", "configs"]
+    columns = ["what it does", "settles", "configs"] if folder in SETTLING else ["what it does", "configs"]
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for cls in callbacks(folder):
         cells = [f"`{cls.__name__}({arguments(cls)})`", first_sentence(cls)]
-        cells += [", ".join(settled(cls)) or "–"] if folder != "monitors" else []
+        cells += [", ".join(settled(cls)) or "–"] if folder in SETTLING else []
         rows.append(f"| {' | '.join([*cells, ', '.join(configs_of(cls))])} |")
     return rows
 
 
 def by_kind() -> list[str]:
-    """Make the lines of the README's table: the groups of server rules, the client rules, the monitors."""
+    """Make the lines of the README's table: the groups of server rules, and the other folders."""
     groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
     for cls in callbacks("server"):
         groups[kind(cls)].append(f"`{cls.__name__}`")
     rows = [f"| server rules that {title} | {', '.join(names)} |" for title, names in groups.items() if names]
-    others = {"client rules": "client", "monitors": "monitors"}
+    others = {"client rules": "client", "attacks and faults": "attacks", "monitors": "monitors"}
     rows += [f"| {t} | {', '.join(f'`{cls.__name__}`' for cls in callbacks(f))} |" for t, f in others.items()]
     return ["| | |", "|---|---|", *rows]
 
@@ -156,6 +163,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
         ROOT / "README.md": {"callbacks": by_kind()},
         ROOT / "docs" / "rules.md": {"server rules": table("server")},
         ROOT / "docs" / "client_rules.md": {"client rules": table("client")},
+        ROOT / "docs" / "byzantine.md": {"attacks": table("attacks")},
         ROOT / "docs" / "measures.md": {"monitors": table("monitors")},
     }
 

@@ -1,1 +1,1 @@
-"""Rules that act in a client's training: losses, gradients, control variates, attacks."""
+"""Rules that act in a client's training: losses, gradients, control variates."""

@@ -33,6 +33,7 @@ SECTIONS = {
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
     "personal": ("What clients hold out", ("held_out", "own")),
+    "participation": ("Participation", ("clients",)),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }

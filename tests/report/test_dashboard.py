@@ -22,6 +22,7 @@ ALL = (
     *("--trainer.callbacks+=ConflictMonitor", *EVERY, "--trainer.callbacks.layers", "true"),
     *("--trainer.callbacks+=ClientMonitor", "--trainer.callbacks+=CoherenceMonitor"),
     *("--trainer.callbacks+=PersonalEvaluation", "--data.held_out", 0.2),
+    *("--data.availability", "Availability"),
     *("--trainer.callbacks+=HessianMonitor", *EVERY, "--trainer.callbacks.examples", 16),
     *("--trainer.callbacks+=LossSurface", *EVERY, "--trainer.callbacks.points", 3),
 )

@@ -421,6 +421,7 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "accuracy",
         "conflict",
         "updates",
+        "participation",
         "traffic",
         "clients",
         "time",

@@ -1,0 +1,109 @@
+"""LocalAttack and OmniscientAttack: the base classes of attacks, which settle who attacks and where."""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+
+PURPOSE = "sign_flip"  # of the draw of the attackers: the name of the first attack, whose runs stay the same
+
+
+def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> frozenset[int]:
+    """Draw the attackers among the clients that have data.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.attacks.attack import draw_attackers
+    >>> sizes = torch.tensor([5, 0, 7])  # client 1 has no data
+    >>> sorted(draw_attackers(sizes, count=2, generator=torch.Generator().manual_seed(0)))
+    [0, 2]
+
+    Args:
+        sizes: (N,) number of examples of every client.
+        count: number of attackers.
+        generator: generator to draw with.
+
+    Returns:
+        Ids of the attackers.
+
+    Raises:
+        ConfigurationError: fewer than ``count`` clients have data.
+    """
+    candidates = torch.nonzero(sizes > 0).flatten()
+    if count > len(candidates):
+        raise ConfigurationError(
+            f"num_byzantine must be at most {len(candidates)}, the number of clients with data, got {count}"
+        )
+    return frozenset(candidates[torch.randperm(len(candidates), generator=generator)[:count]].tolist())
+
+
+class _Attack(FederatedCallback, ABC):
+    """Lets some clients send something else than their update; a subclass says what and where.
+
+    Attackers train as all clients do, and send their true n_k and buffers. Their draw depends on the seed alone, so all
+    attacks of a seed have the same attackers; these attack in every round whose cohort they are in.
+
+    Args:
+        num_byzantine: >= 0, number of attackers among the clients that have data.
+
+    Raises:
+        ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.
+    """
+
+    def __init__(self, num_byzantine: int) -> None:
+        if not num_byzantine >= 0:
+            raise ConfigurationError(f"num_byzantine must be at least 0, got {num_byzantine}")
+        self.num_byzantine = num_byzantine
+
+    def attackers(self, orchestrator: Server) -> frozenset[int]:
+        """Return the ids of the attackers, in the cohort or not."""
+        return draw_attackers(orchestrator.data.sizes, self.num_byzantine, orchestrator.generator(PURPOSE))
+
+
+class LocalAttack(_Attack):
+    """An attack of each attacker by itself: a subclass defines :meth:`forge`.
+
+    The attack acts on the client, so that every server rule meets it. List it after the other client rules, so that it
+    changes the update that these rules have made.
+    """
+
+    @abstractmethod
+    def forge(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        """Return the (P,) update that an attacker sends, given the update (P,) that it has learned."""
+
+    @override
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        if run.client in self.attackers(orchestrator):
+            run.params.copy_(run.anchor + self.forge(orchestrator, run, run.params - run.anchor))
+
+
+class OmniscientAttack(_Attack):
+    """An attack of attackers that know the honest clients' updates: a subclass defines :meth:`collude`.
+
+    All attackers of a round send one and the same update. The attack replaces their updates where the server receives
+    them: list it before the server rules. ``max_update_norm`` looks at the updates before the attack. Attackers that
+    are alone in a cohort have nobody to look at, and send what they have learned.
+    """
+
+    settles = frozenset({"updates"})
+
+    @abstractmethod
+    def collude(self, honest: Tensor, num_attackers: int) -> Tensor:
+        """Return the (P,) update that all attackers of the cohort send.
+
+        Args:
+            honest: (H, P) the updates of the other clients of the cohort, H >= 1.
+            num_attackers: number of attackers in the cohort.
+        """
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        attackers = self.attackers(orchestrator)
+        mask = torch.tensor([client in attackers for client in cohort.clients], device=cohort.deltas.device)
+        if mask.all() or not mask.any():
+            return cohort
+        deltas = cohort.deltas.clone()
+        deltas[mask] = self.collude(deltas[~mask], int(mask.sum()))
+        return cohort.replace(deltas=deltas)

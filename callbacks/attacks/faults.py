@@ -1,0 +1,46 @@
+"""FaultInjection: clients that fail, for tests of how a rule copes."""
+
+from collections.abc import Collection
+from typing import Literal
+
+from typing_extensions import override
+
+from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_choice
+
+VALUES = {"nan": float("nan"), "inf": float("inf"), "huge": 1e38}
+
+
+class FaultInjection(FederatedCallback):
+    """Makes given clients fail in given rounds, to test how a rule or a run copes.
+
+    The client trains, and then raises an error or sends an update of which every coordinate is nan, inf or 1e38. List
+    FaultInjection after the other client rules.
+
+    Args:
+        fault: "raise", "nan", "inf" or "huge" (1e38, which is finite, but its square in float32 is not).
+        clients: ids of the clients that fail, whenever they take part; all clients by default.
+        rounds: numbers of the rounds in which they fail, 1, 2, …; all rounds by default.
+
+    Raises:
+        ConfigurationError: ``fault`` is something else.
+    """
+
+    def __init__(
+        self,
+        fault: Literal["raise", "nan", "inf", "huge"],
+        clients: Collection[int] | None = None,
+        rounds: Collection[int] | None = None,
+    ) -> None:
+        check_choice("fault", fault, "raise", *VALUES)
+        self.fault, self.clients, self.rounds = fault, clients, rounds
+
+    @override
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        if self.clients is not None and run.client not in self.clients:
+            return
+        if self.rounds is not None and run.round not in self.rounds:
+            return
+        if self.fault == "raise":
+            raise RuntimeError("injected fault")
+        run.params.copy_(run.anchor + VALUES[self.fault])
