@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import rows, run
@@ -74,3 +75,13 @@ def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.
         assert row["lonely/mean"] == pytest.approx(sum(lonely) / 20)
         assert all(0 <= value <= 2 for value in lonely)
     assert [file.name for file in (folder / "arrays").glob("lonely*")] == ["lonely_2.npz"]
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_the_guides_test_of_a_rule_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# test_my_rule.py" in text)
+    names: dict[str, Any] = {}
+    exec(text, names)
+    names["test_my_rule_copes"]("nan")

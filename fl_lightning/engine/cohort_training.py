@@ -176,7 +176,7 @@ class CohortTraining(ClientHost):
         """
         deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
         if self.max_update_norm is not None and results:
-            fit = self._fit(deltas, [result.client for result in results], self.max_update_norm)
+            fit = self._within_limit(deltas, [result.client for result in results], self.max_update_norm)
             if not all(fit):
                 deltas = deltas[torch.tensor(fit, device=deltas.device)]
                 results = list(compress(results, fit))
@@ -186,7 +186,7 @@ class CohortTraining(ClientHost):
             self.log_round(f"clients/{name}", float(count))
         return deltas, results
 
-    def _fit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:
+    def _within_limit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:
         """Tell for each update (K, P) whether its norm is within a multiple of the median norm; name those above."""
         norms = torch.linalg.vector_norm(deltas, dim=1)  # (K,) infinite for a norm that overflows
         agree(self.trainer, norms)
