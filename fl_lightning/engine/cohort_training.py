@@ -188,7 +188,7 @@ class CohortTraining(ClientHost):
 
     def _within_limit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:
         """Tell for each update (K, P) whether its norm is within a multiple of the median norm; name those above."""
-        norms = torch.linalg.vector_norm(deltas, dim=1)  # (K,) infinite for a norm that overflows
+        norms = torch.stack([row.double().norm() for row in deltas])  # (K,) in float64, which squares all of float32
         agree(self.trainer, norms)
         median = float(norms.median())  # of an even number the lower one, so that one of two may be left out
         limit = multiple * median or math.inf  # no limit if most clients send zero
