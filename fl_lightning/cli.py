@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,11 +25,15 @@ IMPORTING = "importing PyTorch and Lightning …"
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status.
 
-    Status 2 stands for a user's mistake, which one line on standard error explains.
+    Status 2 stands for a user's mistake, which one line on standard error explains; 130 for Ctrl-C.
     """
     sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
-    reported = _import("fit.messages").reported
-    return int(reported(_dispatch, sys.argv[1:] if args is None else args))
+    try:
+        reported = _import("fit.messages").reported
+        return int(reported(_dispatch, sys.argv[1:] if args is None else args))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def _dispatch(args: Sequence[str]) -> int:

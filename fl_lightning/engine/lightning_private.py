@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -31,6 +32,12 @@ from typing_extensions import override
 def synchronizes_batchnorm(trainer: Trainer) -> bool:
     """Whether the Trainer was asked for ``sync_batchnorm``."""
     return trainer._accelerator_connector._layer_sync is not None
+
+
+def requeues(trainer: Trainer) -> bool:
+    """Whether the Trainer answers SLURM's signals by having its job queued again."""
+    environment = trainer._accelerator_connector.cluster_environment
+    return isinstance(environment, SLURMEnvironment) and environment.auto_requeue
 
 
 def keep_samplers(trainer: Trainer) -> None:

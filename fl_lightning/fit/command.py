@@ -31,11 +31,13 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.messages import ParsingError, mistake_in, refusals
+from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
     LastCheckpoint,
     checkpoint_of,
     last_of_experiment,
+    last_of_run,
     rounds_of,
     run_of,
     sound_checkpoint,
@@ -112,7 +114,7 @@ class FederatedCLI(OpenCLI):
     own_subcommands = frozenset({"data"})
 
     def __init__(self, args: Sequence[str], epilog: str = "", holds: ExitStack | None = None) -> None:
-        self.holds = holds
+        self.holds, self.stopping = holds, Stopping()
         super().__init__(
             FederatedOrchestrator,
             FederatedDataModule,
@@ -199,6 +201,7 @@ class FederatedCLI(OpenCLI):
             chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
             callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
         callbacks[:0] = [timer := RoundTimer(), RunTracking(), TrafficMonitor()]
+        callbacks.append(self.stopping)
         if config.enable_progress_bar is not False:
             callbacks.append(RoundProgress(timer))
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
@@ -235,7 +238,10 @@ class FederatedCLI(OpenCLI):
     def after_fit(self) -> None:
         """Print the path of the run folder. LightningCLI calls this after ``fit``."""
         if isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken:
-            self._say(f"run folder: {os.path.relpath(self.folder.log_dir)}")
+            folder = Path(os.path.relpath(self.folder.log_dir))
+            if self.stopping.stopped_by and self.trainer.is_global_zero:
+                print(_stopped(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
+            self._say(f"run folder: {folder}")
 
     def _say(self, words: str) -> None:
         """Print words, unless the progress bar is off; on the first device only."""
@@ -301,6 +307,12 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
         raise ConfigurationError(mistake) from None
 
 
+def _stopped(rounds: int, checkpoint: Path) -> str:
+    if not checkpoint.is_file():
+        return "stopped before the first round was over: start again"
+    return f"stopped after round {rounds}: the same command with --ckpt_path {checkpoint} goes on from there"
+
+
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     """Whether a Trainer with these arguments has more than one device."""
     if num_nodes > 1:
@@ -321,9 +333,9 @@ def command(args: Sequence[str], epilog: str = "") -> int:
         epilog: text at the end of ``--help``.
 
     Returns:
-        The exit status, 0.
+        The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
     with ExitStack() as holds:
-        FederatedCLI(resolve_configs(args), epilog, holds)
-    return 0
+        stopped_by = FederatedCLI(resolve_configs(args), epilog, holds).stopping.stopped_by
+    return 128 + stopped_by if stopped_by else 0

@@ -29,6 +29,7 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
+GRACE_S = 10  # for a run that is told to stop
 # Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
 
@@ -136,6 +137,9 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     finally:
         for process in busy:
             process.terminate()
+        for process in busy:  # a client that takes longer is not waited for; the run's last round is saved
+            process.join(GRACE_S)
+            process.kill()
     return failed
 
 

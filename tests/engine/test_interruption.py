@@ -9,7 +9,7 @@ import lightning.pytorch.callbacks.timer
 import pandas as pd
 import pytest
 import torch
-from command import process, rows
+from command import rows
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
 from resumed import assert_same, train
@@ -115,38 +115,6 @@ def test_a_checkpoint_while_a_client_trains_holds_the_global_model(whole: Path, 
     train(tmp_path, Stop("save", 3, index), rounds=ROUNDS)
     assert_same(whole, tmp_path / "checkpoints" / "last.ckpt")
     assert_same(whole, train(tmp_path, RoundTimer(), rounds=ROUNDS, resume=tmp_path / "signal.ckpt"))
-
-
-SIGNALLED = """
-import os, signal
-from fl_lightning import FederatedCallback
-
-class Signalled(FederatedCallback):
-    def __init__(self, signal: str):
-        self.signal = signal
-
-    def on_client_start(self, orchestrator, run):
-        if run.round == 3 and run.client == 7:
-            os.kill(os.getpid(), getattr(signal, self.signal))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "done", "status"), [("SIGINT", 7, 1), ("SIGTERM", 8, 143)])
-def test_signals_drop_the_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, done: int, status: int
-) -> None:
-    """Lightning heeds SIGTERM when the client has trained."""
-    monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text(SIGNALLED)
-    flags = ["--data.clients_per_batch", "1", "--trainer.max_epochs", "4"]
-    flags += ["--trainer.callbacks", "own.Signalled", "--trainer.callbacks.signal", name]
-    ended = process("fit", "--config", "digits_gh.yaml", *flags, "--experiment", "e")
-    assert ended.returncode == status, ended.stderr
-    assert f"round 3 was stopped when {done} of its 20 clients were done, and is dropped" in ended.stderr
-    folder = Path("runs/e/version_0")
-    assert [len(rows(folder / name)) for name in ("metrics.csv", "timings.csv")] == [2, 2]
-    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["rounds_done"] == 2
 
 
 # The client module is its own again

@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import MLFlowLogger
@@ -91,6 +92,12 @@ def test_keep_samplers() -> None:
     assert run._accelerator_connector.use_distributed_sampler
     private.keep_samplers(run)
     assert not run._accelerator_connector.use_distributed_sampler
+
+
+def test_requeues() -> None:
+    assert not private.requeues(trainer())
+    for requeue in (True, False):
+        assert private.requeues(trainer(plugins=[SLURMEnvironment(auto_requeue=requeue)])) is requeue
 
 
 def test_set_step() -> None:

@@ -1,0 +1,71 @@
+"""Stopping: a run that is asked to stop finishes the client under way, and says how to go on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from typing_extensions import override
+
+from fl_lightning.engine.lightning_private import requeues
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stopping(Callback):
+    """Ends a fit in order at Ctrl-C (SIGINT), SIGTERM or SIGUSR1: the run goes on from its last complete round.
+
+    The first signal lets the client under way finish, whose round is then dropped; on several devices, which must stop
+    together, it lets the round finish. The same signal a second time ends the process at once. Under SLURM with
+    Lightning's automatic requeueing, the signals of that mechanism are Lightning's.
+
+    Attributes:
+        stopped_by: number of the signal that has stopped the fit; 0 if none has.
+    """
+
+    def __init__(self) -> None:
+        self.stopped_by = 0
+        self._before: dict[int, Any] = {}
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        requeued = requeues(trainer)
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if self.stopped_by == number:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            self.stopped_by = number
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = 0  # they would keep the fit going
+            if trainer.world_size == 1:
+                trainer.should_stop = True
+            if trainer.is_global_zero:
+                under_way = "client" if trainer.world_size == 1 else "round"
+                name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+                print(f"\nstopping after the {under_way} under way; {name} again stops at once", file=sys.stderr)
+
+        for number in SIGNALS:
+            if not (requeued and number != signal.SIGINT):
+                self._before[number] = signal.signal(number, stop)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1 and trainer.strategy.reduce_boolean_decision(self.stopped_by > 0, all=False):
+            trainer.should_stop = True
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        """Put the handlers before back, which are Lightning's; Lightning then puts back those before its own."""
+        for number, before in self._before.items():
+            signal.signal(number, before)
+        self._before = {}

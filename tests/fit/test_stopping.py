@@ -1,0 +1,128 @@
+"""A run that is asked to stop ends in order, and goes on as if it had not stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from command import HANG, TINY, fit, process, rows, run
+from resumed import assert_same
+
+OWN = """
+import os, signal, time
+from fl_lightning import FederatedCallback
+
+class Signalled(FederatedCallback):
+    def __init__(self, signals: list[str]):
+        self.signals = signals
+
+    def on_client_start(self, orchestrator, run):
+        if run.round == 3 and run.client == 2:
+            for name in self.signals:
+                os.kill(os.getpid(), getattr(signal, name))
+
+class Started(FederatedCallback):
+    def on_client_start(self, orchestrator, run):
+        open(f"client {run.client} of round {run.round}", "w").close()
+        time.sleep(0.2)
+"""
+ONE_BY_ONE = ("--data.clients_per_batch", "1", "--trainer.max_epochs", "4")
+
+
+@pytest.fixture(autouse=True)
+def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("own.py").write_text(OWN)
+
+
+def signalled(*names: str) -> list[str]:
+    return ["--trainer.callbacks+=own.Signalled", "--trainer.callbacks.signals", f"[{','.join(names)}]"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_lets_the_client_under_way_finish(name: str) -> None:
+    """Client 2 is the third of four; its round is dropped. The run goes on to what the whole run gives."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    stopped = run("fit", "--config", "tiny.yaml", *ONE_BY_ONE, *signalled(name), "--trainer.min_epochs", 4)
+    assert {number: signal.getsignal(number) for number in before} == before
+    assert stopped.status == 128 + getattr(signal, name)
+    last = Path("runs/tiny/version_0/checkpoints/last.ckpt")
+    again = "Ctrl-C" if name == "SIGINT" else name
+    assert stopped.err.strip().splitlines() == [
+        f"stopping after the client under way; {again} again stops at once",
+        f"stopped after round 2: the same command with --ckpt_path {last} goes on from there",
+    ]
+    assert "round 3 was stopped when 3 of its 4 clients were done, and is dropped; rounds done: 2" in stopped.warnings
+    assert [len(rows(last.parents[1] / file)) for file in ("metrics.csv", "timings.csv")] == [2, 2]
+    fit(*ONE_BY_ONE, "--ckpt_path", last)
+    fit(*ONE_BY_ONE, "--experiment", "whole")
+    assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
+
+
+def test_two_different_signals_are_one_request() -> None:
+    """A sweep that gets Ctrl-C sends its jobs SIGTERM, while the terminal has sent them SIGINT."""
+    stopped = run("fit", "--config", "tiny.yaml", *ONE_BY_ONE, *signalled("SIGINT", "SIGTERM"))
+    assert stopped.status == 128 + signal.SIGTERM
+    assert torch.load("runs/tiny/version_0/checkpoints/last.ckpt", weights_only=True)["rounds_done"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_same_signal_again_stops_at_once(name: str) -> None:
+    ended = process("fit", "--config", "tiny.yaml", *ONE_BY_ONE, *signalled(name, name))
+    assert ended.returncode == -getattr(signal, name)
+    assert "Traceback" not in ended.stderr
+    last = Path("runs/tiny/version_0/checkpoints/last.ckpt")
+    fit(*ONE_BY_ONE, "--ckpt_path", "last")
+    fit(*ONE_BY_ONE, "--experiment", "whole")
+    assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
+
+
+def test_stopped_in_the_first_round() -> None:
+    """Nothing is saved, and the line says so."""
+    Path("own.py").write_text(OWN.replace("run.round == 3", "run.round == 1"))
+    stopped = run("fit", "--config", "tiny.yaml", *ONE_BY_ONE, *signalled("SIGINT"))
+    assert stopped.status == 130
+    assert stopped.err.endswith("stopped before the first round was over: start again\n")
+
+
+@pytest.mark.slow
+def test_several_devices_stop_together() -> None:
+    """One of two devices is asked; both finish the round, and the run goes on to what one device gives."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", "--config", "tiny.yaml"]
+    command += ["--trainer.callbacks+=own.Started", "--trainer.devices", "2", "--trainer.max_epochs", "40"]
+    running = subprocess.Popen([*command, "--experiment", "e"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + HANG
+    while not list(Path().glob("client * of round 3")):
+        assert running.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=HANG)
+    assert running.returncode == 130, err
+    assert "stopping after the round under way; Ctrl-C again stops at once" in err
+    last = Path("runs/e/version_0/checkpoints/last.ckpt")
+    rounds = torch.load(last, weights_only=True)["rounds_done"]
+    assert f"stopped after round {rounds}: the same command with --ckpt_path {last} goes on from there" in err
+    fit("--trainer.max_epochs", rounds + 1, "--experiment", "e", "--ckpt_path", "last")
+    fit("--trainer.max_epochs", rounds + 1, "--experiment", "whole")
+    assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
+
+
+@pytest.mark.parametrize("after", [0.3, 1.5])
+def test_ctrl_c_during_the_start_prints_no_traceback(after: float) -> None:
+    """While PyTorch is imported, and while the config is read."""
+    command = [str(Path(sys.executable).with_name("fl-lightning")), "fit", "--config", "tiny.yaml"]
+    running = subprocess.Popen(
+        [*command, "--trainer.max_epochs", "1000"], stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    time.sleep(after)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=HANG)
+    assert running.returncode == 130
+    assert "Traceback" not in err
