@@ -1,4 +1,4 @@
-"""ConfigurationError, the one error that users are meant to see."""
+"""ConfigurationError, the error of a user's mistake, and RankError, that of a rank that does not come."""
 
 
 class ConfigurationError(Exception):
@@ -7,6 +7,10 @@ class ConfigurationError(Exception):
     The message is one line: what was expected, what was given, how to correct the mistake. The command line prints the
     message without a traceback and exits with status 2.
     """
+
+
+class RankError(RuntimeError):
+    """Another rank of a run on several devices has not come in time; the message is one line, which names the rank."""
 
 
 def check_choice(name: str, value: object, *choices: str) -> None:

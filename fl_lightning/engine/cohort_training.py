@@ -22,7 +22,7 @@ from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.devices import agree, finish_work, gather_clients
+from fl_lightning.engine.devices import agree, busy, finish_work, gather_clients
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
@@ -119,6 +119,7 @@ class CohortTraining(ClientHost):
 
     def train_client(self, client: int) -> None:
         """Train a client from the global model, keep its update, and put the global model back."""
+        busy(self.trainer, f"client {client} of round {self.round}")
         seed_globals(derive(self.seed, "client", self.round, client), self.device)
         failed = True
         try:

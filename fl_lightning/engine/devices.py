@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from subprocess import Popen
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ import torch.distributed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.lightning_private import keep_samplers
 from fl_lightning.engine.module_state import Buffers
+from fl_lightning.engine.ranks import RankWatch
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -27,11 +30,30 @@ class ClientParallelStrategy(DDPStrategy):
     """
 
     strategy_name = "client_parallel"
+    watch: RankWatch | None = None  # of a run on several devices
 
     @override
     def setup(self, trainer: Trainer) -> None:
         keep_samplers(trainer)
         super().setup(trainer)
+        if self.world_size > 1:
+            children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
+            store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
+            self.watch = RankWatch(self.global_rank, self.world_size, store, children)
+            self.watch.start()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self.watch:
+            self.watch.explain(exception)
+
+    @override
+    def teardown(self) -> None:
+        if self.watch:
+            self.watch.end()
+            self.watch = None
+        super().teardown()
 
     @override
     def configure_ddp(self) -> None:
@@ -62,6 +84,18 @@ class ClientParallelStrategy(DDPStrategy):
 ClientParallelStrategy.register_strategies(StrategyRegistry)
 
 
+def busy(trainer: Trainer, what: str) -> None:
+    """Let the other devices know what this one is at, for messages."""
+    if watch := getattr(trainer.strategy, "watch", None):
+        watch.busy(what)
+
+
+def waits(trainer: Trainer) -> None:
+    """Let the other devices know that this one waits for them."""
+    if watch := getattr(trainer.strategy, "watch", None):
+        watch.waits()
+
+
 def finish_work(device: torch.device) -> None:
     """Wait until a device has done what it was given to do; a CPU always has."""
     if device.type != "cpu":
@@ -89,9 +123,6 @@ def gather_clients(
         The updates (K, P) and their results, ordered by client.
     """
     if trainer.world_size > 1:
-        shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
-        torch.distributed.all_gather(shares, rows)
-        lists: list[Any] = [None] * trainer.world_size
         light = [
             replace(
                 result,
@@ -103,6 +134,9 @@ def gather_clients(
             )
             for result in results
         ]
+        shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
+        lists: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather(shares, rows)
         torch.distributed.all_gather_object(lists, light)
         rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
         results = [

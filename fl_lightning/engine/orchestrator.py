@@ -33,7 +33,7 @@ from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.cohort_training import CohortTraining
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
-from fl_lightning.engine.devices import agree
+from fl_lightning.engine.devices import agree, busy, waits
 from fl_lightning.engine.exact import default_dtype, full_float32
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
@@ -219,6 +219,10 @@ class FederatedOrchestrator(CohortTraining):
         self.__dict__.pop("_anchor", None)
 
     @override
+    def on_train_epoch_start(self) -> None:
+        waits(self.trainer)  # Lightning lets the devices meet before every batch
+
+    @override
     def on_batch_passed_on(self) -> None:
         self._set_step(self.round)  # before callbacks log anything of this batch
 
@@ -233,8 +237,10 @@ class FederatedOrchestrator(CohortTraining):
                 for client in batch:
                     if client != PADDING:
                         self.train_client(client)
+            waits(self.trainer)
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self._end_round()
+                busy(self.trainer, f"the evaluation after round {self.rounds_done}")
 
     # Metrics that are logged after a round have the round as their step
 
@@ -271,6 +277,7 @@ class FederatedOrchestrator(CohortTraining):
 
     def _end_round(self) -> None:
         deltas, results = self.collect()
+        busy(self.trainer, f"the server's part of round {self.round}")
         self._training.end_round(results)
         if results:
             self._aggregate(Cohort.collect(self.round, self._anchor, deltas, results))

@@ -337,5 +337,7 @@ def command(args: Sequence[str], epilog: str = "") -> int:
     """
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
     with ExitStack() as holds:
-        stopped_by = FederatedCLI(resolve_configs(args), epilog, holds).stopping.stopped_by
-    return 128 + stopped_by if stopped_by else 0
+        cli = FederatedCLI(resolve_configs(args), epilog, holds)
+    if cli.stopping.stopped_by and cli.trainer.is_global_zero:  # the launcher takes another rank's status for a crash
+        return 128 + cli.stopping.stopped_by
+    return 0

@@ -26,7 +26,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from typing_extensions import override
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, RankError
 
 NAMED_IN_YAML: tuple[type, ...] = (
     Callback,
@@ -111,7 +111,7 @@ def mistake_in(error: BaseException) -> str | None:
     """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
     if isinstance(error, ParsingError):
         return explain(error.message, error.options)
-    if isinstance(error, ConfigurationError | MisconfigurationException):
+    if isinstance(error, ConfigurationError | MisconfigurationException | RankError):
         return " ".join(str(error).split())
     wrapped = error.__cause__ or error.__context__
     return mistake_in(wrapped) if wrapped else None

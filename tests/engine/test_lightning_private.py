@@ -24,7 +24,9 @@ from fl_lightning.engine import lightning_private as private
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = {  # private names of other libraries
+    "engine/devices.py": {"_get_default_store"},  # torch
     "engine/logged.py": {"_modules"},  # torch
+    "engine/ranks.py": {"_exit"},  # os, where it is public
     "engine/module_state.py": {"_buffers"},  # torch
     "engine/params.py": {"_modules"},  # torch
     "fit/command.py": {"_actions"},  # argparse
