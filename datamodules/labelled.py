@@ -16,6 +16,7 @@ from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
 from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.partition import check_enough
 from fl_lightning.engine.seeding import numpy_generator
 from fl_lightning.errors import ConfigurationError, check_choice
 
@@ -189,6 +190,7 @@ class LabelledData(FederatedDataModule):
                 f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows none: choose "
                 "another partition, or define groups()"
             )
+        check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
         return [rows[part] for part in parts]
 

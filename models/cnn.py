@@ -111,6 +111,8 @@ class TwoLayerCNN(nn.Module):
         super().__init__()
         if image_size < 10 or image_size % 2:
             raise ConfigurationError(f"image_size must be even and at least 10, got {image_size}")
+        if len(dropout) != 2 or not all(0 <= share < 1 for share in dropout):
+            raise ConfigurationError(f"dropout must be two shares in [0, 1), got {dropout}")
         side = (image_size - 8) // 2
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 32, 5), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)

@@ -5,9 +5,9 @@ from typing import Any, Literal
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning import LocalRun, Server
 from fl_lightning.callbacks.client.features import FeatureRule
-from fl_lightning.errors import check_choice
+from fl_lightning.errors import check_choice, check_not_negative
 
 EPSILON = 1e-8  # added to variances: a feature that is constant in a batch correlates with none
 
@@ -64,8 +64,7 @@ class FedDecorr(FeatureRule):
     def __init__(
         self, beta: float = 0.1, scale: Literal["released", "paper"] = "released", layer: str | None = None
     ) -> None:
-        if not 0 <= beta < float("inf"):
-            raise ConfigurationError(f"beta must be at least 0 and finite, got {beta}")
+        check_not_negative(beta=beta)
         check_choice("scale", scale, "released", "paper")
         super().__init__(layer)
         self.beta, self.scale = beta, scale

@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.fedprox import pull
+from fl_lightning.errors import check_positive
 
 
 class FedDyn(FederatedCallback):
@@ -20,8 +21,8 @@ class FedDyn(FederatedCallback):
     FedDyn together with :class:`FedSAM` is FedSpeed (Sun et al., 2023) in its released form.
 
     Args:
-        alpha: α >= 0; the paper uses 0.001 to 0.1. 0 leaves all terms out and is FedAvg with uniform weights. A small α
-            does not come near FedAvg: h/α, the sum of the updates divided by N, does not shrink with α.
+        alpha: α > 0; the paper uses 0.001 to 0.1. A small α does not come near FedAvg: h/α, the sum of the updates
+            divided by N, does not shrink with α.
 
     Raises:
         ConfigurationError: alpha is out of range.
@@ -30,8 +31,7 @@ class FedDyn(FederatedCallback):
     settles = frozenset({"base weights"})
 
     def __init__(self, alpha: float = 0.1) -> None:
-        if not 0 <= alpha < float("inf"):
-            raise ConfigurationError(f"alpha must be at least 0 and finite, got {alpha}")
+        check_positive(alpha=alpha)
         self.alpha = alpha
 
     @override
@@ -41,8 +41,7 @@ class FedDyn(FederatedCallback):
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        if self.alpha:
-            pull(run, self.alpha, self._linear)
+        pull(run, self.alpha, self._linear)
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
@@ -50,8 +49,6 @@ class FedDyn(FederatedCallback):
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        if not self.alpha:
-            return update
         for client, delta in zip(cohort.clients, cohort.deltas, strict=True):
             name = f"lambda/{client}"
             moved = self.recall(name, torch.zeros_like(delta)) - self.alpha * delta

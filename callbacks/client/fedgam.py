@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import ascent
-from fl_lightning.errors import check_choice
+from fl_lightning.errors import check_choice, check_not_negative
 
 GAMMA = 0.03  # in the released code: factor on the plain gradients' part that is orthogonal to the flat gradient
 
@@ -92,9 +92,7 @@ class FedGAM(FederatedCallback):
         rho_prime: float = 0.2,
     ) -> None:
         check_choice("variant", variant, "paper", "released")
-        for name, value in (("alpha", alpha), ("rho", rho), ("rho_prime", rho_prime)):
-            if not 0 <= value < float("inf"):
-                raise ConfigurationError(f"{name} must be at least 0 and finite, got {value}")
+        check_not_negative(alpha=alpha, rho=rho, rho_prime=rho_prime)
         self.variant, self.alpha, self.rho, self.rho_prime = variant, alpha, rho, rho_prime
 
     @override

@@ -3,7 +3,8 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_not_negative
 
 
 def pull(run: LocalRun, weight: float, linear: Tensor | None = None) -> None:
@@ -29,8 +30,7 @@ class FedProx(FederatedCallback):
     """
 
     def __init__(self, mu: float) -> None:
-        if not mu >= 0:
-            raise ConfigurationError(f"mu must be at least 0, got {mu}")
+        check_not_negative(mu=mu)
         self.mu = mu
 
     @override

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
+from fl_lightning import FederatedCallback, LocalRun
+from fl_lightning.errors import check_not_negative
 
 ETA = 0.01  # η of ASAM: the smallest scale, so that a parameter at zero is perturbed, too
 
@@ -74,8 +75,7 @@ class FedSAM(FederatedCallback):
     settles = frozenset({"local gradient"})
 
     def __init__(self, rho: float = 0.1, adaptive: bool = False) -> None:
-        if not 0 <= rho < float("inf"):
-            raise ConfigurationError(f"rho must be at least 0 and finite, got {rho}")
+        check_not_negative(rho=rho)
         self.rho, self.adaptive = rho, adaptive
 
     @override

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedsam import along
+from fl_lightning.errors import check_not_negative, check_positive
 
 EPSILON = 1e-7  # added to the norms, as in the released code
 
@@ -23,7 +24,7 @@ class FedSMOO(FedDyn):
     variables h_i, μ_i and s start at zero.
 
     Args:
-        penalty: λ >= 0, weight of the dual and proximal terms (1/β in the paper); 0 leaves these terms out.
+        penalty: λ > 0, weight of the dual and proximal terms (1/β in the paper).
         rho: r >= 0, length of the perturbation; 0 leaves the perturbation out, which is FedDyn.
 
     Raises:
@@ -34,10 +35,8 @@ class FedSMOO(FedDyn):
     broadcasts = ("s",)
 
     def __init__(self, penalty: float = 0.1, rho: float = 0.1) -> None:
-        if not 0 <= penalty < float("inf"):
-            raise ConfigurationError(f"penalty must be at least 0 and finite, got {penalty}")
-        if not 0 <= rho < float("inf"):
-            raise ConfigurationError(f"rho must be at least 0 and finite, got {rho}")
+        check_positive(penalty=penalty)
+        check_not_negative(rho=rho)
         super().__init__(penalty)
         self.penalty, self.rho = penalty, rho
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
+from fl_lightning.errors import check_not_negative, check_positive
 
 
 def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Tensor:
@@ -50,8 +51,8 @@ class FocalLoss(FederatedCallback):
     """
 
     def __init__(self, gamma: float = 2.0, beta: float = 1.0) -> None:
-        if not gamma >= 0 or not beta > 0:
-            raise ConfigurationError(f"gamma must be at least 0 and beta positive, got {gamma} and {beta}")
+        check_not_negative(gamma=gamma)
+        check_positive(beta=beta)
         self.gamma, self.beta = gamma, beta
 
     @override

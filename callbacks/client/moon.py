@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server
 from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, weights_at
+from fl_lightning.errors import check_not_negative, check_positive
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
@@ -60,10 +61,8 @@ class MOON(FeatureRule):
     """
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5, layer: str | None = None) -> None:
-        if not 0 <= mu < float("inf"):
-            raise ConfigurationError(f"mu must be at least 0 and finite, got {mu}")
-        if not 0 < temperature < float("inf"):
-            raise ConfigurationError(f"temperature must be positive and finite, got {temperature}")
+        check_not_negative(mu=mu)
+        check_positive(temperature=temperature)
         super().__init__(layer)
         self.mu, self.temperature = mu, temperature
         self._others: list[dict[str, Tensor]] = []

@@ -10,7 +10,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 from fl_lightning.engine.callback import overrides, rules_of
 from fl_lightning.engine.seeding import isolated
-from fl_lightning.errors import check_choice
+from fl_lightning.errors import check_choice, check_positive
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
@@ -70,8 +70,7 @@ class Scaffold(FederatedCallback):
 
     def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:
         check_choice("option", option, "I", "II")
-        if not 0 < server_lr < float("inf"):
-            raise ConfigurationError(f"server_lr must be positive and finite, got {server_lr}")
+        check_positive(server_lr=server_lr)
         self.option, self.server_lr = option, server_lr
 
     @override

@@ -8,6 +8,7 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.geometric_median import distances
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
 from fl_lightning.engine.cohort import COLUMNS
+from fl_lightning.errors import check_at_least
 
 
 def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:
@@ -69,8 +70,7 @@ class CentredClipping(FederatedCallback):
     def __init__(self, threshold: float, iterations: int = 1) -> None:
         if not threshold > 0:
             raise ConfigurationError(f"threshold must be greater than 0, got {threshold}")
-        if not iterations >= 1:
-            raise ConfigurationError(f"iterations must be at least 1, got {iterations}")
+        check_at_least(1, iterations=iterations)
         self.threshold, self.iterations = threshold, iterations
 
     @override

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fl_lightning import Cohort, ConfigurationError, Server
+from fl_lightning import Cohort, Server
 from fl_lightning.callbacks.server.feddf import FedDF, Model
+from fl_lightning.errors import check_at_least
 
 SPREAD = 0.1  # spread of the draws, in standard deviations
 SMALLEST_VARIANCE = 1e-5
@@ -58,8 +59,7 @@ class FedBE(FedDF):
 
     def __init__(self, num_samples: int = 1, epochs: int = 100, lr: float = 0.001) -> None:
         super().__init__(epochs, lr)
-        if not num_samples >= 1:
-            raise ConfigurationError(f"num_samples must be at least 1, got {num_samples}")
+        check_at_least(1, num_samples=num_samples)
         self.num_samples = num_samples
 
     def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:

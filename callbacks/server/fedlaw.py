@@ -10,7 +10,7 @@ from torch.optim.swa_utils import SWALR
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.errors import check_choice
+from fl_lightning.errors import check_at_least, check_choice, check_positive
 
 Mode = Literal["joint", "shrinking", "attentive", "swa"]
 Order = Literal["gamma first", "lambda first"]
@@ -128,12 +128,10 @@ class FedLAW(FederatedCallback):
         check_choice("swa_order", swa_order, *get_args(Order))
         check_choice("parametrization", parametrization, *get_args(Form))
         check_choice("buffers", buffers, *get_args(Buffers))
+        check_positive(lr=lr, global_lr=global_lr)
+        check_at_least(1, epochs=epochs, decay_every=decay_every)
         for name, value, fine, expected in (
-            ("lr", lr, 0 < lr < math.inf, "positive and finite"),
-            ("epochs", epochs, epochs >= 1, "at least 1"),
             ("epochs", epochs, mode != "swa" or (epochs >= 14 and epochs % 2 == 0), "even and at least 14 for swa"),
-            ("decay_every", decay_every, decay_every >= 1, "at least 1"),
-            ("global_lr", global_lr, 0 < global_lr < math.inf, "positive and finite"),
             ("last_round", last_round, last_round is None or last_round >= 0, "None or at least 0"),
         ):
             if not fine:

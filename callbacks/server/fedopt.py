@@ -1,13 +1,13 @@
 """FedAdagrad, FedYogi and FedAdam: adaptive optimizers on the server."""
 
 from abc import ABC, abstractmethod
-from math import inf
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.errors import check_positive
 
 
 class FedOpt(FederatedCallback, ABC):
@@ -29,9 +29,7 @@ class FedOpt(FederatedCallback, ABC):
     settles = frozenset({"step"})
 
     def __init__(self, lr: float = 0.1, beta1: float = 0.9, tau: float = 1e-3) -> None:
-        for name, value in (("lr", lr), ("tau", tau)):
-            if not 0 < value < inf:
-                raise ConfigurationError(f"{name} must be positive and finite, got {value}")
+        check_positive(lr=lr, tau=tau)
         if not 0 <= beta1 < 1:
             raise ConfigurationError(f"beta1 must be in [0, 1), got {beta1}")
         self.lr, self.beta1, self.tau = lr, beta1, tau

@@ -3,7 +3,8 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_at_least, check_positive
 
 SETTLED = 1e-12  # change of the weights, which sum up to 1, at which the iteration ends
 
@@ -76,10 +77,8 @@ class GeometricMedian(FederatedCallback):
     settles = frozenset({"weights"})
 
     def __init__(self, iterations: int = 100, smoothing: float = 1e-6) -> None:
-        if not iterations >= 1:
-            raise ConfigurationError(f"iterations must be at least 1, got {iterations}")
-        if not smoothing > 0:
-            raise ConfigurationError(f"smoothing must be greater than 0, got {smoothing}")
+        check_at_least(1, iterations=iterations)
+        check_positive(smoothing=smoothing)
         self.iterations, self.smoothing = iterations, smoothing
 
     @override

@@ -6,6 +6,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.engine.gram import EPSILON
+from fl_lightning.errors import check_at_least
 
 DIGITS = 12  # significant digits of a score; the rest is rounding
 
@@ -69,10 +70,8 @@ class Krum(FederatedCallback):
     settles = frozenset({"weights"})
 
     def __init__(self, num_byzantine: int, num_selected: int = 1) -> None:
-        if not num_byzantine >= 0:
-            raise ConfigurationError(f"num_byzantine must be at least 0, got {num_byzantine}")
-        if not num_selected >= 1:
-            raise ConfigurationError(f"num_selected must be at least 1, got {num_selected}")
+        check_at_least(0, num_byzantine=num_byzantine)
+        check_at_least(1, num_selected=num_selected)
         self.num_byzantine, self.num_selected = num_byzantine, num_selected
 
     @override

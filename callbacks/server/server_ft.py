@@ -1,6 +1,5 @@
 """Server-FT: the averaged model, fine-tuned on the server's proxy set."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -8,7 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_at_least, check_positive
 
 
 def check_schedule(epochs: int, lr: float) -> None:
@@ -17,10 +17,8 @@ def check_schedule(epochs: int, lr: float) -> None:
     Raises:
         ConfigurationError: unless epochs >= 1 and 0 < lr < inf.
     """
-    if not epochs >= 1:
-        raise ConfigurationError(f"epochs must be at least 1, got {epochs}")
-    if not 0 < lr < math.inf:
-        raise ConfigurationError(f"lr must be positive and finite, got {lr}")
+    check_at_least(1, epochs=epochs)
+    check_positive(lr=lr)
 
 
 def fine_tune(

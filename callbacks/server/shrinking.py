@@ -1,10 +1,9 @@
 """Global weight shrinking by a fixed factor."""
 
-import math
-
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_positive
 
 
 class GlobalWeightShrinking(FederatedCallback):
@@ -20,8 +19,7 @@ class GlobalWeightShrinking(FederatedCallback):
     settles = frozenset({"shrinking"})
 
     def __init__(self, gamma: float) -> None:
-        if not 0 < gamma < math.inf:
-            raise ConfigurationError(f"gamma must be positive and finite, got {gamma}")
+        check_positive(gamma=gamma)
         self.gamma = gamma
 
     @override

@@ -28,7 +28,7 @@ from fl_lightning.engine.devices import ClientParallelStrategy
 from fl_lightning.engine.lightning_private import synchronizes_batchnorm
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.params import is_finite
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -69,6 +69,8 @@ def check_trainer(trainer: Trainer) -> None:
             "no sync_batchnorm: it would mix the statistics of different clients",
         ),
     ]
+    if trainer.check_val_every_n_epoch is not None:
+        check_at_least(1, **{"trainer.check_val_every_n_epoch": trainer.check_val_every_n_epoch})
     for wrong, flag, instead in flags:
         if wrong:
             raise ConfigurationError(
@@ -283,11 +285,11 @@ def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]
         makers: the rules that made the vector, for the message.
 
     Raises:
-        RuntimeError: an entry of the vector is infinite or nan.
+        TrainingError: an entry of the vector is infinite or nan.
     """
     if not is_finite(vector):
         names = ", ".join(type(rule).__name__ for rule in makers)
-        raise RuntimeError(f"round {round}: every client's update is finite, what {names} made of them is not")
+        raise TrainingError(f"round {round}: every client's update is finite, what {names} made of them is not")
 
 
 def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool = True) -> None:

@@ -23,6 +23,7 @@ from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.devices import agree, busy, finish_work, gather_clients
+from fl_lightning.engine.failures import described, ending
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
@@ -30,7 +31,7 @@ from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import is_finite, turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, is_exhaustion, of_library
 
 
 class CohortTraining(ClientHost):
@@ -79,6 +80,10 @@ class CohortTraining(ClientHost):
             try:
                 self._shown.begin(self._new_run(first, self.params))
                 made, _ = make_optimizers(self.client)
+            except (ValueError, TypeError) as error:  # such as of torch, about a negative learning rate
+                if not of_library(error):
+                    raise
+                raise ConfigurationError(f"{type(self.client).__name__}.configure_optimizers: {error}") from error
             finally:
                 self._shown.end()
                 self._state.restore()
@@ -142,7 +147,9 @@ class CohortTraining(ClientHost):
         except ConfigurationError:
             raise
         except Exception as error:
-            self._leave_out(client, f"{type(error).__name__}: {error}", error)
+            if is_exhaustion(error):  # says nothing about the client: after a mend, the round is trained again
+                raise
+            self._leave_out(client, described(error, self.client), error)
         finally:
             self._run = None
             self._shown.end()
@@ -211,7 +218,7 @@ class CohortTraining(ClientHost):
     def _leave_out(self, client: int, reason: str, error: Exception | None, speaks: bool = True) -> None:
         message = f"round {self.round}: client {client} is left out: {reason}"
         if self.on_bad_update == "raise":
-            raise RuntimeError(message) from error
+            raise ending(message, error) from error
         if speaks:
             warnings.warn(message, stacklevel=2)
         self._failures.append((message, error))

@@ -18,7 +18,7 @@ from fl_lightning.engine.partition import Partition, Stated
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
 from fl_lightning.engine.seeding import numpy_generator
 from fl_lightning.engine.sources import Dealt, Loaders, deal, training_data
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
@@ -57,8 +57,8 @@ class FederatedDataModule(CohortDraws):
             the function draws are seeded for each batch.
 
     Raises:
-        ConfigurationError: ``participation`` is outside its range, or ``batch_size`` or ``clients_per_batch`` is less
-            than 1.
+        ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
+            1, or ``num_workers`` is less than 0.
     """
 
     def __init__(
@@ -78,11 +78,12 @@ class FederatedDataModule(CohortDraws):
             raise ConfigurationError(
                 f"batch_size and clients_per_batch must be at least 1, got {batch_size} and {clients_per_batch}"
             )
-        if participation <= 0 or (isinstance(participation, float) and participation > 1):
+        if not participation > 0 or (isinstance(participation, float) and participation > 1):  # also refuses nan
             raise ConfigurationError(
                 "participation must be a share in (0, 1] or a whole number of clients per round, "
                 f"got {participation}: 0.2 draws a fifth of the clients, 5 draws five"
             )
+        check_at_least(0, num_workers=num_workers)
         self.batch_size = batch_size
         self.participation = participation
         self.sampler = sampler or UniformSampler()

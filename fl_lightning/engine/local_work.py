@@ -12,6 +12,8 @@ import torch
 
 from fl_lightning.errors import ConfigurationError, check_choice
 
+MOST = 10**6  # epochs or steps of a client in a round
+
 
 @dataclass(frozen=True)
 class LocalSettings:
@@ -49,6 +51,9 @@ class LocalSettings:
                 raise ConfigurationError(f"{name} must be a whole number, got {value}")
         if self.epochs is not None and not 0 < self.epochs < inf:
             raise ConfigurationError(f"local_epochs must be positive, got {self.epochs}")
+        for name, work in (("local_epochs", self.epochs), ("local_steps", self.steps)):
+            if work is not None and work > MOST:
+                raise ConfigurationError(f"{name} must be at most {MOST}, or a round never ends, got {work}")
         if not 0 <= self.stragglers <= 1:
             raise ConfigurationError(f"stragglers must be a share in [0, 1], got {self.stragglers}")
         if not 0 < self.lr_decay <= 1:

@@ -35,6 +35,7 @@ from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import agree, busy, waits
 from fl_lightning.engine.exact import default_dtype, full_float32
+from fl_lightning.engine.failures import ending
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
@@ -296,7 +297,7 @@ class FederatedOrchestrator(CohortTraining):
             reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
         elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
-            raise RuntimeError(f"{message}; so is every other one") from error
+            raise ending(f"{message}; so is every other one", error) from error
         else:
             self._skipped += 1
         rank_zero_warn(f"round {self.round} is skipped: {reason}")

@@ -62,6 +62,14 @@ class Partition:
         raise ConfigurationError(f"{type(self).__name__} must define owners(labels, num_clients, generator)")
 
 
+def check_enough(num_clients: int, num_examples: int) -> None:
+    """Refuse more clients than there are training examples to deal to them."""
+    if num_clients > num_examples:
+        raise ConfigurationError(
+            f"num_clients must be at most {num_examples}, the number of training examples, got {num_clients}: lower it"
+        )
+
+
 def rows_of(owners: Ints, num_clients: int) -> list[Tensor]:
     """Turn the client of every example (n,) into each client's int64 example indices, in ascending order."""
     order = torch.from_numpy(np.argsort(owners, kind="stable"))

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.engine.batches import CPU, Collate, Examples, check_examples, unchanged
-from fl_lightning.engine.partition import Partition, equal_owners, rows_of
+from fl_lightning.engine.partition import Partition, Stated, check_enough, equal_owners, rows_of
 from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
@@ -191,6 +191,8 @@ def deal(
             does not fit.
     """
     count = len(examples)
+    if not isinstance(partition, Stated):
+        check_enough(num_clients, count)
     found = stored_labels(examples) if labels is None else labels
     classes = None if found is None else classes_of(found, count)
     if labels is not None and classes is None:

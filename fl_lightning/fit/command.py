@@ -51,7 +51,7 @@ from fl_lightning.runs.tracked import tracked_run
 from fl_lightning.runs.traffic import TrafficMonitor
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
 
-TRAINER_DEFAULTS = {
+TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": "runs",
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 1,
@@ -66,6 +66,15 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
         raise ParsingError(message, _options(self)) from ex
+
+    @override
+    def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
+        """Refuse null where the type does not allow it; the parser would take it for an argument that is not given."""
+        try:
+            super().validate(namespace, False, *args, **kwargs)
+        except TypeError:
+            super().validate(namespace, True, *args, **kwargs)  # says more about an argument that is not given
+            raise
 
     @override
     def dump(self, cfg: Any, **kwargs: Any) -> str:
@@ -159,7 +168,11 @@ class FederatedCLI(OpenCLI):
     def find_checkpoint(self) -> None:
         """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
-        root = Path(config.trainer.default_root_dir)
+        if config.trainer is None:
+            raise ConfigurationError(
+                "trainer must hold the Trainer's arguments, got null: leave it out for the defaults"
+            )
+        root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
         experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
         check_experiment(experiment)
         self.mlflow_run = None
@@ -178,7 +191,8 @@ class FederatedCLI(OpenCLI):
                 if "MLFlowLogger" in str(config.trainer.logger):
                     self.mlflow_run = tracked_run(folder, rounds, "mlflow")
         config.experiment = experiment
-        self.folder = RunFolder(root, experiment, version, rounds, self.holds)
+        optional = self.config.subcommand != "fit"
+        self.folder = RunFolder(root, experiment, version, rounds, self.holds, optional)
 
     @override
     def set_seed(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = "base"  # the file or files that a config builds on, relative to the config, which overrides them
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 KEYS = (BASE, GRID)
+LARGEST = 100_000  # values in a config
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,14 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
     """The files that a config builds on, the most basic first.
 
     Raises:
-        ConfigurationError: one of these files does not exist, or the config builds on itself.
+        ConfigurationError: one of these files does not exist or cannot be read, or the config builds on itself.
     """
     named = _read(path).get(BASE) or []
+    named = [named] if isinstance(named, str) else named
+    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+        raise ConfigurationError(f"{path}: base must be the name of a file, or a list of names, got {named}")
     found: list[str] = []
-    for name in [named] if isinstance(named, str) else named:
+    for name in named:
         base = Path(path).parent / name
         if not base.is_file() or base.resolve() in below:
             reason = "builds on it" if base.is_file() else "does not exist"
@@ -134,8 +139,43 @@ def option(name: str, value: Any) -> str:
 
 
 def _read(path: str | Path) -> dict[str, Any]:
+    """Read a config.
+
+    Raises:
+        ConfigurationError: the file cannot be read, is no YAML, or grows without bounds by its aliases.
+    """
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, OSError, UnicodeDecodeError):
-        return {}  # the parser reports the error
+        root = yaml.compose(text := Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        if root is not None and _size(root, {}) > LARGEST:
+            raise ConfigurationError(f"{path}: its aliases (*name) stand for more than {LARGEST:,} values: write less")
+        content = yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{path} is no text in UTF-8: save it as UTF-8") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no YAML: {' '.join(_told(error).split())}") from None
     return content if isinstance(content, dict) else {}
+
+
+def _told(error: Exception) -> str:
+    """Say what is wrong in a file, and on which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or error}"
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Count the values of a YAML node, each alias counted as what it stands for; infinite if it stands for itself.
+
+    Args:
+        node: the node.
+        known: the numbers of nodes that have been counted, by their ids.
+    """
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is counted
+        parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
+        inner = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
+    return known[id(node)]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import inspect
 import logging
+import os
 import re
 import signal
 import sys
-import sysconfig
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from types import FrameType
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -26,7 +25,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from typing_extensions import override
 
-from fl_lightning.errors import ConfigurationError, RankError
+from fl_lightning.errors import ConfigurationError, RankError, is_exhaustion, of_library, of_user, system_error
 
 NAMED_IN_YAML: tuple[type, ...] = (
     Callback,
@@ -81,15 +80,20 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         args: the arguments.
 
     Returns:
-        The exit status; 2 for a mistake, 143 after SIGTERM.
+        The exit status; 2 for a mistake and for what the machine lacks, 143 after SIGTERM, 141 after a broken pipe.
     """
     _quiet()
     try:
-        return command(args)
+        status = command(args)
+        sys.stdout.flush()  # here, because Python reports an error at its own exit in several lines
+        return status
     except SIGTERMException:  # Lightning leaves with status 0
         return 128 + signal.SIGTERM
+    except BrokenPipeError:  # whoever reads the output, such as head, has read enough
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # takes what is still to be printed at exit
+        return 128 + signal.SIGPIPE
     except Exception as error:
-        if (mistake := mistake_in(error)) is None:
+        if (mistake := mistake_in(error) or _lack_in(error)) is None:
             raise
         print(f"fl-lightning: error: {mistake}", file=sys.stderr)
         return 2
@@ -117,6 +121,39 @@ def mistake_in(error: BaseException) -> str | None:
     return mistake_in(wrapped) if wrapped else None
 
 
+REMEDIES = {  # by the number of an OSError
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
+        "name another place (trainer.default_root_dir is the folder of all runs), or change this one",
+    ),
+}
+
+
+def _lack_in(error: BaseException) -> str | None:
+    """Describe what the machine refused (a file, room, memory) in one line; None for other errors, and for the user's.
+
+    An error in the user's own code keeps its traceback, which says where.
+    """
+    if of_user(error):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        if (number := system_error(cause)) is not None:
+            file = getattr(cause, "filename", None)
+            what = os.strerror(number) if file is None else f"{os.strerror(number)}: {file}"
+            remedy = REMEDIES.get(number, "mend that")
+            return f"{what}: {remedy}; what has been saved stays, and --ckpt_path last goes on with it"
+        if is_exhaustion(cause):
+            what = " ".join(str(cause).split())[:200]
+            return (
+                f"out of memory{what and f' ({what})'}: use a smaller model, cohort or batch; what has been saved stays"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 @contextmanager
 def refusals(part: str) -> Iterator[None]:
     """Report a value that a library refuses in one line; any other error keeps its traceback.
@@ -131,31 +168,11 @@ def refusals(part: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, RuntimeError, OSError, MemoryError) as error:
-        told = "Union subtypes" in str(error)  # by the parser, about an error whose traceback it has dropped
-        if told or mistake_in(error) is not None or not _from_library(error):
+        if mistake_in(error) is not None or not of_library(error):
             raise
+        while "Union subtypes" in str(error) and error.__cause__ is not None:  # the parser's words around an error
+            error = error.__cause__  # type: ignore[assignment]  # raised by a constructor
         raise ConfigurationError(f"{part}: {str(error) or type(error).__name__}") from error
-
-
-def _from_library(error: BaseException) -> bool:
-    """Whether a library raised an error, called by this package or by another library and not by the user's code."""
-    tracebacks = []
-    cause: BaseException | None = error
-    while cause is not None:
-        tracebacks.append([frame for frame, _ in traceback.walk_tb(cause.__traceback__)])
-        cause = cause.__cause__ or cause.__context__
-    raised = [frames[-1] for frames in tracebacks if frames]
-    frames = chain.from_iterable(tracebacks)
-    return not any(map(_is_own, raised)) and all(_is_own(frame) or _is_library(frame) for frame in frames)
-
-
-def _is_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fl_lightning"
-
-
-def _is_library(frame: FrameType) -> bool:
-    places = (sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
-    return frame.f_code.co_filename.startswith((*places, "<"))
 
 
 def explain(message: str, options: Iterable[str]) -> str:
@@ -172,11 +189,11 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"there is no option --{found[1]}{_nearest(found[1], options)}"
     if found := re.search(r"does not accept option '([\w.]+)'", text):
         return f"there is no option {found[1]}{_nearest(found[1], options)}"
-    if found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text):
+    if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in _parameters():
         return f"{where}there is no option {found[1]}{_nearest(found[1], _parameters())}"
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
-    if found := re.search(r"[Ee]xpected a dot import path string: ([\w.]+)", text):
+    if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
         return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
         return f"{where}expected a function, as in my_module.my_function, got none: {found[1]}"
@@ -185,7 +202,7 @@ def explain(message: str, options: Iterable[str]) -> str:
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
         return f"{where}expected {_plain(found[1])}, got {found[2]}"
     expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
-    if (found := re.search(r"Given value: (.{1,80})", text)) and expected:
+    if (found := re.search(r"Given value: (.{1,80}?)(?= - | Given value|$)", text)) and expected:
         return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
     return text[:400]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ class RunFolder(CSVLogger):
         version: name of an existing version to continue; None for the next free ``version_N``.
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
         holds: what the process holds while it runs, to which the lock of the run folder is added; None for no lock.
+        optional: whether to warn where the run folder cannot be written, instead of raising an error.
 
     Raises:
         ConfigurationError: the experiment's folder would not lie below the root, another process trains the version, or
@@ -77,10 +79,11 @@ class RunFolder(CSVLogger):
         version: str | None = None,
         rounds: int | None = None,
         holds: ExitStack | None = None,
+        optional: bool = False,
     ) -> None:
         check_experiment(experiment)
         super().__init__(root, experiment, version)
-        self._taken, self._holds = version, holds
+        self._taken, self._holds, self._optional = version, holds, optional
         if version is not None:
             self._hold()
         self._round = 0  # of the row that grows
@@ -104,7 +107,18 @@ class RunFolder(CSVLogger):
 
     def _hold(self) -> None:
         if self._holds is not None and _is_first_process():
-            self._holds.enter_context(held(Path(self.log_dir)))
+            with self._writing():
+                self._holds.enter_context(held(Path(self.log_dir)))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Go on with a warning where the run folder cannot be written, if the record is optional."""
+        try:
+            yield
+        except OSError as error:
+            if not self._optional:
+                raise
+            warnings.warn(f"{self.log_dir} stays as it is: {error.strerror}", stacklevel=1)
 
     @property
     @override
@@ -147,9 +161,10 @@ class RunFolder(CSVLogger):
     def write(self) -> None:
         """Write what is new in the row of the current round to ``metrics.csv``."""
         if self._round and self._row != self._written:
-            self._file = self._file or MetricsFile(Path(self.log_dir) / METRICS)
-            self._file.add(self._round, self._row)
             self._written = dict(self._row)
+            with self._writing():
+                self._file = self._file or MetricsFile(Path(self.log_dir) / METRICS)
+                self._file.add(self._round, self._row)
 
     @rank_zero_only
     def drop_after(self, round: int) -> None:

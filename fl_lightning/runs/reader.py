@@ -19,6 +19,7 @@ from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS,
 from fl_lightning.runs.settings import RULES, named_settings
 from fl_lightning.runs.timer import RoundTime
 
+PARTS = ("trainer", "model", "data")  # of config.yaml, each with names and values
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
 
 
@@ -38,7 +39,12 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        return read_mapping(self.folder / CONFIG)
+        content = read_mapping(self.folder / CONFIG)
+        if odd := [part for part in PARTS if not isinstance(content.get(part) or {}, Mapping)]:
+            raise ConfigurationError(
+                f"{self.folder / CONFIG} is damaged: expected names and values in {', '.join(odd)}; {MEND}"
+            )
+        return content
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
@@ -112,7 +118,17 @@ class Run:
             The arrays by name, without ``counts`` for data without classes; empty if the partition was not saved.
         """
         path = array_file(self.folder, "partition")
-        return load(path, "sizes") if path.is_file() else {}
+        found = load(path, "sizes") if path.is_file() else {}
+        shapes = {name: array.shape for name, array in found.items()}
+        counts = shapes.get("counts", (*shapes.get("sizes", ()), 0))
+        if (found and (len(shapes["sizes"]), len(counts), counts[:1]) != (1, 2, shapes["sizes"])) or any(
+            array.dtype.kind not in "iu" or (array.size and array.min() < 0) for array in found.values()
+        ):
+            raise ConfigurationError(
+                f"{path} must hold numbers of examples, sizes (N,) and perhaps counts (N, C), got {shapes}: delete it, "
+                f"or {MEND}"
+            )
+        return found
 
     def layers(self) -> list[str]:
         """Read the names of the network's layers in the module's order; empty if they were not saved."""

@@ -2,12 +2,17 @@
 
 import os
 import re
+import resource
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from command import TINY, Result, fit, process, run
+from command import HANG, TINY, Result, fit, process, run
 
 MINE = """
 from fl_lightning import FederatedCallback
@@ -161,7 +166,39 @@ def test_unknown_command() -> None:
 
 def test_no_yaml() -> None:
     Path("broken.yaml").write_text("trainer: [\n")
-    assert "line 2, column 1" in refused("fit", "--config", "broken.yaml")
+    said = refused("fit", "--config", "broken.yaml")
+    assert said.startswith("broken.yaml is no YAML: line 2, column 1: expected the node content")
+
+
+def bomb() -> str:
+    """YAML whose nine lines stand for 9⁹ values."""
+    lines = [f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}' if i else 'x'])}]" for i in range(9)]
+    return "\n".join([*lines, "trainer: *a8", ""])
+
+
+FILES = {
+    "latin-1": (f"{TINY}# caf\xe9\n".encode("latin-1"), "is no text in UTF-8: save it as UTF-8"),
+    "UTF-16": (TINY.encode("utf-16"), "is no text in UTF-8: save it as UTF-8"),
+    "base: 5": (f"{TINY}\nbase: 5".encode(), "base must be the name of a file, or a list of names, got 5"),
+    "base: [[]]": (f"{TINY}\nbase: [[]]".encode(), "base must be the name of a file, or a list of names, got [[]]"),
+    "trainer: null": (f"{TINY}\ntrainer: null".encode(), "trainer must hold the Trainer's arguments, got null"),
+    "a bomb": (bomb().encode(), "its aliases (*name) stand for more than 100,000 values"),
+    "an alias of itself": (b"trainer: &a [*a]", "its aliases (*name) stand for more than 100,000 values"),
+    "a null byte": (b"trainer: \0", "is no YAML: unacceptable character"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_odd_config_file(kind: str) -> None:
+    content, said = FILES[kind]
+    Path("odd.yaml").write_bytes(content)
+    assert said in refused("fit", "--config", "odd.yaml")
+
+
+def test_base_that_is_a_folder() -> None:
+    Path("loop.yaml").write_text("base: folder.yaml")
+    Path("folder.yaml").mkdir()
+    assert "folder.yaml, which does not exist" in refused("fit", "--config", "loop.yaml")
 
 
 # Values outside their range
@@ -180,6 +217,24 @@ VALUES = {
     "--data.num_clients=0": r"expected num_clients, .* >= 1 .*, got 0, ",
     "--data.batch_size=0": r"batch_size .*must be at least 1, got 0",
     "--model.local_epochs=0": r"local_epochs must be positive, got 0$",
+    "--model.local_epochs=1.0e308": r"local_epochs must be at most 1000000, .*, got 1e\+308$",
+    "--model.local_steps=1000001": r"local_steps must be at most 1000000, .*, got 1000001$",
+    "--trainer.check_val_every_n_epoch=-1": r"trainer.check_val_every_n_epoch must be at least 1, got -1$",
+    "--trainer.check_val_every_n_epoch=0": r"trainer.check_val_every_n_epoch must be at least 1, got 0$",
+    "--data.num_workers=-1": r"num_workers must be at least 0, got -1$",
+    "--data.num_clients=1443": r"num_clients must be at most 1442, the number of training examples, got 1443: lower it",
+    "--data.num_clients=10000000000000": r"num_clients must be at most 1442, ",
+    "--data.num_clients=null": r"data.num_clients: expected int, got None$",
+    "--data.participation=null": r"data.participation: expected int or float or null, got None$",
+    "--data.participation=.nan": r"participation must be a share in \(0, 1\]",
+    "--model.client.optimizer.lr=-1": r"ImageClassifier.configure_optimizers: Invalid learning rate: -1.0$",
+    "--model.client.optimizer.momentum=-1": r"ImageClassifier.configure_optimizers: Invalid momentum value: -1.0$",
+    "--model.client.network.in_features=7": (
+        r"round 1: client 0 is left out: RuntimeError: .*\(32x64 and 7x512\) \(in network.1, Linear\(in_features=7, "
+        r"out_features=512, bias=True\)\); so is every other one$"
+    ),
+    "--model.client.optimizer.lr=1.0e30": r"round 1: client 0 is left out: its update is not finite; so is every other",
+    "--trainer.default_root_dir=tiny.yaml/x": r"Not a directory: tiny.yaml/x/tiny/version_0: name another place",
     "--model.on_bad_update=ignore": r"model.on_bad_update: .*skip.*raise.*ignore",
 }
 
@@ -425,6 +480,83 @@ def test_plain_ddp_on_two_devices() -> None:
 )
 def test_a_value_that_a_library_refuses(option: str, value: object, said: str) -> None:
     assert said in refused(*TINY_FIT, f"--{option}", value)
+
+
+@contextmanager
+def limit(kind: int, value: int) -> Iterator[None]:
+    """Limit what this process may take."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)
+
+
+@pytest.mark.parametrize("size", [100, 1000, 5000, 300_000])
+def test_no_room_for_a_file(size: int, tmp_path: Path) -> None:
+    """The limit ends the run at the partition, the config, the first checkpoint. With room, the run is what it was."""
+    with limit(resource.RLIMIT_FSIZE, size):
+        result = run(*TINY_FIT)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert result.err.startswith("fl-lightning: error: File too large: make room; what has been saved stays")
+    fit("--experiment", "again")
+    fit("--experiment", "whole")
+    again, whole = (Path("runs", name, "version_0", "metrics.csv").read_bytes() for name in ("again", "whole"))
+    assert again == whole
+
+
+def test_no_room_for_one_clients_state_ends_the_run() -> None:
+    """A client that is left out instead would silently change the result."""
+    with limit(resource.RLIMIT_FSIZE, 5000):
+        result = run(*TINY_FIT, "--trainer.callbacks+=Scaffold", "--model.client_states", "disk")
+    assert result.status == 2
+    assert "File too large" in result.err
+    assert not [text for text in result.warnings if "left out" in text]
+
+
+def test_no_memory() -> None:
+    said = refused(
+        *TINY_FIT, "--model.client.network=MultilayerPerceptron", "--model.client.network.hidden=[900000,900000]"
+    )
+    assert "can't allocate memory" in said
+
+
+def test_a_folder_that_cannot_be_written(last: Path, tmp_path: Path) -> None:
+    """An evaluation prints its result and says that it keeps none; a fit is refused."""
+    if os.geteuid():
+        pytest.skip("root can take another user's place")
+    for path in (tmp_path, *tmp_path.parents[:2]):
+        path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        tested = run("test", "--config", "tiny.yaml", "--ckpt_path", "last")
+        fitted = run(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+    finally:
+        os.seteuid(0)
+    assert tested.status == 0, tested.err
+    assert "test/top1" in tested.out
+    assert "runs/tiny/version_0 stays as it is: Permission denied" in tested.warnings
+    assert (fitted.status, fitted.err.count("\n")) == (2, 1)
+    assert "Permission denied: runs/tiny/version_0/" in fitted.err
+
+
+def test_whoever_reads_the_output_may_leave(last: Path) -> None:
+    command = f"{Path(sys.executable).with_name('fl-lightning')} report runs"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command.split(), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=HANG)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_error_of_the_system_in_the_users_own_code_keeps_its_traceback() -> None:
+    Path("own.py").write_text(
+        "import fl_lightning.datamodules as d\n\nclass Mine(d.Digits):\n    def load(self, train):\n"
+        "        open('no')\n"
+    )
+    with pytest.raises(FileNotFoundError):
+        run(*TINY_FIT, "--data", "own.Mine")
 
 
 def test_an_error_in_the_users_own_code_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

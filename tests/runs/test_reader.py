@@ -3,12 +3,13 @@
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import run
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.reader import load, read_runs
+from fl_lightning.runs.reader import Run, load, read_runs
 from fl_lightning.runs.timer import RoundTime
 
 COSINES = {"clients": [0, 1], "before": [[1, 0], [0, 1]], "after": [[1, 0], [0, 1]]}
@@ -111,3 +112,28 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, made: str | None,
     assert len(result.err.strip().splitlines()) == 1
     assert said in result.err
     assert "runs/<experiment>/<version>" in result.err
+
+
+ODD = {
+    "two dimensions": {"sizes": np.ones((4, 4), int)},
+    "texts": {"sizes": np.array(["a", "b"])},
+    "not finite": {"sizes": np.array([np.nan, 1.0])},
+    "a number": {"sizes": np.int64(4)},
+    "negative": {"sizes": np.array([-1, 2])},
+    "counts of one dimension": {"sizes": np.ones(4, int), "counts": np.ones(4, int)},
+    "counts of other clients": {"sizes": np.ones(4, int), "counts": np.ones((3, 10), int)},
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_partition(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    np.savez(tmp_path / "arrays" / "partition.npz", **ODD[kind])
+    with pytest.raises(ConfigurationError, match=r"partition.npz must hold numbers of examples, sizes \(N,\)"):
+        Run(tmp_path).partition()
+
+
+def test_config_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer: 5\n")
+    with pytest.raises(ConfigurationError, match=r"config.yaml is damaged: expected names and values in trainer"):
+        _ = Run(tmp_path).config

@@ -75,6 +75,7 @@ def test_reaches_every_optimizer_of_a_manual_module() -> None:
     assert close(orchestrator.params, (-0.886375, 0.11575))
 
 
-def test_refuses_a_negative_mu() -> None:
-    with pytest.raises(ConfigurationError, match="mu must be at least 0, got -1"):
-        FedProx(-1)
+@pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf")])
+def test_refuses_a_mu_out_of_range(mu: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"mu must be at least 0 and finite, got {mu}"):
+        FedProx(mu)

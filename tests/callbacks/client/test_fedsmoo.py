@@ -90,13 +90,9 @@ def test_without_perturbation_it_is_feddyn_bit_for_bit(momentum: float) -> None:
     assert rule.state.keys() == {"lambda/0", "lambda/1", "h"}
 
 
-def test_with_neither_term_it_is_uniform_fedavg_bit_for_bit() -> None:
-    assert torch.equal(train(FedSMOO(0.0, 0.0), rounds=3), train(FedAvg("uniform"), rounds=3))
-
-
 def test_each_term_changes_the_result() -> None:
-    neither, dynamic, sharp, both = (train(FedSMOO(p, r), rounds=2) for p in (0.0, 0.1) for r in (0.0, 0.1))
-    results = torch.stack([neither, dynamic, sharp, both])
+    neither = train(FedAvg("uniform"), rounds=2)
+    results = torch.stack([neither, *(train(FedSMOO(p, r), rounds=2) for p, r in ((0.1, 0.0), (0.3, 0.0), (0.1, 0.1)))])
     assert float(torch.pdist(results).min()) > 1e-3
 
 
@@ -224,7 +220,7 @@ def test_refuses_another_rule_that_moves_the_gradient() -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-@pytest.mark.parametrize("name", ["penalty", "rho"])
-def test_refuses_arguments_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} must be at least 0 and finite, got {value}"):
+@pytest.mark.parametrize(("name", "range"), [("penalty", "positive"), ("rho", "at least 0")])
+def test_refuses_arguments_out_of_range(name: str, range: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be {range} and finite, got {value}"):
         FedSMOO(**{name: value})

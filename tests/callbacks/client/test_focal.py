@@ -121,7 +121,14 @@ def test_is_not_ignored_under_manual_optimization() -> None:
         trainer(FocalLoss()).fit(FederatedOrchestrator(Table(automatic=False)), datamodule=TableData())
 
 
-@pytest.mark.parametrize(("gamma", "beta"), [(-1.0, 1.0), (2.0, 0.0), (float("nan"), 1.0)])
-def test_refuses_values_out_of_range(gamma: float, beta: float) -> None:
-    with pytest.raises(ConfigurationError, match="gamma must be at least 0 and beta positive"):
+@pytest.mark.parametrize(
+    ("gamma", "beta", "said"),
+    [
+        (-1.0, 1.0, "gamma must be at least 0 and finite, got -1"),
+        (float("nan"), 1.0, "gamma must be at least 0 and finite, got nan"),
+        (2.0, 0.0, "beta must be positive and finite, got 0"),
+    ],
+)
+def test_refuses_values_out_of_range(gamma: float, beta: float, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
         FocalLoss(gamma, beta)

@@ -111,8 +111,8 @@ def test_zero_updates_and_single_clients() -> None:
     ("arguments", "message"),
     [
         ({"iterations": 0}, "iterations must be at least 1, got 0"),
-        ({"smoothing": 0.0}, "smoothing must be greater than 0, got 0.0"),
-        ({"smoothing": float("nan")}, "smoothing must be greater than 0, got nan"),
+        ({"smoothing": 0.0}, "smoothing must be positive and finite, got 0.0"),
+        ({"smoothing": float("nan")}, "smoothing must be positive and finite, got nan"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: Any, message: str) -> None:
