@@ -26,6 +26,7 @@ from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.lock import held
 from fl_lightning.runs.reader import Run
+from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
@@ -164,7 +165,8 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
         finally:
             atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
         if status == 0:
-            facts = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed, "arguments": job.arguments}
+            facts: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed}
+            facts["arguments"] = hidden_arguments(job.arguments)
             facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
             with whole(job.folder / FINISHED) as part:
                 part.write_text(json.dumps(facts, indent=1))

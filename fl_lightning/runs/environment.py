@@ -6,6 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping
 from datetime import datetime
 from importlib.metadata import version
@@ -28,6 +29,7 @@ from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
+from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES, data_fingerprint
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 
@@ -49,8 +51,14 @@ class SaveConfig(SaveConfigCallback):
         config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
             path = Path(str(folder)) / CONFIG
-            self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
-            log_settings(trainer, yaml.safe_load(path.read_text()), path)
+            text = self.parser.dump(config, skip_unset=False)
+            content = yaml.safe_load(text)
+            if (shown := hidden(content)) != content:
+                warnings.warn(f"{path} has *** in place of keys and passwords: give them to rerun it", stacklevel=1)
+                text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+            with whole(path) as part:
+                part.write_text(text)
+            log_settings(trainer, shown, path)
 
 
 class RunTracking(Callback):
@@ -132,7 +140,7 @@ def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
         "device": f"{trainer.world_size} x {device.type} ({name})",
         RULES: [type(rule).__name__ for rule in rules_of(trainer)],
         "data": data_fingerprint(data),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *hidden_arguments(sys.argv[1:])]),
         "host": platform.node(),
         **({"code": code} if (code := code_state()) else {}),
     }
