@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow format layers lists benchmark clean
+.PHONY: demo test test-slow attack format layers lists benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -15,6 +15,9 @@ test: .venv/installed
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+
+attack: .venv/installed
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/fuzz.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

@@ -6,6 +6,8 @@ import errno
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from math import inf
 from types import FrameType
@@ -64,6 +66,21 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 # Errors that libraries raise
+
+
+@contextmanager
+def values_of(part: str) -> Iterator[None]:
+    """Report a value that a library refuses in one line; an error in the user's code or in this package's stays.
+
+    Args:
+        part: what the values are for, such as "model.server_optimizer".
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ConfigurationError) or not of_library(error):
+            raise
+        raise ConfigurationError(f"{part}: {type(error).__name__}: {error}") from error
 
 
 def of_library(error: BaseException) -> bool:

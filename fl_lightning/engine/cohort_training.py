@@ -31,7 +31,7 @@ from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import is_finite, turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
-from fl_lightning.errors import ConfigurationError, is_exhaustion, of_library
+from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
 
 
 class CohortTraining(ClientHost):
@@ -79,16 +79,14 @@ class CohortTraining(ClientHost):
             seed_globals(derive(self.seed, "rates"), self.device)
             try:
                 self._shown.begin(self._new_run(first, self.params))
-                made, _ = make_optimizers(self.client)
-            except (ValueError, TypeError) as error:  # such as of torch, about a negative learning rate
-                if not of_library(error):
-                    raise
-                raise ConfigurationError(f"{type(self.client).__name__}.configure_optimizers: {error}") from error
+                with values_of(f"{type(self.client).__name__}.configure_optimizers"):
+                    made, _ = make_optimizers(self.client)
             finally:
                 self._shown.end()
                 self._state.restore()
         check_optimizers(self.client, made)
-        self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
+        with values_of("model.local_lr_scheduler"):
+            self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
         configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
         self.trainer.lr_scheduler_configs.extend(configs)
 

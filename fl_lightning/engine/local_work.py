@@ -58,8 +58,10 @@ class LocalSettings:
             raise ConfigurationError(f"stragglers must be a share in [0, 1], got {self.stragglers}")
         if not 0 < self.lr_decay <= 1:
             raise ConfigurationError(f"local_lr_decay must be in (0, 1], got {self.lr_decay}")
-        if self.clip is not None and not self.clip > 0:
-            raise ConfigurationError(f"gradient_clip_val must be positive, or null for none, got {self.clip}")
+        if self.clip is not None and not 0 < self.clip < inf:
+            raise ConfigurationError(
+                f"gradient_clip_val must be positive and finite, or null for none, got {self.clip}"
+            )
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
     def work(self, generator: torch.Generator | None = None, batches: Callable[[], Sized] | None = None) -> Work:

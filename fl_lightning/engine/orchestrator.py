@@ -46,7 +46,7 @@ from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
-from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.errors import ConfigurationError, check_choice, values_of
 
 
 @picklable_defaults
@@ -173,8 +173,10 @@ class FederatedOrchestrator(CohortTraining):
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._flat = FlatParameters(self.client)
         self._deltas = self.params.new_empty(0, len(self.params))
-        optimizer = self.server_optimizer(self._flat.parameters)
-        schedulers = make_schedulers(self.server_scheduler, optimizer)
+        with values_of("model.server_optimizer"):
+            optimizer = self.server_optimizer(self._flat.parameters)
+        with values_of("model.server_scheduler"):
+            schedulers = make_schedulers(self.server_scheduler, optimizer)
         self._server_settings = settings_of(optimizer)
         return [optimizer], schedulers
 
@@ -350,7 +352,8 @@ class FederatedOrchestrator(CohortTraining):
         try:
             if scaler is not None:
                 precision.scaler = None  # the update has no loss scale
-            self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
+            with values_of("model.server_optimizer"):
+                self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
         finally:
             if scaler is not None:
                 precision.scaler = scaler

@@ -168,10 +168,6 @@ class FederatedCLI(OpenCLI):
     def find_checkpoint(self) -> None:
         """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
-        if config.trainer is None:
-            raise ConfigurationError(
-                "trainer must hold the Trainer's arguments, got null: leave it out for the defaults"
-            )
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
         experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
         check_experiment(experiment)

@@ -18,6 +18,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = "base"  # the file or files that a config builds on, relative to the config, which overrides them
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 KEYS = (BASE, GRID)
+PARTS = ("trainer", "model", "data")
 LARGEST = 100_000  # values in a config
 
 
@@ -155,7 +156,12 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is no text in UTF-8: save it as UTF-8") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no YAML: {' '.join(_told(error).split())}") from None
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict):
+        return {}  # the parser reports the error
+    for part in PARTS:
+        if part in content and not isinstance(content[part], dict | str):
+            raise ConfigurationError(f"{path}: {part} must hold names and values, or name a file, got {content[part]}")
+    return content
 
 
 def _told(error: Exception) -> str:
