@@ -10,7 +10,7 @@ from fl_lightning.datamodules.folder import ImageFiles, class_names, find_image_
 from fl_lightning.datamodules.published import PublishedImages
 from fl_lightning.errors import ConfigurationError
 
-URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+URL = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
 

@@ -1,5 +1,6 @@
 """The usual image classification sets: MNIST, FashionMNIST, CIFAR-10 and CIFAR-100."""
 
+import hashlib
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,6 +9,26 @@ from torch import Tensor
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules.published import PublishedImages
+
+# torchvision's data sets by HTTPS alone. Their names are those of torchvision's folders.
+SecureMNIST = type(
+    "MNIST",
+    (datasets.MNIST,),
+    {
+        "mirrors": ["https://ossci-datasets.s3.amazonaws.com/mnist/"],
+        "sha256": {
+            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    },
+)
+SecureFashionMNIST = type(
+    "FashionMNIST",
+    (datasets.FashionMNIST,),
+    {"mirrors": ["https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"]},
+)
 
 
 class VisionData(PublishedImages):
@@ -24,9 +45,12 @@ class VisionData(PublishedImages):
         return self.source(root, train=train, download=download)
 
     def fetch(self, root: Path) -> None:
-        """Download training and test set; torchvision checks both by MD5 sums."""
+        """Download training and test set; torchvision checks MD5 sums, this method the SHA-256 sums that are known."""
         for train in (True, False):
             self.open(root, train, download=True)
+        for file, digest in self.source.sha256.items() if hasattr(self.source, "sha256") else ():
+            if hashlib.sha256((root / self.folder / file).read_bytes()).hexdigest() != digest:
+                raise RuntimeError(f"{file} does not have the SHA-256 sum {digest}")
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Read torchvision's own files: uint8 images (n, C, H, W), and torchvision's targets."""
@@ -40,7 +64,7 @@ class MNIST(VisionData):
     """Handwritten digits (LeCun et al., 1998): 60,000 + 10,000 grey images of 28x28. Arguments: see PublishedImages."""
 
     name = "MNIST"
-    source = datasets.MNIST
+    source = SecureMNIST
     folder = "MNIST/raw"
     published = (60_000, 10_000)
     image_size = (28, 28)
@@ -53,7 +77,7 @@ class FashionMNIST(VisionData):
     """Clothes (Xiao et al., 2017): 60,000 + 10,000 grey images of 28x28. Arguments: see PublishedImages."""
 
     name = "FashionMNIST"
-    source = datasets.FashionMNIST
+    source = SecureFashionMNIST
     folder = "FashionMNIST/raw"
     published = (60_000, 10_000)
     image_size = (28, 28)

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import os
+import re
 import struct
 import threading
 import time
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from image_files import write_tiny
 from torchvision import datasets
 
-from fl_lightning.datamodules import MNIST, TinyImageNet
+from fl_lightning.datamodules import CIFAR10, CIFAR100, EMNIST, MNIST, QMNIST, FashionMNIST, TinyImageNet, tiny_imagenet
 from fl_lightning.datamodules.download import ABANDONED, download_whole
 from fl_lightning.errors import ConfigurationError
 
@@ -141,3 +143,24 @@ def test_what_a_killed_process_left_is_deleted_a_day_later(tmp_path: Path) -> No
         os.utime(tmp_path / f".Name-{name}", (time.time() - age,) * 2)
     download_whole(tmp_path, "set", fetch, "Name")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".Name-new", "set"]
+
+
+def test_every_address_is_https() -> None:
+    sources = [cls.source for cls in (MNIST, FashionMNIST, EMNIST, QMNIST, CIFAR10, CIFAR100)]
+    told = [
+        getattr(source, "url", None) or getattr(source, "mirrors", None)
+        for source in sources
+        if source is not QMNIST.source
+    ]
+    addresses = re.findall(r"https?://[^'\"]+", str([*told, QMNIST.source.subsets, QMNIST.source.resources]))
+    assert len(addresses) > 5
+    assert all(address.startswith("https://") for address in [*addresses, tiny_imagenet.URL])
+
+
+def test_files_with_another_sum_are_refused(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    source: Any = local_mnist(server)
+    monkeypatch.setattr(MNIST, "source", source)
+    source.sha256 = {"t10k-labels-idx1-ubyte": "0" * 64}
+    with pytest.raises(ConfigurationError, match="t10k-labels-idx1-ubyte does not have the SHA-256 sum 000"):
+        MNIST(root=str(tmp_path / "data"), download=True).prepare_data()
+    assert not (tmp_path / "data" / "MNIST").exists()
