@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Section, Table
 from fl_lightning.report.templates import environment
+from fl_lightning.report.templates import render as filled
 from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
@@ -52,6 +54,7 @@ HEATS = {
         ),
     ),
 }
+STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on every page that loads Plotly
 LISTED = 6  # largest number of methods that the page's title names
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
@@ -92,13 +95,14 @@ def render(experiments: Sequence[Experiment]) -> str:
     names = described[0].methods
     many = f"{len(described)} experiments" if several else f"{len(names)} methods" if len(names) > LISTED else ""
     title = many or " · ".join(names)
-    return templates.get_template("page.html.j2").render(
+    return filled(
+        templates.get_template("page.html.j2"),
         title=title,
         parts=described,
         index=tables.index(experiments, links) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(STYLE_OF_MAPS.sub("''", get_plotlyjs())),
     )
 
 

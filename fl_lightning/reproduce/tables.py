@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import pandas as pd
-from markupsafe import Markup
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
 from fl_lightning.report import parts
-from fl_lightning.report.templates import environment
+from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.claims import Verdict
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import measured
@@ -126,15 +126,16 @@ def html(
     image: Path | None = None,
 ) -> str:
     """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
-    drawn = image.with_suffix(".svg").read_text(encoding="utf-8") if image else ""
+    drawn = base64.b64encode(image.with_suffix(".svg").read_bytes()).decode() if image else ""
     template = environment(HERE).get_template("table.html.j2")
-    return template.render(
+    return render(
+        template,
         title=experiment.source,
         claim=experiment.claim,
         facts=facts,
         compared=parts.Table(*lines(compared), experiment.metric),
         judged=parts.Table(CLAIMS, judged(verdicts), "Claims", words=True),
-        figure=Markup(drawn[drawn.find("<svg") :]),
+        figure=drawn,
         notes=experiment.notes,
         nothing=NOTHING,
     )

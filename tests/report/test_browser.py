@@ -415,3 +415,23 @@ def test_a_long_run_of_many_clients_stays_small(browser: Any, tmp_path: Path) ->
     shown = page.evaluate(HEAT, 0)
     assert close(shown, folder / "arrays/cosines_500.npz", "before")
     page.close()
+
+
+def test_the_policy_lets_no_other_script_or_style_in(browser: Any, runs: Path) -> None:
+    """What a crafted name of a metric would bring, if it ever came into the page as it is."""
+    page = browser.new_page()
+    page.goto((runs / "report.html").as_uri())
+    assert "unsafe" not in page.locator("meta[http-equiv]").get_attribute("content")
+    page.evaluate(
+        """() => {
+            const script = document.createElement("script");
+            script.textContent = "window.ran = 'script'";
+            document.body.append(script);
+            document.body.insertAdjacentHTML("beforeend", "<img src=x onerror=\\"window.ran = 'handler'\\">");
+            document.body.insertAdjacentHTML("beforeend", "<p id=red style='color: rgb(255, 0, 0)'>x</p>");
+        }"""
+    )
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.ran") is None
+    assert page.evaluate("getComputedStyle(document.getElementById('red')).color") != "rgb(255, 0, 0)"
+    page.close()

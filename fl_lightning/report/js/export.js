@@ -19,13 +19,16 @@ async function svg(chart) {
 async function pdf(chart) {
   const { text, width, height } = await svg(chart);
   const image = make("img", { src: `data:image/svg+xml,${encodeURIComponent(text)}`, alt: chart.spec.title, width, height });
-  const page = make("style", {}, `@page { size: ${width}px ${height}px; margin: 0 } @media print { body { margin: 0; padding: 0 } }`);
-  const sheet = make("div", { id: "sheet" }, page, image);
+  const style = new CSSStyleSheet();
+  style.replaceSync(`@page { size: ${width}px ${height}px; margin: 0 } @media print { body { margin: 0; padding: 0 } }`);
+  const sheet = make("div", { id: "sheet" }, image);
   await image.decode();
+  document.adoptedStyleSheets.push(style);
   document.body.append(sheet);
   document.body.classList.add("one");
   addEventListener("afterprint", () => {
     document.body.classList.remove("one");
+    document.adoptedStyleSheets = document.adoptedStyleSheets.filter((each) => each !== style);
     sheet.remove();
   }, { once: true });
   print();

@@ -1,4 +1,11 @@
 // What the page knows: its parts (experiments), their charts, and what the reader has chosen.
+// The page's policy refuses styles written as text, which Plotly sets; it allows them one by one.
+const { setAttribute } = Element.prototype;
+Element.prototype.setAttribute = function (name, value) {
+  if (name === "style") this.style.cssText = value;
+  else setAttribute.call(this, name, value);
+};
+
 const root = document.documentElement;
 const coarse = matchMedia("(pointer: coarse)").matches;
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -69,6 +76,7 @@ class Chart {
     this.plot = figure.querySelector(".plot");
     this.near = this.drawn = this.stale = false;
     this.plot.chart = this;
+    this.plot.style.minHeight = `${this.plot.dataset.height}px`; // room on the page until the chart is drawn
   }
 
   get spec() {
