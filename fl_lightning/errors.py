@@ -98,6 +98,8 @@ def system_error(error: BaseException) -> int | None:
     """The operating system's number of an error; None for other errors."""
     if isinstance(error, OSError):
         return error.errno
+    if any(words in str(error) for words in ("iostream error", "PytorchStreamWriter failed", "unexpected pos ")):
+        return errno.ENOSPC  # torch, whose words do not say why it could not write
     found = re.search(r"\(os error (\d+)\)", str(error))  # of libraries in Rust, such as safetensors
     return int(found[1]) if found else None
 

@@ -23,6 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -238,7 +239,7 @@ def configs(draw: Any) -> str:
         nodes = list(_nodes(content))
         parent, key = draw(st.sampled_from(nodes))
         slot = Slot(f"--{key}", (), None)
-        parent[key] = draw(values(slot))
+        parent[key] = deepcopy(draw(values(slot)))  # the next value may replace a part of this one
     text = yaml.safe_dump(content, allow_unicode=True)
     if draw(st.integers(0, 3)):
         return text

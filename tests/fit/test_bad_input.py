@@ -511,7 +511,10 @@ def test_no_room_for_a_file(size: int, tmp_path: Path) -> None:
     with limit(resource.RLIMIT_FSIZE, size):
         result = run(*TINY_FIT)
     assert (result.status, result.err.count("\n")) == (2, 1)
-    assert result.err.startswith("fl-lightning: error: File too large: make room; what has been saved stays")
+    assert re.match(
+        "fl-lightning: error: (File too large|No space left on device): make room; what has been saved stays",
+        result.err,
+    )
     fit("--experiment", "again")
     fit("--experiment", "whole")
     again, whole = (Path("runs", name, "version_0", "metrics.csv").read_bytes() for name in ("again", "whole"))
@@ -550,7 +553,7 @@ def test_a_folder_that_cannot_be_written(last: Path, tmp_path: Path) -> None:
     assert "test/top1" in tested.out
     assert "runs/tiny/version_0 stays as it is: Permission denied" in tested.warnings
     assert (fitted.status, fitted.err.count("\n")) == (2, 1)
-    assert "Permission denied: runs/tiny/version_0/" in fitted.err
+    assert re.search(r"Permission denied: \S*runs/tiny/version_0/", fitted.err)
 
 
 def test_whoever_reads_the_output_may_leave(last: Path) -> None:
