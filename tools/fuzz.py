@@ -192,7 +192,7 @@ def _arguments(cls: type) -> Iterator[tuple[str, Any]]:
 
 def values(slot: Slot) -> st.SearchStrategy[Any]:
     """Values for a slot: a third of them odd, the others of the slot's type."""
-    if slot.name == "num_nodes":  # a second node would be waited for
+    if slot.name in ("num_nodes", "devices"):  # a second node would be waited for, a second process would attack anew
         return st.sampled_from([value for value in ODD if not is_large(value) and value != 2])
     odd = [value for value in ODD if slot.name not in LABORIOUS or not is_large(value)]
     kinds = [slot.kind, *get_args(slot.kind)]
