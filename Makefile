@@ -18,6 +18,9 @@ test-slow: .venv/installed
 
 attack: .venv/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/fuzz.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/crash.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/soak.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s -m slow tests/fit/test_damage.py tests/engine/test_ranks.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .
