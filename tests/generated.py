@@ -9,14 +9,12 @@ from PIL import Image
 import fl_lightning.datamodules
 from fl_lightning.datamodules import BoxFolder, Digits, ImageData
 
-PER_CLASS = 3  # training images
 
-
-def write_images(root: Path, data: type[Any], test_per_class: int) -> Path:
+def write_images(root: Path, data: type[Any], per_class: int, test_per_class: int) -> Path:
     """``{train,test}/<class>/*.png`` of noise, as large and as many-coloured as the data set's own; made once."""
     generator = np.random.default_rng(0)
     shape = (*data.image_size, 3)[: 2 if len(data.mean) == 1 else 3]
-    for split, count in (("train", PER_CLASS), ("test", test_per_class)):
+    for split, count in (("train", per_class), ("test", test_per_class)):
         for label in range(data.num_classes):
             folder = root / split / f"{label:03}"
             folder.mkdir(parents=True, exist_ok=True)
@@ -48,6 +46,8 @@ def generated_data(config: dict[str, Any], root: Path) -> list[str]:
     if issubclass(data, BoxFolder):
         return ["--data.root", str(write_boxes(root)), "--data.image_size", "64"]
     proxy = min(settings.get("proxy_per_class", 0), 2)
-    options = ["--data.root", str(write_images(root, data, proxy + 1)), "--data.proxy_per_class", str(proxy)]
+    per_class = max(3, 4 * settings.get("num_clients", 20) // data.num_classes)  # of a long tail, too, one per client
+    images = write_images(root, data, per_class, proxy + 1)
+    options = ["--data.root", str(images), "--data.proxy_per_class", str(proxy)]
     rebalanced = ((settings.get("partition") or {}).get("init_args") or {}).get("form") == "rebalanced"
     return options + ["--data.partition.min_samples", "0"] * rebalanced  # so few images are not enough for more

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from subprocess import Popen
@@ -92,7 +93,8 @@ class RankWatch(threading.Thread):
 
     def explain(self, error: BaseException) -> None:
         """Give an error of an exchange between ranks a cause that names the rank; leave other errors alone."""
-        if self._since is None or not isinstance(error, RuntimeError):
+        modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if self._since is None or not any(name.startswith("torch.distributed") for name in modules):
             return
         for _ in range(6):  # a rank that has ended is noticed soon after
             time.sleep(POLL_S)

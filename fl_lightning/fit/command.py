@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,6 +43,7 @@ from fl_lightning.runs.checkpoints import (
 )
 from fl_lightning.runs.environment import RunTracking, SaveConfig
 from fl_lightning.runs.folder import RunFolder, check_experiment
+from fl_lightning.runs.lock import Holds
 from fl_lightning.runs.mlflow import open_store
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
@@ -122,7 +122,7 @@ class FederatedCLI(OpenCLI):
 
     own_subcommands = frozenset({"data"})
 
-    def __init__(self, args: Sequence[str], epilog: str = "", holds: ExitStack | None = None) -> None:
+    def __init__(self, args: Sequence[str], epilog: str = "", holds: Holds | None = None) -> None:
         self.holds, self.stopping = holds, Stopping()
         super().__init__(
             FederatedOrchestrator,
@@ -346,7 +346,7 @@ def command(args: Sequence[str], epilog: str = "") -> int:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
-    with ExitStack() as holds:
+    with Holds() as holds:
         cli = FederatedCLI(resolve_configs(args), epilog, holds)
     if cli.stopping.stopped_by and cli.trainer.is_global_zero:  # the launcher takes another rank's status for a crash
         return 128 + cli.stopping.stopped_by

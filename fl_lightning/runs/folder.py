@@ -6,7 +6,7 @@ import csv
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.lock import held
+from fl_lightning.runs.lock import Holds, held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines
 
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
@@ -78,7 +78,7 @@ class RunFolder(CSVLogger):
         experiment: str = "experiment",
         version: str | None = None,
         rounds: int | None = None,
-        holds: ExitStack | None = None,
+        holds: Holds | None = None,
         optional: bool = False,
     ) -> None:
         check_experiment(experiment)

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 from filelock import SoftFileLock, Timeout
 
 from fl_lightning.errors import ConfigurationError
 
 LOCK = "lock"  # the file that is there while a process holds the folder
+
+
+class Holds(ExitStack):
+    """What a process holds until it ends. Copies of objects that know it share it: the process holds nothing twice."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_measures_the_training_set() -> None:
 
 def test_what_was_measured_normalises(tmp_path: Path) -> None:
     write_folder(tmp_path, 3)
-    data = ImageFolder(str(tmp_path), 32)
+    data = ImageFolder(str(tmp_path), 32, num_clients=2)
     data.setup("fit")
     images, labels = data._loaded.train.tensors
     inputs, _ = data.on_after_batch_transfer([images, labels], 0)
@@ -73,7 +73,7 @@ def test_what_was_measured_normalises(tmp_path: Path) -> None:
 
 def test_given_constants_are_kept(tmp_path: Path) -> None:
     write_folder(tmp_path, 3)
-    data = ImageFolder(str(tmp_path), 32, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
+    data = ImageFolder(str(tmp_path), 32, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3), num_clients=2)
     data.setup("fit")
     assert (data.mean, data.std) == ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
 
@@ -89,7 +89,7 @@ def test_resized_images_are_not_taken_for_exact_ones(tmp_path: Path) -> None:
 def test_sizes_are_cached_apart(tmp_path: Path) -> None:
     write_folder(tmp_path / "data", 3)
     for size in (32, 16, 32, 16):
-        data = ImageFolder(str(tmp_path / "data"), size, cache=str(tmp_path / "cache"))
+        data = ImageFolder(str(tmp_path / "data"), size, cache=str(tmp_path / "cache"), num_clients=2)
         data.prepare_data()
         assert data.load(train=True)[0].shape == (6, 3, size, size)
     assert len(list((tmp_path / "cache").iterdir())) == 4

@@ -1,5 +1,6 @@
 """Tables in the terminal, as Markdown and as HTML."""
 
+import base64
 import io
 import math
 from html.parser import HTMLParser
@@ -44,7 +45,7 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
         self.loaded += [tag] if tag in ("script", "link", "iframe", "object") else []
-        if tag not in ("meta", "link"):
+        if tag not in ("meta", "link", "img"):
             self.open.append(tag)
         if tag == "table":
             self.tables.append([])
@@ -124,15 +125,18 @@ def test_html_has_everything_and_loads_nothing() -> None:
 
 
 def test_the_figure_is_on_the_page(tmp_path: Path) -> None:
-    """It is text that a reader can search, and loads nothing either."""
+    """A picture within the page, which loads nothing either, and has its text."""
     points = pd.DataFrame({"mean": [0.25, 0.5], "low": math.nan, "high": math.nan, "seeds": 1}, index=[1, 2])
     save(Lines(Axis("round"), Axis("accuracy"), [Line("A <b>", points), Line("B", points)]), tmp_path, "curves")
     text = tables.html(EXPERIMENT, COMPARED, VERDICTS, [], tmp_path / "curves.png")
     page = Page(text)
     assert page.open == []
-    assert page.loaded == ["data:,", "link", "#results"]
-    assert 'aria-label="X &amp; Y, Table 1: curves of the runs"' in text
-    assert ">A &lt;b&gt;</text>" in text
+    *others, drawn = sorted(page.loaded, key=len)
+    assert sorted(others) == ["#results", "data:,", "link"]
+    assert 'alt="X &amp; Y, Table 1: curves of the runs"' in text
+    kind, _, code = drawn.partition(",")
+    assert kind == "data:image/svg+xml;base64"
+    assert b">A &lt;b&gt;</text>" in base64.b64decode(code)
 
 
 def test_a_narrow_terminal_cuts_nothing() -> None:

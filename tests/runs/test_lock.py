@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from command import HANG, TINY, fit, process, run
 
 from fl_lightning import ConfigurationError
 from fl_lightning.runs.folder import RunFolder
-from fl_lightning.runs.lock import held
+from fl_lightning.runs.lock import Holds, held
 
 HOLD = """
 import sys, time
@@ -65,7 +64,7 @@ def test_the_lock_of_another_host_stays(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_is_held_once_its_version_is_known(tmp_path: Path) -> None:
-    with ExitStack() as holds:
+    with Holds() as holds:
         folder = RunFolder(tmp_path, "e", holds=holds)
         assert not (tmp_path / "e").exists()
         assert folder.version == "version_0"
