@@ -226,6 +226,13 @@ class FederatedOrchestrator(CohortTraining):
         waits(self.trainer)  # Lightning lets the devices meet before every batch
 
     @override
+    def on_train_epoch_end(self) -> None:
+        if self.trainer.is_global_zero:
+            busy(self.trainer, f"the checkpoints after round {self.rounds_done}")
+        else:
+            waits(self.trainer)
+
+    @override
     def on_batch_passed_on(self) -> None:
         self._set_step(self.round)  # before callbacks log anything of this batch
 
