@@ -185,7 +185,7 @@ class TestPicture:
 @pytest.fixture
 def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    return write_images(tmp_path / "images", CIFAR10, 1)
+    return write_images(tmp_path / "images", CIFAR10, 3, 1)
 
 
 def test_a_partition_takes_no_run(images: Path) -> None:
