@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from command import TINY
 from safetensors.torch import load_file
@@ -41,6 +42,7 @@ WRITING = {"os.rename", "os.remove", "os.mkdir", "os.truncate", "shutil.rmtree"}
 LOGGERS = {"none": [], "tensorboard": ["TensorBoardLogger"], "wandb": ["WandbLogger"]}
 KNOWN = {"config.yaml", "environment.yaml", "metrics.csv", "timings.csv"}
 HANG = 300  # seconds after which a run hangs
+GRACE = 15  # seconds after which the ranks of an interrupted run must have ended
 
 
 @dataclass
@@ -136,6 +138,9 @@ def attack(case: Case, folder: Path, whole: Path, interruptions: int) -> Case:
             os.killpg(process.pid, signal.SIGKILL)
             return case
         case.interruptions.append("a file operation" if at_file else chosen.name)
+        if left := ranks_left(process.pid):
+            case.faults.append(f"processes outlive {case.interruptions[-1]} by {GRACE} s: {left}")
+            return case
     process = start(case, folder)
     process.join(HANG)
     if process.exitcode != 0:
@@ -143,6 +148,23 @@ def attack(case: Case, folder: Path, whole: Path, interruptions: int) -> Case:
     else:
         case.faults += differences(folder / "runs", whole / "runs")
     return case
+
+
+def ranks_left(group: int) -> list[str]:
+    """Wait until all processes of a group have ended; name those that have not after a while."""
+    deadline = time.monotonic() + GRACE
+    while True:
+        left = [f"{each.pid} ({each.status()})" for each in psutil.process_iter() if belongs(each, group)]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+def belongs(process: psutil.Process, group: int) -> bool:
+    """Whether a process is in a group."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(process.pid) == group
+    return False
 
 
 def prepare(folder: Path) -> None:

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
+PART = ".part"  # ends the name of a file that is being written
 SEAL = 64  # length of a seal: the SHA-256 of the file before the zip archive's comment, in hexadecimal digits
 TAIL = struct.pack("<H", SEAL)  # length of the comment, at the end of an archive without one two zeros
 
@@ -32,7 +33,7 @@ def whole(path: Path) -> Iterator[Path]:
     stays as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}{PART}")
     try:
         yield part
         _flush(part)
@@ -41,6 +42,12 @@ def whole(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
         raise
     _flush(path.parent)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes that were killed have left of files that :func:`whole` was to write."""
+    for part in folder.rglob(f"*{PART}"):
+        part.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.files import whole
+from fl_lightning.engine.files import remove_parts, whole
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, read_mapping, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
@@ -92,6 +92,7 @@ class RunTracking(Callback):
         save_arrays(orchestrator, "partition", sizes=sizes, **({} if counts is None else {"counts": counts}))
         folder = run_folder(trainer)
         if trainer.is_global_zero:
+            remove_parts(folder)
             before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may be without these loggers
@@ -101,6 +102,12 @@ class RunTracking(Callback):
             log_environment(trainer, facts, folder / ENVIRONMENT)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts), 0)
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, RunFolder):
+                logger.release()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -105,6 +105,11 @@ class RunFolder(CSVLogger):
             self._hold()
         return self._taken
 
+    def release(self) -> None:
+        """Let go of the run folder: the fit is over."""
+        if self._holds is not None:
+            self._holds.close()
+
     def _hold(self) -> None:
         if self._holds is not None and _is_first_process():
             with self._writing():

@@ -107,6 +107,15 @@ def test_a_damaged_last_checkpoint_gives_way_to_a_sound_one(whole: Path, part: P
     assert_same(whole / "runs/whole/version_0/checkpoints/last.ckpt", last)
 
 
+def test_half_files_of_a_killed_run_are_removed(part: Path) -> None:
+    """Even if the run never writes such a file again, as best.ckpt."""
+    halves = [part / "checkpoints/best.ckpt.part", part / "arrays/cosines_7.npz.part", part / "config.yaml.part"]
+    for half in halves:
+        half.write_bytes(b"half")
+    assert run(*GO_ON).status == 0
+    assert not [half for half in halves if half.exists()]
+
+
 def set_to(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda checkpoint: checkpoint.__setitem__(name, value)
 

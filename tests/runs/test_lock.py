@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import HANG, TINY, fit, process, run
+from command import HANG, TINY, fit, fit_on, process, run
 
 from fl_lightning import ConfigurationError
 from fl_lightning.runs.folder import RunFolder
@@ -98,6 +98,15 @@ def test_a_run_in_training_cannot_be_resumed(
     done = run(*go_on)
     assert done.status == 0, done.err
     assert not (folder / "lock").exists()
+
+
+def test_forked_ranks_leave_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank, which takes the version, is a process of its own then, and ends without its parent's farewell."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    fit_on(2, "--trainer.max_epochs", 1)
+    assert Path("runs/tiny/version_0/metrics.csv").exists()
+    assert not Path("runs/tiny/version_0/lock").exists()
 
 
 @pytest.mark.slow
