@@ -149,8 +149,8 @@ class CohortTraining(ClientHost):
                 raise
             self._leave_out(client, described(error, self.client), error)
         finally:
+            self._training.end(self._run)
             self._run = None
-            self._shown.end()
             self._flat.clear_gradient()
             self.params.copy_(self._anchor)
             self._tell(client, self._state.restore(failed))
@@ -219,7 +219,7 @@ class CohortTraining(ClientHost):
             raise ending(message, error) from error
         if speaks:
             warnings.warn(message, stacklevel=2)
-        self._failures.append((message, error))
+        self._failures.append((message, None if self._failures else error))  # one, since errors hold what they passed
 
     @override
     def drop_round(self) -> int | None:

@@ -92,10 +92,20 @@ class LocalTraining:
             scale_rates(run.optimizers, run.schedules, factors)
         run.optimizers[0].register_step_post_hook(run.count_step)
         self.scaler = None if self.shared_scaler is None else deepcopy(self.shared_scaler)
-        self.hooked = None
         if not self.automatic:
             self._attach(run)
         return run
+
+    def end(self, run: LocalRun | None) -> None:
+        """Show the module the run again, and let go of a client's optimizers, if it got that far.
+
+        A step hook of an optimizer refers to the client's run, and the run to the optimizer: together they would wait
+        for Python's garbage collector, which counts objects and not the bytes of momentum in them.
+        """
+        self.trainer.end()
+        self.hooked = None
+        if run is not None:
+            run.optimizers, run.schedules = [], []
 
     def hooked_optimizers(self, run: LocalRun) -> list[Any]:
         """The client's optimizers as Lightning gives them to a module with manual optimization."""

@@ -1,5 +1,7 @@
 """LocalRun against lightning.Trainer: the same module on the same batches ends in bit-identical weights and buffers."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +9,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import Capture, Net, alone, as_client
+from toy import Capture, Net, Same, alone, as_client, trainer
 
-from fl_lightning import ConfigurationError
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 
 
 class Scheduled(Net):
@@ -314,3 +316,27 @@ class Detached(Net):
 def test_refused_by_name(make: Callable[[], Net], settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         as_client(make, **settings)
+
+
+class Leftovers(FederatedCallback):
+    """Notes how many runs and optimizers of earlier rounds are still in memory when a client starts."""
+
+    def __init__(self) -> None:
+        self.references: list[weakref.ref[Any]] = []
+        self.alive: list[int] = []
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        self.alive.append(sum(reference() is not None for reference in self.references))
+        self.references += [weakref.ref(each) for each in (run, *run.optimizers)]
+
+
+@pytest.mark.parametrize("make", [Net, Scheduled, WarmUp, Manual, ManualOwnHooks])
+def test_a_client_leaves_nothing_to_the_garbage_collector(make: Callable[[], Net]) -> None:
+    """An optimizer's momentum is as large as the model: it must go with its client, not when Python next looks."""
+    leftovers, orchestrator = Leftovers(), FederatedOrchestrator(make(), on_bad_update="raise")
+    gc.disable()
+    try:
+        trainer(leftovers, rounds=3).fit(orchestrator, datamodule=Same())
+    finally:
+        gc.enable()
+    assert leftovers.alive == [0, 0, 0]
