@@ -73,25 +73,40 @@ def values_of(part: str) -> Iterator[None]:
     """Report a value that a library refuses in one line; an error in the user's code or in this package's stays.
 
     Args:
-        part: what the values are for, such as "model.server_optimizer".
+        part: the settings that hold the values, such as "trainer" or "model.server_optimizer".
+
+    Raises:
+        ConfigurationError: a library raised an error, see :func:`of_library`.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, ConfigurationError) or not of_library(error):
             raise
-        raise ConfigurationError(f"{part}: {type(error).__name__}: {error}") from error
+        # jsonargparse puts words of its own around the error of a constructor.
+        inner = next((cause for cause in causes(error) if "Union subtypes" not in str(cause)), error)
+        kind = f"{type(inner).__name__}: " if isinstance(inner, LookupError) else ""  # whose message is a name alone
+        raise ConfigurationError(f"{part}: {kind}{str(inner) or type(inner).__name__}") from error
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then each error that led to it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
 def of_library(error: BaseException) -> bool:
-    """Whether a library raised an error, called by this package or by another library and not by the user's code."""
-    raised = [frames[-1] for frames in _frames(error) if frames]
+    """Tell whether a library raised an error, called by this package or by a library and not by the user's code."""
+    raised = [frames[-1] for frames in map(_frames, causes(error)) if frames]
     return not any(map(_is_own, raised)) and not of_user(error)
 
 
 def of_user(error: BaseException) -> bool:
-    """Whether code that belongs neither to this package nor to an installed one had a part in an error."""
-    return not all(_is_own(frame) or _is_library(frame) for frame in chain.from_iterable(_frames(error)))
+    """Tell whether an error passed through code that belongs neither to this package nor to an installed one."""
+    frames = chain.from_iterable(map(_frames, causes(error)))
+    return not all(_is_own(frame) or _is_library(frame) for frame in frames)
 
 
 def system_error(error: BaseException) -> int | None:
@@ -112,14 +127,8 @@ def is_exhaustion(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or lacks_memory
 
 
-def _frames(error: BaseException) -> list[list[FrameType]]:
-    """The frames of the traceback of an error, and of each error that led to it."""
-    found = []
-    cause: BaseException | None = error
-    while cause is not None:
-        found.append([frame for frame, _ in traceback.walk_tb(cause.__traceback__)])
-        cause = cause.__cause__ or cause.__context__
-    return found
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def _is_own(frame: FrameType) -> bool:

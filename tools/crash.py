@@ -54,8 +54,8 @@ class Case:
         states: place of the client states, "memory" or "disk".
         logger: name of the logger, a key of LOGGERS.
         devices: number of devices.
-        interruptions: what stopped the run, in order.
-        faults: what is wrong, in words; empty if nothing is.
+        interruptions: the signals and kills that stopped the run, in words, in order.
+        faults: one sentence for each fault found; empty for a clean case.
     """
 
     number: int

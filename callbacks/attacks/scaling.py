@@ -1,12 +1,11 @@
 """ScalingAttack: attackers that enlarge what they learned."""
 
-import math
-
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning import LocalRun, Server
 from fl_lightning.callbacks.attacks.attack import LocalAttack
+from fl_lightning.errors import check_not_negative
 
 
 class ScalingAttack(LocalAttack):
@@ -26,8 +25,7 @@ class ScalingAttack(LocalAttack):
 
     def __init__(self, num_byzantine: int, scale: float = 10.0) -> None:
         super().__init__(num_byzantine)
-        if not 0 <= scale < math.inf:
-            raise ConfigurationError(f"scale must be at least 0 and finite, got {scale}")
+        check_not_negative(scale=scale)
         self.scale = scale
 
     @override

@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.engine.seeding import generator
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_not_negative, check_positive
 
 
 @dataclass(frozen=True)
 class Turnout:
-    """What becomes of the clients that are selected for a round; each of them is in one of the tuples, ascending.
+    """Says what becomes of the clients selected for a round; each is in one of the tuples, which ascend.
 
     Attributes:
         arrived: clients whose updates arrive in time: the cohort.
@@ -73,10 +73,9 @@ class Availability:
         for name, probability in (("dropout_before", dropout_before), ("dropout_after", dropout_after)):
             if not 0 <= probability <= 1:
                 raise ConfigurationError(f"{name} must be a probability in [0, 1], got {probability}")
-        if not 0 <= speed_spread < math.inf:
-            raise ConfigurationError(f"speed_spread must be at least 0 and finite, got {speed_spread}")
-        if deadline is not None and not deadline > 0:
-            raise ConfigurationError(f"deadline must be positive, a number of steps, or null for none, got {deadline}")
+        check_not_negative(speed_spread=speed_spread)
+        if deadline is not None:
+            check_positive(deadline=deadline)
         if not 1 <= over_selection < math.inf:
             raise ConfigurationError(
                 f"over_selection must be at least 1, got {over_selection}: 1.3 selects 30 % more clients than needed"
@@ -149,8 +148,7 @@ class Diurnal(Availability):
 
     def __init__(self, period: float, share: float = 0.5, **settings: Any) -> None:
         super().__init__(**settings)
-        if not 0 < period < math.inf:
-            raise ConfigurationError(f"period must be positive and finite, a number of rounds, got {period}")
+        check_positive(period=period)
         if not 0 < share <= 1:
             raise ConfigurationError(f"share must be in (0, 1], the part of the period, got {share}")
         self.period, self.share = period, share

@@ -21,6 +21,7 @@ from fl_lightning.errors import ConfigurationError
 
 PART = ".part"  # ends the name of a file that is being written
 SEAL = 64  # length of a seal: the SHA-256 of the file before the zip archive's comment, in hexadecimal digits
+DAMAGED = "cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
 TAIL = struct.pack("<H", SEAL)  # length of the comment, at the end of an archive without one two zeros
 
 
@@ -52,7 +53,10 @@ def remove_parts(folder: Path) -> None:
 
 def _flush(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    opened = os.open(path, os.O_RDONLY)
+    folder = path.is_dir()
+    if folder and os.name == "nt":  # Windows opens no folders
+        return
+    opened = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
     try:
         os.fsync(opened)
     finally:
@@ -87,9 +91,7 @@ class SealedCheckpoints(TorchCheckpointIO):
             ConfigurationError: the file is damaged.
         """
         if not _is_remote(path) and Path(path).is_file() and is_damaged(Path(path)):
-            raise ConfigurationError(
-                f"{path} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
-            )
+            raise ConfigurationError(f"{path} {DAMAGED}")
         return super().load_checkpoint(path, *args, **kwargs)
 
 
@@ -100,7 +102,7 @@ def seal_checkpoints(trainer: Trainer) -> None:
 
 
 def is_damaged(checkpoint: Path) -> bool:
-    """Whether a file is no checkpoint, or differs from what was written."""
+    """Tell whether a file is no checkpoint, or differs from what was written."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             seal = archive.comment

@@ -110,7 +110,7 @@ class RankWatch(threading.Thread):
             child.kill()
 
     def _all_at(self) -> dict[int, str]:
-        """What each rank is at, as far as is known."""
+        """Ask the store where each rank is: on which client, or waiting; a rank that has said nothing is left out."""
         keys = {rank: f"at/{rank}" for rank in range(self._world_size)}
         try:
             return {rank: self._store.get(key).decode() for rank, key in keys.items() if self._store.check([key])}

@@ -26,10 +26,10 @@ from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
-from fl_lightning.fit.messages import ParsingError, mistake_in, refusals
+from fl_lightning.fit.messages import ParsingError, mistake_in
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
@@ -86,7 +86,7 @@ class Parser(LightningArgumentParser):
 
 
 def _options(parser: Any) -> list[str]:
-    """The options of a parser and its subcommands, without leading ``--``."""
+    """Name the options of a parser and its subcommands, without leading ``--``."""
     own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
     below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
     return own + [option for sub in below for option in _options(sub)]
@@ -117,7 +117,7 @@ class FederatedCLI(OpenCLI):
     Args:
         args: the command line, with configs given as paths.
         epilog: text at the end of ``--help``.
-        holds: what the process holds while the command runs: the lock of the run folder; None for no lock.
+        holds: the locks of the process, to which that of the run folder is added; None for no lock.
     """
 
     own_subcommands = frozenset({"data"})
@@ -192,12 +192,12 @@ class FederatedCLI(OpenCLI):
 
     @override
     def set_seed(self) -> None:
-        with refusals("seed_everything"):
+        with values_of("seed_everything"):
             super().set_seed()
 
     @override
     def instantiate_classes(self) -> None:
-        with refusals("config"):
+        with values_of("config"):
             super().instantiate_classes()
         if self.model.init_from is not None:  # the config keeps the path as given
             self.model.init_from = str(checkpoint_of(Path(self.model.init_from)))
@@ -221,7 +221,7 @@ class FederatedCLI(OpenCLI):
                 continue_mlflow(logger, self.mlflow_run)
         if config.strategy == "auto" and _several(config.accelerator, config.devices, config.num_nodes):
             kwargs["strategy"] = "client_parallel"
-        with refusals("trainer"):
+        with values_of("trainer"):
             trainer = super().instantiate_trainer(callbacks=callbacks, logger=[self.folder, *loggers], **kwargs)
         check_trainer(trainer)  # checked once, before the processes of other devices start
         return trainer

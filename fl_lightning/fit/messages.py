@@ -12,8 +12,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,7 +24,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 from typing_extensions import override
 
-from fl_lightning.errors import ConfigurationError, RankError, is_exhaustion, of_library, of_user, system_error
+from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, of_user, system_error
 
 NAMED_IN_YAML: tuple[type, ...] = (
     Callback,
@@ -113,12 +112,12 @@ def _no_chatter(record: logging.LogRecord) -> bool:
 
 def mistake_in(error: BaseException) -> str | None:
     """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
-    if isinstance(error, ParsingError):
-        return explain(error.message, error.options)
-    if isinstance(error, ConfigurationError | MisconfigurationException | RankError):
-        return " ".join(str(error).split())
-    wrapped = error.__cause__ or error.__context__
-    return mistake_in(wrapped) if wrapped else None
+    for cause in causes(error):
+        if isinstance(cause, ParsingError):
+            return explain(cause.message, cause.options)
+        if isinstance(cause, ConfigurationError | MisconfigurationException | RankError):
+            return " ".join(str(cause).split())
+    return None
 
 
 REMEDIES = {  # by the number of an OSError
@@ -138,8 +137,7 @@ def _lack_in(error: BaseException) -> str | None:
     """
     if of_user(error):
         return None
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if (number := system_error(cause)) is not None:
             file = getattr(cause, "filename", None)
             what = os.strerror(number) if file is None else f"{os.strerror(number)}: {file}"
@@ -150,29 +148,7 @@ def _lack_in(error: BaseException) -> str | None:
             return (
                 f"out of memory{what and f' ({what})'}: use a smaller model, cohort or batch; what has been saved stays"
             )
-        cause = cause.__cause__ or cause.__context__
     return None
-
-
-@contextmanager
-def refusals(part: str) -> Iterator[None]:
-    """Report a value that a library refuses in one line; any other error keeps its traceback.
-
-    Args:
-        part: name of the config's part that is set up, such as "trainer".
-
-    Raises:
-        ConfigurationError: an installed package or Python's library raised an error, and no code of the user's is in
-            the error's traceback.
-    """
-    try:
-        yield
-    except (ValueError, TypeError, RuntimeError, OSError, MemoryError) as error:
-        if mistake_in(error) is not None or not of_library(error):
-            raise
-        while "Union subtypes" in str(error) and error.__cause__ is not None:  # the parser's words around an error
-            error = error.__cause__  # type: ignore[assignment]  # raised by a constructor
-        raise ConfigurationError(f"{part}: {str(error) or type(error).__name__}") from error
 
 
 def explain(message: str, options: Iterable[str]) -> str:

@@ -12,7 +12,9 @@ from typing_extensions import override
 
 from fl_lightning.engine.lightning_private import requeues
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+if hasattr(signal, "SIGUSR1"):  # not on Windows
+    SIGNALS.append(signal.SIGUSR1)
 
 
 class Stopping(Callback):

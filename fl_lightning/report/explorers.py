@@ -125,13 +125,14 @@ def _by_class(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
-    """Order clients so that those with similar updates are neighbours: the leaves of average-linkage clustering.
+    """Order clients by average-linkage clustering, so that those with similar updates are neighbours.
 
     Args:
         matrices: of each round, the K clients and the (K, K) cosines of their updates.
 
     Returns:
-        The clients in the order of the leaves. The cosine of two clients is their mean over the rounds that have both.
+        The clients in the order of the tree's leaves. The similarity of two clients is the mean of their cosines over
+        the rounds that have both.
     """
     clients = sorted({client for ids, _ in matrices for client in ids})
     place = {client: at for at, client in enumerate(clients)}

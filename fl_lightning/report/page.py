@@ -70,7 +70,7 @@ class Part:
         methods: names of the methods.
         notes: sentences on the runs.
         sections: the sections that have content.
-        axes: what curves can have on the x-axis in place of the round, see :func:`resources.axes`.
+        axes: quantities that curves can have on the x-axis in place of the round, see :func:`resources.axes`.
     """
 
     key: str

@@ -61,7 +61,7 @@ class Frames:
 
     @property
     def note(self) -> str:
-        """Sentence for a caption if frames were left out; else empty."""
+        """The sentence of the caption that says how many frames were left out; empty if none were."""
         shown = sum(len(run["frames"]) for run in self.runs)
         of = shown + self.dropped
         return (
@@ -78,9 +78,9 @@ class Chart:
         title: title of the chart.
         caption: a hint at how to read the chart.
         alt: a sentence for readers who do not see the chart.
-        plot: the chart as data; of a chart with frames, what is printed: the last round of the first seed.
+        plot: the chart as data. A chart with frames is printed from it: it shows the last round of the first seed.
         numbers: the numbers of the chart as a table.
-        frames: what the chart shows by seed and round, if there is a choice.
+        frames: matrices by seed and round, from which the reader chooses; None for a chart without choice.
         wide: whether the chart takes the page's whole width.
     """
 

@@ -80,7 +80,7 @@ def _timed(methods: Sequence[Method], column: str, unit: float, title: str, capt
 
 
 def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """What curves can have on the x-axis in place of the round: training time and bytes, where recorded.
+    """Collect what curves can have on the x-axis in place of the round: training time and bytes, where recorded.
 
     Returns:
         For each axis its ``key``, its ``title`` with the unit, and for each method ``[rounds, values]``: the means over

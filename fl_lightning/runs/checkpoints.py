@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from packaging.version import Version
 from typing_extensions import override
 
-from fl_lightning.engine.files import is_damaged
+from fl_lightning.engine.files import DAMAGED, is_damaged
 from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.folder import CHECKPOINTS, CONFIG, RunFolder
@@ -127,9 +127,7 @@ def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_
     except Exception:
         content = None
     if content is None:
-        raise ConfigurationError(
-            f"{option}: {path} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
-        )
+        raise ConfigurationError(f"{option}: {path} {DAMAGED}")
     if not isinstance(content, dict) or not {"state_dict", "rounds_done"} <= set(content):
         raise ConfigurationError(f"{option}: {path} is a checkpoint, but not of a federated run: it has no rounds_done")
     rounds = content["rounds_done"]
@@ -162,7 +160,7 @@ def _check_resumable(path: Path, content: Mapping[str, Any]) -> None:
             f"ckpt_path: {path} holds a model, but no {', '.join(missing)}, without which a run cannot go on: use "
             "another checkpoint, or begin with this model by --model.init_from"
         )
-    rounds, epoch = content["rounds_done"], content["epoch"]
+    rounds, epoch = content["rounds_done"], content.get("epoch")
     if epoch not in (rounds - 1, rounds):
         raise ConfigurationError(f"ckpt_path: {path} is damaged: rounds_done is {rounds}, and its epoch is {epoch}")
     saved, ours = (Version(version).release[:2] for version in (content[LIGHTNING], lightning.__version__))

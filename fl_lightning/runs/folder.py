@@ -64,7 +64,7 @@ class RunFolder(CSVLogger):
         experiment: the name of the experiment.
         version: name of an existing version to continue; None for the next free ``version_N``.
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
-        holds: what the process holds while it runs, to which the lock of the run folder is added; None for no lock.
+        holds: the locks of the process, to which that of the run folder is added; None for no lock.
         optional: whether to warn where the run folder cannot be written, instead of raising an error.
 
     Raises:

@@ -15,7 +15,10 @@ LOCK = "lock"  # the file that is there while a process holds the folder
 
 
 class Holds(ExitStack):
-    """What a process holds until it ends. Copies of objects that know it share it: the process holds nothing twice."""
+    """Keeps the locks of a process until the process ends.
+
+    A deep copy, such as one that the parser makes of an object with locks, is the same object: no lock is held twice.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self

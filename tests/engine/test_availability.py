@@ -165,9 +165,9 @@ def test_a_trace_of_other_clients_is_refused_before_the_first_round(tmp_path: Pa
         ({"dropout_after": NAN}, r"dropout_after must be a probability in \[0, 1\], got nan"),
         ({"speed_spread": -1.0}, "speed_spread must be at least 0 and finite, got -1.0"),
         ({"speed_spread": math.inf}, "speed_spread must be at least 0 and finite, got inf"),
-        ({"deadline": 0}, "deadline must be positive, a number of steps, or null for none, got 0"),
+        ({"deadline": 0}, "deadline must be positive and finite, got 0"),
         ({"over_selection": 0.9}, "over_selection must be at least 1, got 0.9"),
-        ({"period": 0}, "period must be positive and finite, a number of rounds, got 0"),
+        ({"period": 0}, "period must be positive and finite, got 0"),
         ({"period": 2, "share": 0}, r"share must be in \(0, 1\], the part of the period, got 0"),
     ],
 )

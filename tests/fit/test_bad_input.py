@@ -228,19 +228,19 @@ VALUES = {
     "--data.num_clients=null": r"data.num_clients: expected int, got None$",
     "--data.participation=null": r"data.participation: expected int or float or null, got None$",
     "--data.participation=.nan": r"participation must be a share in \(0, 1\]",
-    "--model.client.optimizer.lr=-1": r".*configure_optimizers: ValueError: Invalid learning rate: -1.0$",
-    "--model.client.optimizer.momentum=-1": r".*configure_optimizers: ValueError: Invalid momentum value: -1.0$",
+    "--model.client.optimizer.lr=-1": r".*configure_optimizers: Invalid learning rate: -1.0$",
+    "--model.client.optimizer.momentum=-1": r".*configure_optimizers: Invalid momentum value: -1.0$",
     "--model.client.network.in_features=7": (
         r"round 1: client 0 is left out: RuntimeError: .*\(32x64 and 7x512\) \(in network.1, Linear\(in_features=7, "
         r"out_features=512, bias=True\)\); so is every other one$"
     ),
     "--model.client.optimizer.lr=1.0e30": r"round 1: client 0 is left out: its update is not finite; so is every other",
     "--model.server_optimizer={class_path: torch.optim.Adam, init_args: {capturable: true}}": (
-        "model.server_optimizer: AssertionError: If capturable=True"
+        "model.server_optimizer: If capturable=True"
     ),
     "--model.server_scheduler=torch.optim.lr_scheduler.OneCycleLR": "model.server_scheduler: give a value for max_lr",
     "--model.local_lr_scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR, init_args: {max_lr: 1}}": (
-        "model.local_lr_scheduler: ValueError: You must define either total_steps OR"
+        "model.local_lr_scheduler: You must define either total_steps OR"
     ),
     "--model.local_lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau": (
         "model.local_lr_scheduler must go by rounds alone, got ReduceLROnPlateau"
