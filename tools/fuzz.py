@@ -38,7 +38,7 @@ import fl_lightning.callbacks
 import fl_lightning.models
 from fl_lightning import ClientSampler, FederatedDataModule
 from fl_lightning.datamodules import Corruption, Digits, LabelledData, Partition
-from fl_lightning.fit.command import ConfigReader
+from fl_lightning.fit.reading import ConfigReader
 
 LIMIT = 60  # seconds after which a command hangs; max_time ends a run that is merely long
 MEMORY = 8 * 2**30  # bytes of address space that a command may take beyond the parent's

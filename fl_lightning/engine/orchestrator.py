@@ -11,31 +11,25 @@ from urllib.parse import quote
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
-from torch import Tensor
 from torch._dynamo import OptimizedModule
 from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
-from fl_lightning.engine.callback import FederatedCallback, overrides, rules_of
+from fl_lightning.engine.aggregation import Aggregation
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
     check_evaluation,
-    check_finite,
     check_rules,
     check_sampler,
     check_trainer,
 )
-from fl_lightning.engine.client_states import FOLDER, DiskState, client_bytes
-from fl_lightning.engine.cohort import Cohort
-from fl_lightning.engine.cohort_training import CohortTraining
+from fl_lightning.engine.client_states import FOLDER, DiskState
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
-from fl_lightning.engine.devices import agree, busy, waits
-from fl_lightning.engine.exact import default_dtype, full_float32
-from fl_lightning.engine.failures import ending
+from fl_lightning.engine.devices import busy, waits
+from fl_lightning.engine.exact import default_dtype
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
 from fl_lightning.engine.interruption import Interruption
@@ -45,12 +39,12 @@ from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
-from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
+from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
 from fl_lightning.errors import ConfigurationError, check_choice, values_of
 
 
 @picklable_defaults
-class FederatedOrchestrator(CohortTraining):
+class FederatedOrchestrator(Aggregation):
     """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
 
     Each ``training_step`` trains the clients of one batch, from the global model. The last ``training_step`` of an
@@ -135,11 +129,6 @@ class FederatedOrchestrator(CohortTraining):
         self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
         self.init_from, self._started = init_from, False
 
-    @property
-    def rules(self) -> list[FederatedCallback]:
-        """The run's rules, which are its federated callbacks without the monitors, in the order given."""
-        return rules_of(self.trainer)
-
     # Hooks that the Trainer calls
 
     @override
@@ -202,7 +191,7 @@ class FederatedOrchestrator(CohortTraining):
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         optimizer = self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
-        self._set_step(self.round)
+        self.set_step(self.round)
 
     def _open_states(self) -> None:
         """Find the files of the clients' states; before anything of the run is written."""
@@ -234,7 +223,7 @@ class FederatedOrchestrator(CohortTraining):
 
     @override
     def on_batch_passed_on(self) -> None:
-        self._set_step(self.round)  # before callbacks log anything of this batch
+        self.set_step(self.round)  # before callbacks log anything of this batch
 
     @override
     def training_step(self, batch: ClientIds, batch_idx: int) -> None:
@@ -249,7 +238,7 @@ class FederatedOrchestrator(CohortTraining):
                         self.train_client(client)
             waits(self.trainer)
             if batch_idx + 1 == self.trainer.num_training_batches:
-                self._end_round()
+                self.end_round()
                 busy(self.trainer, f"the evaluation after round {self.rounds_done}")
 
     # Metrics that are logged after a round have the round as their step
@@ -257,12 +246,12 @@ class FederatedOrchestrator(CohortTraining):
     @override
     def on_validation_epoch_end(self) -> None:
         self.client.on_validation_epoch_end()
-        self._log_round_number(self.rounds_done)
+        self.log_round_number(self.rounds_done)
 
     @override
     def on_test_epoch_end(self) -> None:
         self.client.on_test_epoch_end()
-        self._log_round_number(self.rounds_done)
+        self.log_round_number(self.rounds_done)
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -282,94 +271,3 @@ class FederatedOrchestrator(CohortTraining):
             lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)
         self._saved_settings = checkpoint.get("server_settings")
         checkpoint["lr_schedulers"] = []  # on_train_start sets the run's own schedule to the round
-
-    # The round
-
-    def _end_round(self) -> None:
-        deltas, results = self.collect()
-        busy(self.trainer, f"the server's part of round {self.round}")
-        self._training.end_round(results)
-        if results:
-            self._aggregate(Cohort.collect(self.round, self._anchor, deltas, results))
-            self._skipped = 0
-        else:
-            self._skip_round()
-        step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
-        self._log_round_number(self.round)
-        self.rounds_done += 1
-        del self._results
-
-    def _skip_round(self) -> None:
-        """Leave the global model as it is after a round without an update."""
-        counts, reason = self._turnout.counts, "its only client is left out"
-        if not counts["arrived"]:
-            reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
-        elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
-            message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
-            raise ending(f"{message}; so is every other one", error) from error
-        else:
-            self._skipped += 1
-        rank_zero_warn(f"round {self.round} is skipped: {reason}")
-        self._step_server(None)
-
-    def _aggregate(self, cohort: Cohort) -> None:
-        with full_float32():
-            for aggregate in self.hooks("aggregate"):
-                cohort = aggregate(self, cohort)
-            self._step_server(self._reduce(cohort))
-        self.write_buffers(cohort.buffers)
-        self._refine(cohort)
-        for look in self.hooks("on_round_end"):
-            look(self, cohort)
-        for name, value in cohort.metrics.items():
-            self.log_round(name, value, prog_bar=name == "train/loss")
-        self._log_states()
-
-    def _log_states(self) -> None:
-        """Log the size of the clients' states; states on disk can be read by all devices after this call."""
-        if held := sum(client_bytes(callback.state) for callback in self.callbacks):
-            self.log_round("clients/state_bytes", float(held))
-        if self.client_states == "disk":
-            self.trainer.strategy.barrier()
-
-    def _reduce(self, cohort: Cohort) -> Tensor:
-        rules = self.rules
-        reducer = next((rule.reduce for rule in rules if rule.reduce is not None), None)
-        update = cohort.update if reducer is None else reducer(self, cohort)
-        for rule in rules:
-            update = rule.update(self, cohort, update)
-        agree(self.trainer, update)
-        check_finite(update, self.round, rules)
-        return update
-
-    def _refine(self, cohort: Cohort) -> None:
-        refiners = [rule for rule in self.rules if overrides(rule, "refine")]
-        for rule in refiners:
-            rule.refine(self, cohort)
-        if refiners:
-            agree(self.trainer, self.params)
-            check_finite(self.params, self.round, refiners)
-
-    def _step_server(self, update: Tensor | None) -> None:
-        """Step the server optimizer by an update (P,); without an update, the step changes nothing but is counted."""
-        precision: Any = self.trainer.precision_plugin
-        scaler = getattr(precision, "scaler", None)
-        if update is not None:
-            self._flat.set_gradient(-update)
-        try:
-            if scaler is not None:
-                precision.scaler = None  # the update has no loss scale
-            with values_of("model.server_optimizer"):
-                self.optimizers().step()  # type: ignore[union-attr]  # one optimizer: configure_optimizers returns one
-        finally:
-            if scaler is not None:
-                precision.scaler = scaler
-        self._flat.clear_gradient()
-
-    def _log_round_number(self, round: int) -> None:
-        self._set_step(round)
-        self.log_round("round", float(round))
-
-    def _set_step(self, round: int) -> None:
-        """Make the round the step of the loggers: Lightning would count batches, which are clients here."""
-        lightning_private.set_step(self.trainer, round)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-import yaml
-from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -28,8 +25,8 @@ from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
-from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
-from fl_lightning.fit.messages import ParsingError, mistake_in
+from fl_lightning.fit.configs import name_of, resolve_configs
+from fl_lightning.fit.parser import Parser
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
     BestCheckpoint,
@@ -57,39 +54,6 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
 }
-
-
-class Parser(LightningArgumentParser):
-    """Parses the command line, and reports a mistake in one line."""
-
-    @override
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an error; the parser would print its usage and exit."""
-        raise ParsingError(message, _options(self)) from ex
-
-    @override
-    def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
-        """Refuse null where the type does not allow it; the parser would take it for an argument that is not given."""
-        try:
-            super().validate(namespace, False, *args, **kwargs)
-        except TypeError:
-            super().validate(namespace, True, *args, **kwargs)  # says more about an argument that is not given
-            raise
-
-    @override
-    def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need."""
-        cfg = cfg.clone()
-        for key in KEYS:
-            cfg.pop(key, None)
-        return str(super().dump(cfg, **kwargs))
-
-
-def _options(parser: Any) -> list[str]:
-    """Name the options of a parser and its subcommands, without leading ``--``."""
-    own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
-    below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
-    return own + [option for sub in below for option in _options(sub)]
 
 
 class CommandTrainer(Trainer):
@@ -257,64 +221,6 @@ class FederatedCLI(OpenCLI):
         """Print words, unless the progress bar is off; on the first device only."""
         if self.setting(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
             print(words, flush=True)
-
-
-class ConfigReader(FederatedCLI):
-    """Parses arguments of ``fit`` into a config, and runs nothing."""
-
-    def __init__(self) -> None:
-        super().__init__([])
-
-    @staticmethod
-    @override
-    def subcommands() -> dict[str, set[str]]:
-        return {"fit": LightningCLI.subcommands()["fit"]}
-
-    @override
-    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]  # jsonargparse leaves it untyped
-
-    @override
-    def find_checkpoint(self) -> None: ...
-
-    @override
-    def set_seed(self) -> None: ...
-
-    @override
-    def before_instantiate_classes(self) -> None: ...
-
-    @override
-    def instantiate_classes(self) -> None: ...
-
-    @override
-    def run_subcommand(self, subcommand: str) -> None: ...
-
-    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Parse the arguments of ``fit``: see :func:`config_of`."""
-        parser = self.parser_of("fit")
-        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)))
-
-
-@cache
-def _reader() -> ConfigReader:
-    return ConfigReader()
-
-
-def config_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse a run's whole config, defaults included, as the run's config.yaml would hold it.
-
-    Args:
-        arguments: arguments of ``fl-lightning fit``: configs and options.
-
-    Raises:
-        ConfigurationError: ``fit`` would refuse the arguments.
-    """
-    try:
-        return _reader().read(arguments)
-    except Exception as error:
-        if (mistake := mistake_in(error)) is None:
-            raise
-        raise ConfigurationError(mistake) from None
 
 
 def _stopped(rounds: int, checkpoint: Path) -> str:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.command import config_of
 from fl_lightning.fit.configs import Cell, option
+from fl_lightning.fit.reading import config_of
 from fl_lightning.report import plots as report
 from fl_lightning.report.axes import TOLD_APART
 from fl_lightning.report.printed import save

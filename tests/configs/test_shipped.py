@@ -10,8 +10,8 @@ from command import rows, run
 from generated import generated_data
 from reported import check_documented, check_reported
 
-from fl_lightning.fit.command import config_of
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
+from fl_lightning.fit.reading import config_of
 
 SHIPPED = [name for name in shipped_configs() if not name.startswith("papers/")]  # those: test_papers.py
 

@@ -11,7 +11,7 @@ from fl_lightning import datamodules
 from fl_lightning.datamodules import RandomFlip, Tensors
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.command import config_of
+from fl_lightning.fit.reading import config_of
 
 SHIPPED = [
     cls

@@ -29,7 +29,7 @@ FOREIGN = {  # private names of other libraries
     "engine/ranks.py": {"_exit"},  # os, where it is public
     "engine/module_state.py": {"_buffers"},  # torch
     "engine/params.py": {"_modules"},  # torch
-    "fit/command.py": {"_actions"},  # argparse
+    "fit/parser.py": {"_actions"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces
     "models/group_norm.py": {"_BatchNorm"},  # torch

@@ -16,7 +16,7 @@ from command import HANG, TINY, fit, process, rows, run
 from wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.command import config_of
+from fl_lightning.fit.reading import config_of
 from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import experiments
 from fl_lightning.runs.settings import settings_fingerprint

@@ -1,0 +1,45 @@
+"""Parser: the parser of the command line and of configs."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+from typing_extensions import override
+
+from fl_lightning.fit.configs import KEYS
+from fl_lightning.fit.messages import ParsingError
+
+
+class Parser(LightningArgumentParser):
+    """Parses the command line, and reports a mistake in one line."""
+
+    @override
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise an error; the parser would print its usage and exit."""
+        raise ParsingError(message, _options(self)) from ex
+
+    @override
+    def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
+        """Refuse null where the type does not allow it; the parser would take it for an argument that is not given."""
+        try:
+            super().validate(namespace, False, *args, **kwargs)
+        except TypeError:
+            super().validate(namespace, True, *args, **kwargs)  # says more about an argument that is not given
+            raise
+
+    @override
+    def dump(self, cfg: Any, **kwargs: Any) -> str:
+        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need."""
+        cfg = cfg.clone()
+        for key in KEYS:
+            cfg.pop(key, None)
+        return str(super().dump(cfg, **kwargs))
+
+
+def _options(parser: Any) -> list[str]:
+    """Name the options of a parser and its subcommands, without leading ``--``."""
+    own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
+    below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
+    return own + [option for sub in below for option in _options(sub)]

@@ -1,0 +1,75 @@
+"""config_of: the config of a run, read without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from typing_extensions import override
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.command import FederatedCLI
+from fl_lightning.fit.configs import resolve_configs
+from fl_lightning.fit.messages import mistake_in
+
+
+class ConfigReader(FederatedCLI):
+    """Parses arguments of ``fit`` into a config, and runs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    @staticmethod
+    @override
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": LightningCLI.subcommands()["fit"]}
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]  # jsonargparse leaves it untyped
+
+    @override
+    def find_checkpoint(self) -> None: ...
+
+    @override
+    def set_seed(self) -> None: ...
+
+    @override
+    def before_instantiate_classes(self) -> None: ...
+
+    @override
+    def instantiate_classes(self) -> None: ...
+
+    @override
+    def run_subcommand(self, subcommand: str) -> None: ...
+
+    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Parse the arguments of ``fit``: see :func:`config_of`."""
+        parser = self.parser_of("fit")
+        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)))
+
+
+@cache
+def _reader() -> ConfigReader:
+    return ConfigReader()
+
+
+def config_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse a run's whole config, defaults included, as the run's config.yaml would hold it.
+
+    Args:
+        arguments: arguments of ``fl-lightning fit``: configs and options.
+
+    Raises:
+        ConfigurationError: ``fit`` would refuse the arguments.
+    """
+    try:
+        return _reader().read(arguments)
+    except Exception as error:
+        if (mistake := mistake_in(error)) is None:
+            raise
+        raise ConfigurationError(mistake) from None
