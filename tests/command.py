@@ -95,6 +95,11 @@ def rows(file: Path | str) -> list[dict[str, float]]:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(lines)]
 
 
+def contents(folder: Path | str = "runs") -> dict[str, bytes]:
+    """The bytes of every file below a folder, by the file's path."""
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
 @contextlib.contextmanager
 def _restored() -> Iterator[list[warnings.WarningMessage]]:
     """Undo what a process may do to itself, and forget the modules that it found in its working directory."""

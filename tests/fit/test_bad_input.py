@@ -7,12 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from command import HANG, TINY, Result, fit, process, run
+from command import HANG, TINY, Result, contents, fit, process, run
 
 MINE = """
 from fl_lightning import FederatedCallback
@@ -46,8 +46,7 @@ MEANING = "means something else here, where an epoch is a round and a batch is a
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory with a run of two rounds in runs/tiny/version_0; copy it."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder):
         Path("tiny.yaml").write_text(TINY)
         fit()
     return folder
@@ -348,17 +347,13 @@ def last(trained: Path, tmp_path: Path) -> Path:
     return Path("runs", "tiny", "version_0", "checkpoints", "last.ckpt")
 
 
-def bytes_of_the_run() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
-
-
 def test_missing_checkpoint(last: Path) -> None:
-    before = bytes_of_the_run()
+    before = contents()
     message = refused(*TINY_FIT, "--ckpt_path", "nowhere.ckpt")
     assert message == "ckpt_path: there is no file nowhere.ckpt; expected a path to a .ckpt, or 'last'"
     message = refused(*TINY_FIT, "--ckpt_path", "last", "--experiment", "other")
     assert message.startswith("ckpt_path: last looks for runs/other/*/checkpoints/last.ckpt, and there is none: start")
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 @pytest.mark.parametrize(
@@ -387,21 +382,21 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_checkpoint(damage: str, command: str, last: Path) -> None:
     last.write_bytes(DAMAGES[damage](last.read_bytes()))
-    before = bytes_of_the_run()
+    before = contents()
     message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last)
     assert message == (
         f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
     )
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 def test_damaged_last_checkpoint_by_its_short_name(last: Path) -> None:
     last.write_bytes(last.read_bytes()[:1000])
     last.with_name("best.ckpt").unlink()
-    before = bytes_of_the_run()
+    before = contents()
     message = refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3)
     assert message.startswith(f"ckpt_path: {last} cannot be read")
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 def test_flipped_bytes_in_a_checkpoint(last: Path) -> None:
@@ -410,9 +405,9 @@ def test_flipped_bytes_in_a_checkpoint(last: Path) -> None:
     middle = len(content) // 2
     content[middle : middle + 64] = bytes(byte ^ 0xFF for byte in content[middle : middle + 64])
     last.write_bytes(content)
-    before = bytes_of_the_run()
+    before = contents()
     assert refused(*TINY_FIT, "--ckpt_path", last).startswith(f"ckpt_path: {last} cannot be read")
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 def test_checkpoint_of_something_else(last: Path) -> None:
@@ -442,19 +437,19 @@ OTHER_MODELS = {
 def test_checkpoint_of_another_model(other: str, command: str, last: Path) -> None:
     """The run folder keeps its config.yaml too: the message points to it."""
     options, difference = OTHER_MODELS[other]
-    before = bytes_of_the_run()
+    before = contents()
     message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last, *options)
     assert message.startswith(f"the checkpoint is of another model: {difference}; start with the config")
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 @pytest.mark.parametrize(
     "mistake", ["--trainer.gradient_clip_val=1", "--data.participation=5", "--trainer.callbacks+=FedLAW"]
 )
 def test_failed_continuation_leaves_the_run_as_it_was(mistake: str, last: Path) -> None:
-    before = bytes_of_the_run()
+    before = contents()
     refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3, mistake)
-    assert bytes_of_the_run() == before
+    assert contents() == before
 
 
 # The process

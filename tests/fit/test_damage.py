@@ -4,12 +4,13 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit, run
+from command import TINY, contents, fit, run
 from resumed import assert_same
 
 from fl_lightning.engine.files import SealedCheckpoints, is_damaged
@@ -22,8 +23,7 @@ GO_ON = ("fit", *SCAFFOLD, "--trainer.max_epochs", "3", "--ckpt_path", "last")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory: a run of two rounds of SCAFFOLD in runs/tiny, and the same run of three in runs/whole."""
     folder = tmp_path_factory.mktemp("whole")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with chdir(folder):
         Path("tiny.yaml").write_text(TINY)
         fit(*SCAFFOLD[2:], "--trainer.max_epochs", 2, "--experiment", "tiny")
         fit(*SCAFFOLD[2:], "--trainer.max_epochs", 3, "--experiment", "whole")
@@ -37,10 +37,6 @@ def part(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(whole / "tiny.yaml", "tiny.yaml")
     shutil.copytree(whole / "runs/tiny", "runs/tiny")
     return Path("runs/tiny/version_0")
-
-
-def content() -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path("runs").rglob("*") if path.is_file()}
 
 
 def flip(data: bytes, draw: random.Random) -> bytes:
@@ -64,11 +60,11 @@ def damage_somewhere(whole: Path, part: Path, pattern: str, how: Callable[[bytes
     draw = random.Random(seed)
     path = draw.choice(sorted(part.glob(pattern)))
     path.write_bytes(how(path.read_bytes(), draw))
-    before = content()
+    before = contents()
     done = run(*GO_ON)
     if done.status:
         assert re.fullmatch(r"fl-lightning: error: [^\n]+\n", done.err), done.err
-        assert content() == before
+        assert contents() == before
         return "refused"
     assert_same(whole / "runs/whole/version_0/checkpoints/last.ckpt", part / "checkpoints/last.ckpt")
     return "sound"
@@ -142,12 +138,12 @@ def test_a_checkpoint_with_other_entries_is_refused(part: Path, edit: str) -> No
     change, message = EDITS[edit]
     change(checkpoint)
     torch.save(checkpoint, last)
-    before = content()
+    before = contents()
     done = run(*GO_ON)
     assert done.status == 2
     assert done.err.startswith(f"fl-lightning: error: ckpt_path: {last} {message}")
     assert done.err.count("\n") == 1
-    assert content() == before
+    assert contents() == before
 
 
 def test_a_model_that_is_not_finite_is_refused(part: Path) -> None:
@@ -155,10 +151,10 @@ def test_a_model_that_is_not_finite_is_refused(part: Path) -> None:
     checkpoint = torch.load(last, weights_only=True)
     next(iter(checkpoint["state_dict"].values()))[0] = torch.nan
     torch.save(checkpoint, last)
-    before = content()
+    before = contents()
     done = run(*GO_ON)
     assert done.err.startswith("fl-lightning: error: training would start from a model with infinite or nan parameters")
-    assert content() == before
+    assert contents() == before
 
 
 # Seals

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import HANG, TINY, fit, fit_on, process, run
+from command import HANG, TINY, contents, fit, fit_on, process, run
 
 from fl_lightning import ConfigurationError
 from fl_lightning.runs.folder import RunFolder
@@ -87,12 +87,12 @@ def test_a_run_in_training_cannot_be_resumed(
         if path.is_file():
             path.rename(target)
     go_on = ("fit", "--config", "tiny.yaml", "--trainer.max_epochs", 3, "--ckpt_path", "last")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     refused = run(*go_on)
     assert refused.status == 2
     assert refused.err.startswith(f"fl-lightning: error: process {running.pid} on ")
     assert refused.err.count("\n") == 1
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
     running.kill()
     running.wait()
     done = run(*go_on)
