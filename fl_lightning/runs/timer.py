@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import chain
@@ -57,6 +58,7 @@ class RoundTime:
         return known | {"rest": max(self.seconds - sum(known.values()), 0.0)}
 
 
+RECENT = 100  # rounds that the pace of a run is told from
 _NAMES = [field.name for field in fields(RoundTime)]
 
 
@@ -68,23 +70,23 @@ class RoundTimer(Monitor):
     must be the first of the Trainer's callbacks to split a round correctly; the command line puts it there.
 
     Attributes:
-        rounds: times of the rounds of this fit.
+        rounds: times of this fit's last rounds, at most ``RECENT``.
     """
 
     def __init__(self) -> None:
-        self.rounds: list[RoundTime] = []
+        self.rounds: deque[RoundTime] = deque(maxlen=RECENT)
 
     @property
     def mean(self) -> float:
-        """Mean seconds per round of this fit."""
+        """Mean seconds per round of this fit's last rounds."""
         return fmean(row.seconds for row in self.rounds)
 
     @property
     def spoken(self) -> str:
-        """Medians over this fit's rounds so far, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
+        """Medians over this fit's last rounds, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
         whole = median(row.seconds for row in self.rounds)
         shares = {
-            name: median(row.parts[name] for row in self.rounds) / whole for name in ("local", "server", "monitors")
+            name: median(getattr(row, name) for row in self.rounds) / whole for name in ("local", "server", "monitors")
         }
         spoken = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005 or name != "monitors"]
         return f"{whole:.2f} s/round ({', '.join(spoken)})"
@@ -96,7 +98,8 @@ class RoundTimer(Monitor):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.rounds, self._ended = [], time.perf_counter()
+        self._ended = time.perf_counter()
+        self.rounds.clear()
         self._writes = trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]  # set outside its __init__
         if self._writes:
             with whole(self._file) as part, part.open("w", newline="") as file:

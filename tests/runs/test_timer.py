@@ -95,9 +95,17 @@ def test_each_part_is_told_from_the_others(tmp_path: Path, clock: Clock) -> None
 def test_one_slow_round_does_not_speak_for_all() -> None:
     """Two rounds of 2 s, and one whose monitor looked for 20 s: 9 s in the mean, 2 s in the median."""
     timer = RoundTimer()
-    timer.rounds = [RoundTime(n, 2.0 + looked, 1.0, 0.1, looked, 0.0, 0.0) for n, looked in enumerate([0, 0, 20], 1)]
+    timer.rounds.extend(RoundTime(n, 2.0 + n, 1.0, 0.1, n, 0.0, 0.0) for n in (0, 0, 20))
     assert timer.spoken == "2.00 s/round (local 50%, server 5%)"
     assert timer.mean == pytest.approx(26 / 3)
+
+
+def test_a_long_run_tells_the_pace_of_its_last_rounds() -> None:
+    """Of 100, so that what a round costs does not grow with the rounds before it."""
+    timer = RoundTimer()
+    timer.rounds.extend(RoundTime(n, 1.0 if n <= 150 else 2.0, 1.0, 0.0, 0.0, 0.0, 0.0) for n in range(1, 251))
+    assert timer.mean == 2
+    assert timer.spoken == "2.00 s/round (local 50%, server 0%)"
 
 
 def test_other_loggers_get_the_times_and_metrics_csv_does_not(tmp_path: Path, clock: Clock) -> None:
