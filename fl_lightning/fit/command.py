@@ -19,6 +19,7 @@ from typing_extensions import override
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
+from fl_lightning.engine.allocator import keep_freed_memory
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
@@ -251,6 +252,7 @@ def command(args: Sequence[str], epilog: str = "") -> int:
     Returns:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
     """
+    keep_freed_memory()
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
     with Holds() as holds:
         cli = FederatedCLI(resolve_configs(args), epilog, holds)
