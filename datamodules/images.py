@@ -32,6 +32,7 @@ class ImageData(LabelledData):
 
     mean: tuple[float, ...]  # per channel, of inputs in [0, 1]
     std: tuple[float, ...]
+    by_example = True
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ import pretended
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from rules import CLIENT_RULES
 from tiny_images import CALLBACKS, client, data, fit
 from torch import Tensor, nn
 from toy import Capture, trainer
@@ -60,6 +61,19 @@ def test_rules_and_monitors_do_as_on_the_cpu(name: str, tmp_path: Path) -> None:
     found, expected = arrays(tmp_path / "here"), arrays(tmp_path / "host")
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[each], expected[each], equal_nan=True) for each in expected)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", *CLIENT_RULES, "ClientMonitor", "PersonalEvaluation", "SignFlip"])
+def test_clients_at_once_do_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps traced at the second call."""
+    monkeypatch.setattr("fl_lightning.engine.tracing.OFTEN", 2)
+    ends = []
+    for device in ({}, pretended.on_device()):
+        orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", clients_at_once=6)
+        trainer(CALLBACKS[name](), rounds=3, **device).fit(orchestrator, datamodule=data())
+        assert orchestrator.group_size == 6
+        ends.append(orchestrator.params)
+    assert torch.equal(*ends)
 
 
 def test_augmentation_does_as_on_the_cpu() -> None:

@@ -69,6 +69,8 @@ class LocalAttack(_Attack):
     changes the update that these rules have made.
     """
 
+    stacks = True
+
     @abstractmethod
     def forge(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
         """Return the (P,) update that an attacker sends, given the update (P,) that it has learned."""

@@ -26,6 +26,8 @@ class FaultInjection(FederatedCallback):
         ConfigurationError: ``fault`` is something else.
     """
 
+    stacks = True
+
     def __init__(
         self,
         fault: Literal["raise", "nan", "inf", "huge"],

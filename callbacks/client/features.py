@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,11 +35,11 @@ def forward_inputs(module: LightningModule, batch: Any) -> Tensor:
     return inputs
 
 
-def weights_at(orchestrator: Server, params: Tensor) -> dict[str, Tensor]:
-    """Return the client module's tensors by name: trainable parameters cut from ``params`` (P,), present buffers."""
+def weights_at(orchestrator: Server) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Return a function from parameters (P,) to the client module's tensors by name, with its present buffers."""
     trained = [name for name, parameter in orchestrator.client.named_parameters() if parameter.requires_grad]
     buffers = {name: buffer.clone() for name, buffer in orchestrator.client.named_buffers()}
-    return buffers | dict(zip(trained, orchestrator.split(params), strict=True))
+    return lambda params: buffers | dict(zip(trained, orchestrator.split(params), strict=True))
 
 
 class FeatureRule(FederatedCallback, ABC):
@@ -85,7 +86,7 @@ class FeatureRule(FederatedCallback, ABC):
 
         Args:
             run: the run of the client that trains now.
-            weights: the other weights by name, as :func:`weights_at` returns them.
+            weights: the other weights by name, as the function of :func:`weights_at` returns them.
             inputs: the inputs in the batch, as :func:`forward_inputs` returns them.
 
         Raises:

@@ -61,6 +61,8 @@ class FedDecorr(FeatureRule):
         ConfigurationError: an argument is out of range; in round 1, the module has no such layer.
     """
 
+    stacks = True
+
     def __init__(
         self, beta: float = 0.1, scale: Literal["released", "paper"] = "released", layer: str | None = None
     ) -> None:

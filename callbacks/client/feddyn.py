@@ -29,6 +29,7 @@ class FedDyn(FederatedCallback):
     """
 
     settles = frozenset({"base weights"})
+    stacks = True
 
     def __init__(self, alpha: float = 0.1) -> None:
         check_positive(alpha=alpha)
@@ -37,11 +38,11 @@ class FedDyn(FederatedCallback):
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         run.proximal += self.alpha  # FedNova's normalizer counts the term
-        self._linear: Tensor = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
+        run.kept["feddyn"] = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        pull(run, self.alpha, self._linear)
+        pull(run, self.alpha, run.kept["feddyn"])
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:

@@ -26,14 +26,14 @@ def paper_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], alpha: 
     tensor([3.5000])
 
     Args:
-        w: (P,) parameters.
-        g: (P,) ∇f(w).
-        at: function from other parameters (P,) to ∇f (P,) there.
+        w: (…, P) parameters, of one client or several.
+        g: (…, P) ∇f(w).
+        at: function from other parameters (…, P) to ∇f (…, P) there.
         alpha: α, weight of the flatness.
         rho: ρ, length of the step along g.
 
     Returns:
-        (P,) gradient to follow.
+        (…, P) gradient to follow.
     """
     return g + alpha * rho * at(w + ascent(g, rho))
 
@@ -46,21 +46,21 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
     along a zero vector is zero.
 
     Args:
-        w: (P,) parameters.
-        g: (P,) g₀.
-        at: function from other parameters (P,) to ∇f (P,) there.
+        w: (…, P) parameters, of one client or several.
+        g: (…, P) g₀.
+        at: function from other parameters (…, P) to ∇f (…, P) there.
         rho: ρ, length of the steps along g₀ and g₂.
         rho_prime: ρ', length of e.
 
     Returns:
-        (P,) gradient to follow.
+        (…, P) gradient to follow.
     """
     g_1 = at(w + ascent(g, rho))
     moved = w + ascent(g_1 - g, rho_prime)
     g_2 = at(moved)
     total, plain = g_1 + at(moved + ascent(g_2, rho)), g + g_2
-    squared = total @ total
-    along = torch.where(squared > 0, plain @ total / squared, 0.0)
+    squared, product = (torch.linalg.vecdot(each, total).unsqueeze(-1) for each in (total, plain))
+    along = torch.where(squared > 0, product / squared, 0.0)
     return total - GAMMA * (plain - along * total)
 
 
@@ -83,6 +83,7 @@ class FedGAM(FederatedCallback):
     """
 
     settles = frozenset({"base weights", "local gradient"})
+    stacks = True
 
     def __init__(
         self,

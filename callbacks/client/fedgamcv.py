@@ -30,6 +30,7 @@ class FedGAMCV(Scaffold):
     """
 
     settles = Scaffold.settles | {"local gradient"}
+    stacks = True
 
     def __init__(
         self,

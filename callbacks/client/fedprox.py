@@ -29,6 +29,8 @@ class FedProx(FederatedCallback):
         mu: μ >= 0, weight of the term (μ/2)‖w_local - w‖². FedGH's slides use 0.1, FedLAW 0.001.
     """
 
+    stacks = True
+
     def __init__(self, mu: float) -> None:
         check_not_negative(mu=mu)
         self.mu = mu

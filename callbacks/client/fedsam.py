@@ -21,15 +21,15 @@ def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:
     tensor([6., 8.])
 
     Args:
-        gradient: (P,) vector.
+        gradient: (…, P) one vector or several.
         length: length of the result.
         epsilon: added to the vector's norm, as some released codes do; a vector much shorter than ``epsilon`` gives a
             shorter result.
 
     Returns:
-        (P,) scaled vector.
+        (…, P) scaled vectors.
     """
-    norm = gradient.norm() + epsilon
+    norm = gradient.norm(dim=-1, keepdim=True) + epsilon
     return length * torch.where(norm > 0, gradient / norm, 0.0)
 
 
@@ -44,12 +44,12 @@ def ascent(gradient: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
     tensor([3., 2.])
 
     Args:
-        gradient: (P,) g.
+        gradient: (…, P) g, of one client or several.
         rho: ρ, the radius.
-        scale: (P,) T, so that ρ is the length of ε / T (ASAM): ε = ρ T² g / ‖T g‖.
+        scale: (…, P) T, so that ρ is the length of ε / T (ASAM): ε = ρ T² g / ‖T g‖.
 
     Returns:
-        (P,) ε; zero for a zero gradient.
+        (…, P) ε; zero for a zero gradient.
     """
     return along(gradient, rho) if scale is None else scale * along(scale * gradient, rho)
 
@@ -73,6 +73,7 @@ class FedSAM(FederatedCallback):
     """
 
     settles = frozenset({"local gradient"})
+    stacks = True
 
     def __init__(self, rho: float = 0.1, adaptive: bool = False) -> None:
         check_not_negative(rho=rho)

@@ -33,6 +33,7 @@ class FedSMOO(FedDyn):
 
     settles = frozenset({"base weights", "local gradient"})
     broadcasts = ("s",)
+    stacks = True
 
     def __init__(self, penalty: float = 0.1, rho: float = 0.1) -> None:
         check_positive(penalty=penalty)
@@ -44,7 +45,8 @@ class FedSMOO(FedDyn):
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         super().on_client_start(orchestrator, run)
         zeros = torch.zeros_like(run.anchor)
-        self._mu, self._s = self.recall(f"mu/{run.client}", zeros), self.recall("s", zeros)
+        self._s = self.recall("s", zeros)
+        run.kept["mu"] = self.recall(f"mu/{run.client}", zeros).clone()  # changes in place
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
@@ -54,8 +56,9 @@ class FedSMOO(FedDyn):
         def perturbed() -> Tensor | None:
             loss = closure()
             if loss is not None:
-                step = along(run.grads - self._mu - self._s, self.rho, EPSILON)
-                self._mu = self._mu + step - self._s
+                mu = run.kept["mu"]
+                step = along(run.grads - mu - self._s, self.rho, EPSILON)
+                mu.add_(step).sub_(self._s)
                 run.grads.copy_(run.gradient_at(run.params + step, closure))
             return loss
 
@@ -64,7 +67,7 @@ class FedSMOO(FedDyn):
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if self.rho:
-            run.send("mu", self._mu)
+            run.send("mu", run.kept["mu"])
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:

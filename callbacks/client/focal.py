@@ -50,6 +50,8 @@ class FocalLoss(FederatedCallback):
         beta: β > 0, factor on the loss.
     """
 
+    stacks = True
+
     def __init__(self, gamma: float = 2.0, beta: float = 1.0) -> None:
         check_not_negative(gamma=gamma)
         check_positive(beta=beta)

@@ -60,12 +60,13 @@ class MOON(FeatureRule):
         ConfigurationError: an argument is out of range; in round 1, the module has no such layer or no ``forward``.
     """
 
+    stacks = True
+
     def __init__(self, mu: float = 1.0, temperature: float = 0.5, layer: str | None = None) -> None:
         check_not_negative(mu=mu)
         check_positive(temperature=temperature)
         super().__init__(layer)
         self.mu, self.temperature = mu, temperature
-        self._others: list[dict[str, Tensor]] = []
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
@@ -73,18 +74,18 @@ class MOON(FeatureRule):
             return
         super().on_client_start(orchestrator, run)
         name = f"model/{run.client}"
-        models = [run.anchor, self.recall(name, run.anchor)] if name in self.state else []
-        self._others = [weights_at(orchestrator, model) for model in models]
+        run.kept["moon/previous"] = self.recall(name, run.anchor)
+        run.kept["moon/weight"] = torch.tensor(self.mu if name in self.state else 0.0).to(run.anchor)
+        self._weights_at = weights_at(orchestrator)
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         if not self.mu:
             return loss
         z, inputs = self.features(run), forward_inputs(run.module, batch)
-        if not self._others:
-            return loss
-        z_global, z_previous = (self.features_at(run, weights, inputs) for weights in self._others)
-        return loss + self.mu * contrastive_loss(z, z_global, z_previous, self.temperature)
+        models = (run.anchor, run.kept["moon/previous"])
+        z_global, z_previous = (self.features_at(run, self._weights_at(model), inputs) for model in models)
+        return loss + run.kept["moon/weight"] * contrastive_loss(z, z_global, z_previous, self.temperature)
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:

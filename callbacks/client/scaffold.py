@@ -67,6 +67,7 @@ class Scaffold(FederatedCallback):
 
     settles = frozenset({"base weights"})
     broadcasts = ("c",)
+    stacks = True
 
     def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:
         check_choice("option", option, "I", "II")
@@ -77,13 +78,13 @@ class Scaffold(FederatedCallback):
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         self._check(orchestrator, run)
         start = torch.zeros_like(run.anchor)
-        self._correction = self.recall("c", start) - self.recall(f"c/{run.client}", start)
+        run.kept["scaffold"] = self.recall("c", start) - self.recall(f"c/{run.client}", start)
         if self.option == "I":
             run.send("scaffold", full_gradient(orchestrator, run))
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        run.grads.add_(self._correction)
+        run.grads.add_(run.kept["scaffold"])
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:

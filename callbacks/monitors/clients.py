@@ -58,6 +58,8 @@ class ClientMonitor(Monitor):
     A module that optimizes manually (``automatic_optimization = False``) is refused. The monitor changes nothing.
     """
 
+    stacks = True
+
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         if (accuracy := top1(outputs)) is not None:

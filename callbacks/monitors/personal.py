@@ -54,6 +54,8 @@ class PersonalEvaluation(Monitor):
         every: number of rounds from one evaluation to the next.
     """
 
+    stacks = True
+
     def __init__(self, every: int = 1) -> None:
         if not every >= 1:
             raise ConfigurationError(f"every must be at least 1, got {every}")

@@ -12,15 +12,15 @@ from fl_lightning.engine.callback import FederatedCallback, overrides, rules_of
 from fl_lightning.engine.checks import check_finite
 from fl_lightning.engine.client_states import client_bytes
 from fl_lightning.engine.cohort import Cohort
-from fl_lightning.engine.cohort_training import CohortTraining
 from fl_lightning.engine.devices import agree, busy
 from fl_lightning.engine.exact import full_float32
 from fl_lightning.engine.failures import ending
+from fl_lightning.engine.group_training import GroupTraining
 from fl_lightning.engine.server_optimizer import step_schedules
 from fl_lightning.errors import values_of
 
 
-class Aggregation(CohortTraining):
+class Aggregation(GroupTraining):
     """Ends a round: the rules make one update of the clients' updates, by which the server optimizer steps."""
 
     client_states: Literal["memory", "disk"]

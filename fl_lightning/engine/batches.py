@@ -49,13 +49,17 @@ def check_examples(dataset: Any, source: str) -> Examples:
     return checked
 
 
+def in_memory(dataset: Any, indices: Tensor) -> tuple[TensorDataset, Tensor] | None:
+    """Find rows ``indices`` of a dataset in memory: the TensorDataset that it is a Subset of, and the rows there."""
+    if type(dataset) is Subset:
+        return in_memory(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
+    return (dataset, indices) if type(dataset) is TensorDataset else None
+
+
 def gather(dataset: Any, indices: Tensor) -> Sequence[Tensor] | None:
     """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
-    if type(dataset) is Subset:
-        return gather(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
-    if type(dataset) is TensorDataset:
-        return [tensor[indices] for tensor in dataset.tensors]
-    return None
+    found = in_memory(dataset, indices)
+    return None if found is None else [tensor[found[1]] for tensor in found[0].tensors]
 
 
 def unchanged(batch: Any) -> Any:

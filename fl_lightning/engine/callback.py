@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.client_states import DiskState
 from fl_lightning.engine.cohort import Cohort
+from fl_lightning.engine.declared import declares
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
@@ -66,6 +67,11 @@ class FederatedCallback(Callback):
 
     #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
     needs_proxy: ClassVar[bool] = False
+
+    #: Whether the client hooks serve groups of clients that train at once (``model.clients_at_once``): tensors that
+    #: belong to a client are in ``run.kept``, ``loss`` computes without ``.item()``, and ``closure`` and
+    #: ``on_before_client_step`` broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
+    stacks: ClassVar[bool] = False
 
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
     #: update in place of the weighted sum. At most one rule of a run may define ``reduce``.
@@ -158,6 +164,15 @@ class Monitor(FederatedCallback):
 def overrides(callback: FederatedCallback, hook: str) -> bool:
     """Whether a callback's class overrides a hook of FederatedCallback."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_client_end")
+
+
+def serves_stacks(callback: FederatedCallback) -> bool:
+    """Tell whether all client hooks of a callback serve groups of clients."""
+    own = [hook for hook in CLIENT_HOOKS if overrides(callback, hook)]
+    return not own or declares(callback, "stacks", own)
 
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:

@@ -53,10 +53,15 @@ class ClientTrainer:
     Args:
         trainer: the run's Trainer.
         settings: the local work of every client.
+
+    Attributes:
+        asked: names of the attributes in ``LOCAL`` that the module has asked for.
     """
 
+    asked: set[str]
+
     def __init__(self, trainer: Trainer, settings: LocalSettings) -> None:
-        vars(self).update(_trainer=trainer, _settings=settings, _work=None, _run=None)
+        vars(self).update(_trainer=trainer, _settings=settings, _work=None, _run=None, asked=set[str]())
 
     @property  # type: ignore[misc]  # a module may ask isinstance(self.trainer, Trainer)
     def __class__(self) -> type:
@@ -82,6 +87,7 @@ class ClientTrainer:
                 "client's own"
             )
         if work is not None and name in LOCAL:
+            vars(self)["asked"].add(name)
             return LOCAL[name](work, run)
         return getattr(vars(self)["_trainer"], name)
 

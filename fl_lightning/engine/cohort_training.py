@@ -40,6 +40,7 @@ class CohortTraining(ClientHost):
     local_lr_scheduler: LRSchedulerCallable | None
     on_bad_update: Literal["skip", "raise"]
     max_update_norm: float | None
+    group_size: int = 1  # number of clients that train at once
     _state: ModuleState
     _anchor: Tensor  # (P,) the global model that the round's clients start from
     _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
@@ -100,8 +101,12 @@ class CohortTraining(ClientHost):
 
     def num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round, as the data module counts batches."""
-        each = self.data.num_batches(int(self.data.sizes[client]))
-        return self._work(client, round, lambda: range(each)).total_batches
+        return self._counted(client, round).total_batches
+
+    def _counted(self, client: int, round: int) -> Work:
+        """A client's work in a round, its batches counted as the data module does."""
+        batches = range(self.data.num_batches(int(self.data.sizes[client])))
+        return self._work(client, round, lambda: batches)
 
     def _first_batches(self, client: int) -> Sized:
         """Return the batches of a client's first pass, apart from its training, such as for counting them."""
@@ -111,7 +116,8 @@ class CohortTraining(ClientHost):
 
     def start_round(self) -> None:
         """Remember the global model, from which all clients of the round start."""
-        rows = min(int(self.trainer.num_training_batches) * self.data.clients_per_batch, self.data.cohort_size)
+        each = max(self.data.clients_per_batch, self.group_size)
+        rows = min(int(self.trainer.num_training_batches) * each, self.data.cohort_size)
         self._anchor, self._state = self.params.clone(), ModuleState(self.client)
         check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
         if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -12,7 +12,15 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 from typing_extensions import override
 
 from fl_lightning.engine.availability import Availability
-from fl_lightning.engine.batches import Examples, SeededBatches, TrainingBatch, check_examples, gather, unchanged
+from fl_lightning.engine.batches import (
+    Examples,
+    SeededBatches,
+    TrainingBatch,
+    check_examples,
+    gather,
+    in_memory,
+    unchanged,
+)
 from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
 from fl_lightning.engine.partition import Partition, Stated
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
@@ -60,6 +68,13 @@ class FederatedDataModule(CohortDraws):
         ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
             1, or ``num_workers`` is less than 0.
     """
+
+    #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
+    #: through them together; a subclass that overrides a hook must say so anew.
+    by_example: ClassVar[bool] = False
+
+    #: Whether ``client_batches`` deals what ``indexed_batches`` does; a subclass that overrides it must say so anew.
+    in_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -173,18 +188,34 @@ class FederatedDataModule(CohortDraws):
         by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
         of workers.
         """
-        examples = self._examples(client)
-        count = min(len(examples), self.num_batches(len(examples)) * self.batch_size)
-        indices = torch.randperm(len(examples), generator=order)
-        if count < len(examples):
-            indices = indices[:count]
-        if not count:
+        examples, indices = self._shuffled(client, order)
+        if not len(indices):
             return []
         if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
             return list(map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True)))
         seed = int(torch.randint(2**31, (), generator=order))
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
+
+    def indexed_batches(self, client: int, order: torch.Generator) -> tuple[TensorDataset, list[Tensor]] | None:
+        """Return the batches of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
+
+        Returns:
+            The dataset, of which all clients may have a part, and the row numbers (B,) of each batch; None for data
+            that are not in memory.
+        """
+        if self.collate_fn is not None:
+            return None
+        examples, indices = self._shuffled(client, order)
+        found = in_memory(examples, indices)
+        return None if found is None else (found[0], list(torch.split(found[1], self.batch_size)))
+
+    def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
+        """A client's examples, and the order in which an epoch takes them."""
+        examples = self._examples(client)
+        count = min(len(examples), self.num_batches(len(examples)) * self.batch_size)
+        indices = torch.randperm(len(examples), generator=order)
+        return examples, indices[:count] if count < len(examples) else indices
 
     def _examples(self, client: int) -> Examples:
         try:

@@ -3,6 +3,7 @@
 import builtins
 from collections.abc import Iterator
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import torch
@@ -160,20 +161,38 @@ class _CohortBatches:
         self.data = data
 
     def __len__(self) -> int:
-        per_device = -(-self.data.cohort_size // self._world()[1])
-        return -(-per_device // self.data.clients_per_batch)
+        devices, group = self._world()[1], self._group_size()
+        if group > 1:
+            return ceil(ceil(self.data.cohort_size / group) / devices)
+        return ceil(ceil(self.data.cohort_size / devices) / self.data.clients_per_batch)
 
     def __iter__(self) -> Iterator[list[int]]:
         rank, devices = self._world()
         trainer = self.data.trainer
-        cohort = self.data.cohort(trainer.lightning_module.round if trainer else 1)  # type: ignore[arg-type]
+        round: Any = trainer.lightning_module.round if trainer else 1
+        cohort, group = self.data.cohort(round), self._group_size()
+        if group > 1:
+            cohort.sort(key=lambda client: -self.data._num_steps(client, round))
+            groups = [cohort[i : i + group] for i in range(0, len(cohort), group)]
+            mine = [each for i, each in enumerate(groups) if rank == _dealt_to(i, devices)]
+            yield from mine + [[PADDING]] * (len(self) - len(mine))
+            return
         if devices > 1:
             cohort.sort(key=lambda client: -int(self.data.sizes[client]))
-        mine = [k for i, k in enumerate(cohort) if rank == min(i % (2 * devices), -(i + 1) % (2 * devices))]
-        mine += [PADDING] * (-(-self.data.cohort_size // devices) - len(mine))
+        mine_ids = [k for i, k in enumerate(cohort) if rank == _dealt_to(i, devices)]
+        mine_ids += [PADDING] * (ceil(self.data.cohort_size / devices) - len(mine_ids))
         size = self.data.clients_per_batch
-        return (mine[i : i + size] for i in range(0, len(mine), size))
+        yield from (mine_ids[i : i + size] for i in range(0, len(mine_ids), size))
+
+    def _group_size(self) -> int:
+        trainer = self.data.trainer
+        return int(getattr(trainer.lightning_module, "group_size", 1)) if trainer else 1
 
     def _world(self) -> tuple[int, int]:
         trainer = self.data.trainer
         return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+
+
+def _dealt_to(index: int, devices: int) -> int:
+    """The device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
+    return min(index % (2 * devices), -(index + 1) % (2 * devices))

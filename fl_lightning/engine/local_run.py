@@ -49,6 +49,8 @@ class LocalRun:
         schedules: Lightning's configurations of the optimizers' learning-rate schedules.
         losses: the training loss of each batch so far, scalars without graph.
         batch_size: number of examples in the current batch; None outside of a batch.
+        kept: tensors that rules keep for the client during its training, by name; a group of clients that train at once
+            has a row for each.
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
     """
@@ -72,6 +74,7 @@ class LocalRun:
         self.schedules: list[LRSchedulerConfig] = []
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
+        self.kept: dict[str, Tensor] = {}
         self._flat, self._state = flat, state
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []

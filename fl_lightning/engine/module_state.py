@@ -70,6 +70,14 @@ class ModuleState:
                 if value is not None:
                     slot.write(value.to(self._device))
 
+    def of(self, named: Mapping[str, Tensor]) -> Buffers:
+        """Return the state tensors of another module of this kind, given those that differ by their names."""
+        return [slot.read(named[slot.path]) if slot.path in named else slot.value for slot in self._slots]
+
+    def is_changed(self) -> bool:
+        """Tell whether an attribute, a registry or a frozen parameter differs from what was remembered."""
+        return changed(self._objects(), self._present)
+
     def restore(self, failed: bool = False) -> list[str]:
         """Put back whatever has changed; where nothing has changed, this costs some comparisons.
 

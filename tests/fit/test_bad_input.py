@@ -246,6 +246,8 @@ VALUES = {
     ),
     "--model.gradient_clip_val=.inf": "gradient_clip_val must be positive and finite, or null for none, got inf$",
     "--trainer.default_root_dir=tiny.yaml/x": r"Not a directory: tiny.yaml/x/tiny/version_0: name another place",
+    "--model.clients_at_once=0": "clients_at_once must be at least 1, got 0$",
+    "--model.clients_at_once=some": "model.clients_at_once: expected .*auto.*, got some$",
     "--model.on_bad_update=ignore": r"model.on_bad_update: .*skip.*raise.*ignore",
 }
 

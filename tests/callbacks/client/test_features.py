@@ -23,7 +23,7 @@ class Look(FeatureRule):
 
     def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
         super().on_client_start(orchestrator, run)
-        self.anchor = weights_at(orchestrator, run.anchor)
+        self.anchor = weights_at(orchestrator)(run.anchor)
 
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         self.seen.append(self.features(run))

@@ -1,0 +1,137 @@
+"""The batches of clients that train at once: read client by client and stacked, or gathered from memory in one go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.engine.batches import TrainingBatch
+
+
+@dataclass(frozen=True)
+class Part:
+    """The clients of a step whose batches have one shape.
+
+    Attributes:
+        rows: (n,) their rows in the stack, or None for all.
+        batch: their batches, with a new first dimension n.
+        size: number of examples in each batch.
+    """
+
+    rows: Tensor | None
+    batch: Any
+    size: int
+
+
+def repeated(epochs: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any]:
+    """Yield the first ``count`` batches of the epochs 0, 1, …
+
+    Raises:
+        RuntimeError: an epoch has no batch.
+    """
+    epoch = done = 0
+    while done < count:
+        before = done
+        for batch in epochs(epoch):
+            yield batch
+            done += 1
+            if done == count:
+                return
+        epoch += 1
+        if done == before:
+            raise RuntimeError("an epoch has no batch")
+
+
+def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
+    """Stack the batches of a step, those of one shape together.
+
+    Args:
+        batches: for each client, a batch and its number of examples; batches are tensors, or lists or dicts of them.
+
+    Raises:
+        TypeError: a batch is something else.
+    """
+    return [
+        Part(rows, _stack([batches[place][0] for place in places]), batches[places[0]][1])
+        for _, places, rows in _by_kind([_shape(batch) for batch, _ in batches])
+    ]
+
+
+def gathered(dataset: TensorDataset, prepare: Callable[[Any], Any], indices: Sequence[Tensor]) -> list[Part]:
+    """Gather the batches of a step from memory, those of one size together, and bring them to the device.
+
+    Args:
+        dataset: the examples of all clients.
+        prepare: brings a batch, whose examples may be several clients', through the hooks and to the device.
+        indices: for each client, the row numbers (B,) of its batch.
+    """
+    parts = []
+    for size, places, rows in _by_kind([len(each) for each in indices]):
+        chosen = torch.cat([indices[place] for place in places])
+        batch = prepare(TrainingBatch(tensor[chosen] for tensor in dataset.tensors))
+        parts.append(Part(rows, _cut(batch, len(places), size), size))
+    return parts
+
+
+def flattened(batch: Any) -> tuple[list[Tensor], Any]:
+    """Return the tensors of a batch, and its form, a value that can be a key; see :func:`rebuilt`."""
+    if isinstance(batch, Tensor):
+        return [batch], None
+    names = tuple(batch) if isinstance(batch, Mapping) else None
+    parts = [flattened(value) for value in (batch.values() if isinstance(batch, Mapping) else batch)]
+    return [leaf for leaves, _ in parts for leaf in leaves], (names, tuple(form for _, form in parts))
+
+
+def rebuilt(tensors: Iterator[Tensor], form: Any) -> Any:
+    """Make a batch of the form that :func:`flattened` found of an iterator's next tensors."""
+    if form is None:
+        return next(tensors)
+    names, forms = form
+    values = [rebuilt(tensors, each) for each in forms]
+    return values if names is None else dict(zip(names, values, strict=True))
+
+
+def _by_kind(kinds: Sequence[Any]) -> Iterator[tuple[Any, Sequence[int], Tensor | None]]:
+    """Yield each kind, the places that it has, and these as a tensor; None in place of the tensor of all places."""
+    first = kinds[0]
+    if all(kind == first for kind in kinds):
+        yield first, range(len(kinds)), None
+        return
+    found: dict[Any, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        found.setdefault(kind, []).append(place)
+    for kind, places in found.items():
+        yield kind, places, torch.tensor(places)
+
+
+def _shape(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.shape, batch.dtype
+    if isinstance(batch, Mapping):
+        return tuple((name, _shape(value)) for name, value in batch.items())
+    if isinstance(batch, list | tuple):
+        return tuple(map(_shape, batch))
+    raise TypeError(f"several clients at once take batches of tensors, got {type(batch).__name__}")
+
+
+def _mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
+    """Apply a function to the tensors at the same place in batches of the same form."""
+    if isinstance(first, Tensor):
+        return function(first, *others)
+    if isinstance(first, Mapping):
+        return {name: _mapped(function, *(batch[name] for batch in (first, *others))) for name in first}
+    return [_mapped(function, *values) for values in zip(first, *others, strict=True)]
+
+
+def _stack(batches: Sequence[Any]) -> Any:
+    return _mapped(lambda *tensors: torch.stack(tensors), *batches)
+
+
+def _cut(batch: Any, count: int, size: int) -> Any:
+    """Cut a batch of the examples of ``count`` clients into one batch for each, along a new first dimension."""
+    return _mapped(lambda tensor: tensor.view(count, size, *tensor.shape[1:]), batch)

@@ -1,0 +1,274 @@
+"""GroupTraining: the part of the orchestrator that trains several clients at once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.engine.callback import overrides, serves_stacks
+from fl_lightning.engine.client_optimizers import make_optimizers
+from fl_lightning.engine.cohort_training import CohortTraining
+from fl_lightning.engine.data import TRANSFER_HOOKS
+from fl_lightning.engine.declared import declares
+from fl_lightning.engine.devices import busy
+from fl_lightning.engine.failures import described
+from fl_lightning.engine.group_batches import Part, gathered, repeated, stacked
+from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.module_state import Buffers, ModuleState
+from fl_lightning.engine.params import turned_bad
+from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.engine.stacked_training import ELEMENTWISE, RowRun, StackedRun, StackedTraining
+from fl_lightning.errors import ConfigurationError, is_exhaustion
+
+SMALL = 1 << 16  # trainable parameters up to which clients at once save time, on all processors that were measured
+LARGEST = 1 << 21  # entries of the largest stack that "auto" makes
+Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 1, …
+TOLERANCE = 1e-3  # largest relative distance of a stack's gradient from a client's own
+
+
+class GroupTraining(CohortTraining):
+    """Trains groups of clients in lock-step where the module and the rules allow, else one client after another."""
+
+    clients_at_once: int | Literal["auto"]
+    _stacked: StackedTraining | None = None  # None where clients train one after another
+    _in_rows: bool  # whether the batches of several clients may be gathered and go through the hooks together
+
+    def choose_group_size(self) -> None:
+        """Settle for this fit how many clients train at once, and say why it is one if more were asked for."""
+        self.group_size, self._stacked = 1, None
+        if self.clients_at_once == 1:
+            return
+        asked, size = self.clients_at_once, len(self.params)
+        if asked == "auto":
+            asked = LARGEST // size if size <= SMALL else 1
+        wanted = min(asked, self.data.cohort_size)
+        if wanted == 1:
+            return
+        if reason := self._obstacle():
+            if self.clients_at_once != "auto":
+                rank_zero_warn(f"clients_at_once: clients train one after another, since {reason}")
+            return
+        self.group_size = wanted
+        own = any(is_overridden(hook, self.client) for hook in TRANSFER_HOOKS)
+        together = self._batches_ready or (not own and declares(self.data, "by_example", TRANSFER_HOOKS))
+        self._in_rows = together and declares(self.data, "in_rows", ("client_batches",))
+
+    def train_clients(self, clients: Sequence[int]) -> None:
+        """Train clients of the round from the global model, keep their updates, and put the global model back."""
+        error = self._train_group(self._stacked, clients) if self._stacked and len(clients) > 1 else None
+        if self._stacked and len(clients) > 1 and error is None:
+            return
+        failures = len(self._failures)
+        for client in clients:
+            self.train_client(client)
+        if error is not None and len(self._failures) == failures:
+            warnings.warn(
+                f"round {self.round}: {len(clients)} clients train one after another, since they cannot at once: "
+                f"{described(error, self.client)}",
+                stacklevel=2,
+            )
+
+    def _train_group(self, training: StackedTraining, clients: Sequence[int]) -> Exception | None:
+        """Train a group of clients at once; return an error in their steps, which training one by one will name."""
+        busy(self.trainer, f"clients {', '.join(map(str, clients[:3]))}, … of round {self.round}")
+        runs = [self._new_row(client, self._anchor) for client in clients]
+        steps = [run.work.total_batches for run in runs]
+        failed = True
+        try:
+            factors = self._rates.factors(self.round) if self._rates else None
+            weights = training.start(runs, factors)
+            self._start_clients(runs)
+            self._run = group = StackedRun(runs, weights)  # type: ignore[assignment]  # logs, too
+            seed_globals(derive(self.seed, "group", self.round, clients[0]), self.device)
+            training.train(group, steps, *self._sequences(runs, steps))
+            failed = False
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if is_exhaustion(error):
+                raise
+            return error
+        else:
+            self._keep(runs, group, self._end_clients(runs, group))
+        finally:
+            for run in runs:
+                run.optimizers = []
+            self._training.end(None)
+            self._run = None
+            self._flat.clear_gradient()
+            self.params.copy_(self._anchor)
+            self._state.restore(failed)
+        return None
+
+    def _start_clients(self, runs: Sequence[RowRun]) -> None:
+        if any(overrides(callback, "on_client_start") for callback in self.callbacks):
+            for run in runs:
+                self._run = run
+                seed_globals(derive(self.seed, "client", self.round, run.client), self.device)
+                for start in self.hooks("on_client_start"):
+                    start(self, run)
+
+    def _end_clients(self, runs: Sequence[RowRun], group: StackedRun) -> set[int]:
+        """Call the hooks at each client's end, when the module holds the client's model; return the rows that fail."""
+        bad = set[int]()
+        if not any(overrides(callback, "on_client_end") for callback in self.callbacks):
+            return bad
+        for row, run in enumerate(runs):
+            self.params.copy_(run.params)
+            self._state.write(self._buffers_of(row, group))
+            self._run = run
+            try:
+                for end in self.hooks("on_client_end"):
+                    end(self, run)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                if is_exhaustion(error):
+                    raise
+                self._leave_out(run.client, described(error, self.client), error)
+                bad.add(row)
+        self._state.write(self._state.buffers)
+        return bad
+
+    def _buffers_of(self, row: int, group: StackedRun) -> Buffers:
+        prefix = "module."
+        return self._state.of({name.removeprefix(prefix): values[row] for name, values in group.buffers.items()})
+
+    def _new_row(self, client: int, anchor: Tensor) -> RowRun:
+        work = self._counted(client, self.round)
+        return RowRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
+
+    def _sequences(
+        self, runs: Sequence[LocalRun], steps: Sequence[int]
+    ) -> tuple[list[Iterator[Any]], Callable[[Sequence[Any]], list[Part]]]:
+        """Find the batches of a group.
+
+        Args:
+            runs: the clients' runs.
+            steps: number of local steps of each client.
+
+        Returns:
+            An iterator over the batches of all local epochs of each client, and a function that stacks those of a step.
+            From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
+        """
+        epochs: list[Epochs]
+        stack: Callable[[Sequence[Any]], list[Part]]
+        if self._in_rows and (found := self._indexed(runs)) is not None:
+            dataset, epochs = found
+            stack = partial(gathered, dataset, self.prepare_batch)
+        else:
+            epochs, stack = [partial(self._batches, run.client) for run in runs], stacked
+        return list(map(repeated, epochs, steps)), stack
+
+    def _indexed(self, runs: Sequence[LocalRun]) -> tuple[TensorDataset, list[Epochs]] | None:
+        """Find the dataset in memory that has the examples of all clients, and each client's rows by local epoch."""
+
+        def rows(client: int, epoch: int) -> Any:
+            return self.data.indexed_batches(client, self.generator("batches", self.round, client, epoch))
+
+        firsts = [rows(run.client, 0) for run in runs]
+        if not all(first and first[0] is firsts[0][0] for first in firsts):
+            return None
+        return firsts[0][0], [
+            lambda epoch, client=run.client, first=first: (first if epoch == 0 else rows(client, epoch))[1]  # type: ignore[misc]
+            for run, first in zip(runs, firsts, strict=True)
+        ]
+
+    def _keep(self, runs: Sequence[RowRun], group: StackedRun, bad: set[int]) -> None:
+        """Keep the updates and results of a group, without the rows that have failed or are not finite."""
+        done = len(self._results)
+        deltas = torch.sub(group.weights, self._anchor, out=self._deltas[done : done + len(runs)])
+        finite = deltas.isfinite().all(dim=1).tolist()
+        kept = list[int]()
+        for row, run in enumerate(runs):
+            if row in bad:
+                continue
+            buffers = self._buffers_of(row, group)
+            if not finite[row]:
+                self._leave_out(run.client, "its update is not finite", None)
+            elif turned_bad(self._state.buffers, buffers):
+                self._leave_out(run.client, "a buffer of it is not finite", None)
+            else:
+                self._results.append(run.result(buffers, None))
+                kept.append(row)
+        if len(kept) < len(runs):
+            self._deltas[done : done + len(kept)] = deltas[kept]
+
+    # Whether clients can train at once
+
+    def _obstacle(self) -> str | None:
+        """Say what keeps clients from training at once, found from the module, the settings and a trial; else None."""
+        name, training = type(self.client).__name__, self._training
+        if not training.automatic:
+            return f"{name} optimizes manually"
+        if training.hooks:
+            return f"{name} defines {', '.join(training.hooks)}"
+        if type(self.trainer.precision_plugin) is not Precision:
+            return f"precision is {self.trainer.precision}"
+        if self.settings.accumulate > 1:
+            return "accumulate_grad_batches is above 1"
+        for callback in self.callbacks:
+            if not serves_stacks(callback):
+                return f"{type(callback).__name__} has hooks for single clients"
+        return self._trial(name)
+
+    def _trial(self, name: str) -> str | None:
+        """Compare the gradient of the client with most data with the same gradient in a stack of two."""
+        state, modes = ModuleState(self.client), [(part, part.training) for part in self.client.modules()]
+        run = self._new_row(int(self.data.sizes.argmax()), self.params.clone())
+        trial = StackedTraining(self._training)
+        with isolated(self.device), torch.autocast(self.device.type, enabled=False):
+            self.client.train()
+            self._shown.begin(run)
+            try:
+                made, schedules = make_optimizers(self.client)
+                if type(made[0]) not in ELEMENTWISE:
+                    return f"{type(made[0]).__name__} is none of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
+                if schedules:
+                    return f"{name} has a learning-rate schedule within a round"
+                batch = next(self._batches(run.client, 0))
+                self._shown.asked.clear()
+                own = self._own_gradient(batch[0], 1)
+                if self._shown.asked:
+                    return f"{name}.training_step asks for trainer.{min(self._shown.asked)}"
+                if own is None:
+                    return f"a parameter of {name} has no gradient"
+                again = self._own_gradient(batch[0], 2)
+                self._run = group = StackedRun([run, run], run.anchor.expand(2, -1).clone())  # type: ignore[assignment]
+                gradients = trial.trial(group, batch)
+                if state.is_changed():
+                    return f"{name}.training_step sets attributes of the module"
+                if again is not None and torch.equal(own, again):  # else it draws random numbers
+                    distance = (gradients - own).norm(dim=1).max() / own.norm().clamp(min=1e-30)
+                    if not float(distance) < TOLERANCE:
+                        return f"{name}.training_step gives other gradients for several clients at once"
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                if is_exhaustion(error):
+                    raise
+                return f"{name}.training_step does not serve several: {' '.join(str(error).split())[:200]}"
+            finally:
+                self._run = None
+                self._training.end(None)
+                state.restore(True)
+                for part, mode in modes:
+                    part.training = mode
+        self._stacked = trial
+        return None
+
+    def _own_gradient(self, batch: Any, draw: int) -> Tensor | None:
+        """Compute the gradient (P,) of a batch's loss at the global model; None if a parameter has none."""
+        seed_globals(derive(self.seed, "trial", draw), self.device)
+        outputs: Any = self.client.training_step(batch, *((0,) if self._takes_index else ()))
+        parts = torch.autograd.grad(self._training._loss_of(outputs), self._flat.parameters, allow_unused=True)
+        return None if any(part is None for part in parts) else self._flat.join(parts)

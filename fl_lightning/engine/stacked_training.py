@@ -1,0 +1,409 @@
+"""StackedTraining: trains several clients at once, one row of a matrix each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.optim import Optimizer
+
+from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
+from fl_lightning.engine.group_batches import Part, flattened, rebuilt, stacked
+from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.local_training import LocalTraining
+from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.tracing import Replayed
+
+#: Optimizers that treat each entry of a parameter alone, so that one call steps all clients.
+ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+)
+
+
+class Row:
+    """One client's row of a stack, in place of the module's own parameters.
+
+    Args:
+        vector: (P,) the client's parameters, a view of the stack.
+    """
+
+    def __init__(self, vector: Tensor) -> None:
+        self.vector = vector
+
+    @property
+    def gradient(self) -> Tensor:
+        """Refuse: in a stack, gradients are those of all clients."""
+        raise RuntimeError("a client of a stack has no gradient of its own")
+
+
+class RowRun(LocalRun):
+    """One client's training in one round, as a row of a stack: what rules see before and after the local steps."""
+
+    loss: float = float("nan")  # set when the client is done
+
+
+class StackedRun:
+    """Several clients' training in one round, as rules with ``stacks = True`` see it at each local step.
+
+    Attributes:
+        module: the LightningModule that trains; its own parameters stay those of the global model.
+        round: the round's number, 1, 2, …
+        clients: ids of the clients that take part in the step, one per row.
+        anchor: (P,) the global model that all clients start from.
+        params: (N, P) the clients' parameters; inside the ``loss`` hook (P,), those of one client.
+        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step.
+        kept: what rules keep in :attr:`LocalRun.kept`, with one row per client; inside ``loss`` that of one client.
+    """
+
+    def __init__(self, runs: Sequence[LocalRun], weights: Tensor) -> None:
+        first = runs[0]
+        self.module, self.round, self.anchor = first.module, first.round, first.anchor
+        self.runs, self.weights = runs, weights
+        self.params, self.grads = weights, weights.new_empty(0)
+        self.all_kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
+        self.kept = self.all_kept
+        self.buffers: dict[str, Tensor] = {}
+        self.parts: list[Part] = []  # the batches of the present step
+        self.losses: list[tuple[Tensor, list[int]]] = []  # of each step so far: loss and number of examples by row
+        self.step_losses = weights.new_empty(0)
+        self.logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] | None = None
+
+    @property
+    def clients(self) -> list[int]:
+        """Ids of the clients that take part in the step, one per row."""
+        return [run.client for run in self.runs[: len(self.params)]]
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Take what the module logs in a step, while its values are still those of one client."""
+        if self.logged is not None:
+            self.logged.append((name, value, args, kwargs))
+
+    @contextlib.contextmanager
+    def at(self, point: Tensor) -> Iterator[None]:
+        """Give the clients other parameters (N, P) inside a ``with`` block; buffers and logs are then as before."""
+        params, self.params = self.params, point
+        buffers = {name: value.clone() for name, value in self.buffers.items()}
+        runs, self.runs = self.runs, ()
+        try:
+            yield
+        finally:
+            self.params, self.runs = params, runs
+            for name, value in buffers.items():
+                self.buffers[name].copy_(value)
+
+    def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
+        """Compute the current batches' gradients (N, P) at other parameters (N, P), with the closure a rule wraps."""
+        with self.at(point):
+            losses = self.step_losses
+            closure()
+            self.step_losses = losses
+            return self.grads.clone()
+
+
+def _refuse(*_: Any) -> Any:
+    raise TypeError("it uses batch_idx, which differs between clients")
+
+
+class NoIndex:
+    """Stands for ``batch_idx`` where clients that train at once have different ones: any use raises TypeError."""
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = __int__ = __index__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __truediv__ = _refuse
+    __floordiv__ = __pow__ = __neg__ = __float__ = __str__ = __repr__ = __format__ = _refuse
+
+
+class _Step(nn.Module):
+    """A module whose forward pass is the client module's training step."""
+
+    def __init__(self, module: LightningModule, takes_index: bool) -> None:
+        super().__init__()
+        self.module = module
+        self._index = (NoIndex(),) if takes_index else ()
+
+    def forward(self, batch: Any) -> Any:
+        return self.module.training_step(batch, *self._index)
+
+
+class StackedTraining:
+    """Trains groups of clients in lock-step: each local step of a group is one call for all its clients.
+
+    The clients' parameters are the rows of a matrix (N, P). ``torch.func.vmap`` takes the gradients of the unmodified
+    ``training_step`` over the rows, and one elementwise optimizer steps the matrix. Where clients have batches of
+    different shapes, each shape takes a call of its own; clients that are done leave the stack. The results differ
+    from those of clients that train one after another by rounding, and by the draws of dropout.
+
+    Args:
+        training: trains one client after another, whose settings and hooks are those of the stack.
+    """
+
+    def __init__(self, training: LocalTraining) -> None:
+        self.training, self.module, self.flat = training, training.module, training.flat
+        self.losses = training.losses
+        self._step = _Step(self.module, training.takes_index)
+        names = {id(parameter): name for name, parameter in self._step.named_parameters()}
+        self._names = [names[id(parameter)] for parameter in self.flat.parameters]
+        self._run: StackedRun | None = None
+        self._calls: dict[Any, tuple[Replayed, list[Any]]] = {}
+        self._logged: list[Any] = []
+        self._plain: list[Any] = []
+        self._gradients = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0), randomness="different")
+
+    def start(self, runs: Sequence[LocalRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
+        """Give the runs of a group their rows of a new stack, and their optimizer.
+
+        Args:
+            runs: the clients' runs, those with most steps first.
+            factors: factors on the learning rates, as :meth:`RoundRates.factors` returns them; None for the module's.
+
+        Returns:
+            (N, P) the stack.
+        """
+        if (plain := _plain(self.module)) != self._plain:
+            self._calls, self._plain = {}, plain
+        weights = runs[0].anchor.expand(len(runs), -1).clone()
+        self.training.trainer.begin(runs[0])
+        made, schedules = make_optimizers(self.module)
+        if factors is not None:
+            scale_rates(made, schedules, factors)
+        self._optimizer = stacked_optimizer(made[0], self.flat, weights)
+        for run, row in zip(runs, weights, strict=True):
+            run._flat = Row(row)  # type: ignore[assignment]  # has a vector, too
+            run.optimizers = [self._optimizer]
+        return weights
+
+    def train(
+        self,
+        run: StackedRun,
+        steps: Sequence[int],
+        sequences: Sequence[Iterator[Any]],
+        stack: Callable[[Sequence[Any]], list[Part]],
+    ) -> None:
+        """Train the clients of a group.
+
+        Args:
+            run: the group's run.
+            steps: number of local steps of each client, in descending order.
+            sequences: each client's batches, in the order of its steps.
+            stack: makes the parts of a step of one batch for each client, on the device.
+        """
+        self._run = run
+        run.buffers = {name: _rows(buffer, len(steps)) for name, buffer in self._step.named_buffers()}
+        all_buffers, rates = run.buffers, list[float]()
+        width = len(steps)
+        for step in range(steps[0] if steps else 0):
+            if steps[width - 1] <= step:  # some are done
+                width = sum(count > step for count in steps)
+                self._narrow(run, width)
+                run.buffers = {name: buffer[:width] for name, buffer in all_buffers.items()}
+            run.parts = stack([next(sequence) for sequence in sequences[:width]])
+            rates.append(float(self._optimizer.param_groups[0]["lr"]))
+            self._take_step(run)
+        run.buffers, self._run = all_buffers, None
+        for each, row in zip(run.runs, mean_losses(run.losses, len(steps)), strict=True):
+            each.loss = row  # type: ignore[misc]  # of a RowRun
+        for place, (each, count) in enumerate(zip(run.runs, steps, strict=True)):
+            each._step_sizes = rates[:count]
+            each.global_step = count
+            each.kept = {name: value[place] for name, value in run.all_kept.items()}
+
+    def trial(self, run: StackedRun, batch: tuple[Any, int]) -> Tensor:
+        """Compute the gradients (N, P) of the module's own loss for clients that all have the same batch."""
+        self._run, self.losses = run, []
+        count = len(run.params)
+        try:
+            run.buffers = {name: _rows(buffer, count) for name, buffer in self._step.named_buffers()}
+            run.parts = stacked([batch] * count)
+            self._evaluate(run)
+            return run.grads
+        finally:
+            self._run, self.losses = None, self.training.losses
+
+    def _narrow(self, run: StackedRun, width: int) -> None:
+        """Keep the first rows of the stack, in the optimizer, too."""
+        run.params = run.weights[:width]
+        run.kept = {name: value[:width] for name, value in run.all_kept.items()}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                height = len(parameter)
+                parameter.data = parameter.data[:width]
+                parameter.grad = None
+                state = self._optimizer.state[parameter]
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.ndim and len(value) == height:
+                        state[name] = value[:width]
+
+    def _take_step(self, run: StackedRun) -> None:
+        def evaluate() -> Tensor:
+            return self._evaluate(run)
+
+        closure: Callable[[], Any] = evaluate
+        for wrap in self.training.closures:
+            closure = wrap(run, closure)  # type: ignore[arg-type]  # the rule says that it takes stacks
+        closure()
+        sizes = [0] * len(run.params)
+        for part in run.parts:
+            for row in range(len(sizes)) if part.rows is None else part.rows.tolist():
+                sizes[row] = part.size
+        run.losses.append((run.step_losses, sizes))
+        for hook in self.training.before_step:
+            hook(run)  # type: ignore[arg-type]  # as above
+        self._clip(run.grads)
+        for group, columns in zip(self._optimizer.param_groups, self._columns(), strict=True):
+            for parameter, place in zip(group["params"], columns, strict=True):
+                parameter.grad = run.grads[:, place]
+        self._optimizer.step()
+
+    def _columns(self) -> list[list[slice]]:
+        return self._optimizer.columns  # type: ignore[attr-defined, no-any-return]  # set where it is made
+
+    def _evaluate(self, run: StackedRun) -> Tensor:
+        """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""
+        if run.grads.shape != run.params.shape:
+            run.grads = torch.empty_like(run.params)
+        if run.parts[0].rows is not None:
+            run.step_losses = run.params.new_empty(len(run.params))
+        for part in run.parts:
+            rows = part.rows
+            if rows is None:
+                grads, losses, logged = self._gradients_of(run.params, run.buffers, run.kept, part.batch)
+                run.step_losses = losses
+                if self.training.closures:  # a rule may be writing to the matrix
+                    run.grads.copy_(grads)
+                else:
+                    run.grads = grads
+            else:
+                buffers, kept = ({n: value[rows] for n, value in held.items()} for held in (run.buffers, run.kept))
+                grads, losses, logged = self._gradients_of(run.params[rows], buffers, kept, part.batch)
+                run.grads[rows], run.step_losses[rows] = grads, losses
+                for name, buffer in buffers.items():
+                    run.buffers[name][rows] = buffer
+            self._hand_out(run, part, logged)
+        return run.step_losses
+
+    def _gradients_of(
+        self, params: Tensor, buffers: dict[str, Tensor], kept: dict[str, Tensor], batch: Any
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Compute gradients (N, P), losses (N,) and logged values of clients with batches of one shape."""
+        tensors, form = flattened([params, buffers, kept, batch])
+        call, self._logged = self._calls.get(form, (None, []))
+        if call is None:
+            call, self._logged = self._calls[form] = Replayed(partial(self._call, form), params.device), []
+        grads, losses, *logged = call(*tensors)
+        return grads, losses, logged
+
+    def _call(self, form: Any, *tensors: Tensor) -> list[Tensor]:
+        grads, (losses, logged) = self._gradients(*rebuilt(iter(tensors), form))
+        return [grads, losses, *logged]
+
+    def _loss(
+        self, vector: Tensor, buffers: Mapping[str, Tensor], kept: dict[str, Tensor], batch: Any
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The loss of one client, whose tensors vmap shows: see torch.func."""
+        run = self._run
+        assert run is not None
+        params, all_kept = run.params, run.kept
+        run.params, run.kept, run.logged = vector, kept, []
+        try:
+            named = dict(zip(self._names, self.flat.views(vector), strict=True))
+            outputs = functional_call(self._step, {**named, **buffers}, (batch,))
+            loss = self.training._loss_of(outputs)
+            for hook in self.losses:
+                loss = hook(run, batch, outputs, loss)  # type: ignore[arg-type]  # as above
+            tensors = [value.detach() for _, value, *_ in run.logged if isinstance(value, Tensor)]
+            self._logged[:] = [
+                (name, None if isinstance(value, Tensor) else value, args, kwargs)
+                for name, value, args, kwargs in run.logged
+            ]
+            return loss, tensors
+        finally:
+            run.params, run.kept, run.logged = params, all_kept, None
+
+    def _hand_out(self, run: StackedRun, part: Part, logged: Sequence[Tensor]) -> None:
+        """Give each client its rows of what the module has logged in this step; in other points nothing."""
+        if not self._logged or not run.runs:
+            return
+        tensors = iter(logged)
+        rows = range(len(run.params)) if part.rows is None else part.rows.tolist()
+        for name, value, args, kwargs in self._logged:
+            values = next(tensors).unbind() if value is None else [value] * len(rows)
+            for row, each in zip(rows, values, strict=True):
+                run.runs[row].batch_size = part.size
+                run.runs[row].log(name, each, *args, **kwargs)
+                run.runs[row].batch_size = None
+
+    def _clip(self, gradients: Tensor) -> None:
+        """Clip each client's gradient, as ``torch.nn.utils`` clips that of one."""
+        settings = self.training.settings
+        if settings.clip is None:
+            return
+        if settings.clip_algorithm == "value":
+            gradients.clamp_(-settings.clip, settings.clip)
+        else:  # the norm over the optimizer's parameters
+            parts = [gradients[:, place].norm(dim=1) for columns in self._columns() for place in columns]
+            norms = torch.stack(parts, dim=1).norm(dim=1, keepdim=True)
+            gradients.mul_((settings.clip / (norms + 1e-6)).clamp(max=1.0))
+
+
+def _plain(module: nn.Module) -> list[Any]:
+    """The numbers, words and switches among a module's attributes, which its steps may depend on."""
+    values = (value for part in module.modules() for value in vars(part).values())
+    return [value for value in values if isinstance(value, int | float | str) or value is None]
+
+
+def _rows(buffer: Tensor, count: int) -> Tensor:
+    return buffer.detach().expand(count, *buffer.shape).clone()
+
+
+def stacked_optimizer(optimizer: Optimizer, flat: FlatParameters, weights: Tensor) -> Optimizer:
+    """Make an optimizer like a client's, over a stack of clients.
+
+    Args:
+        optimizer: one client's optimizer, which has taken no step.
+        flat: the parameters of the module.
+        weights: (N, P) the stack.
+
+    Returns:
+        An optimizer with the same groups and settings. Its parameters are columns of the stack, and its attribute
+        ``columns`` tells which, group by group.
+    """
+    place, start = {}, 0
+    for parameter in flat.parameters:
+        place[id(parameter)] = slice(start, start := start + parameter.numel())
+    groups, columns = [], []
+    for group in optimizer.param_groups:
+        merged: list[slice] = []
+        for part in sorted((place[id(p)] for p in group["params"] if id(p) in place), key=lambda part: part.start):
+            if merged and merged[-1].stop == part.start:
+                merged[-1] = slice(merged[-1].start, part.stop)
+            else:
+                merged.append(part)
+        columns.append(merged)
+        groups.append({**group, "params": [nn.Parameter(weights[:, part]) for part in merged], "foreach": False})
+    made = type(optimizer)(groups)  # type: ignore[call-arg]  # those of ELEMENTWISE take the groups alone
+    made.columns = columns  # type: ignore[attr-defined]
+    return made
+
+
+def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:
+    """Mean loss of each of ``count`` clients, each batch weighted by its number of examples; nan without a step.
+
+    Args:
+        losses: of each step, the losses and the numbers of examples of the clients that were not done yet.
+        count: number of clients.
+    """
+    total, weight = torch.zeros(2, count, dtype=torch.float64)
+    for values, sizes in losses:
+        share = torch.tensor(sizes, dtype=torch.float64)
+        total[: len(sizes)] += share * values.detach().double().cpu()
+        weight[: len(sizes)] += share
+    return list((total / weight).tolist())

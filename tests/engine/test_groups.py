@@ -1,0 +1,422 @@
+"""Clients that train at once (clients_at_once) end where clients that train one after another end, but for rounding."""
+
+import re
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from command import TINY, fit, fit_on
+from rules import CLIENT_RULES, TinyClassifier, TinyData
+from torch import Tensor, nn
+from toy import Capture, Net, trainer
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
+from fl_lightning.callbacks import ClientMonitor, FaultInjection, FedNova, FedProx, SignFlip
+from fl_lightning.datamodules import ImageData
+from fl_lightning.models import ImageClassifier
+
+EXACT = 1e-9  # float64, absolute
+
+
+class Watched(Capture):
+    stacks = True
+
+
+class SingleData(TinyData):
+    """The same data in float32."""
+
+    def client_dataset(self, client: int) -> Any:
+        inputs, labels = super().client_dataset(client).tensors  # type: ignore[attr-defined]
+        return torch.utils.data.TensorDataset(inputs.float(), labels)
+
+
+def compare(
+    make: Any,
+    *rules: Callable[[], Any],
+    size: int = 6,
+    tolerance: float = EXACT,
+    data: type[TinyData] = TinyData,
+    **settings: Any,
+) -> None:
+    """One by one and in groups: updates, losses, metrics, steps, buffers and the global model agree."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # which would say that there are no groups
+        warnings.filterwarnings("ignore", ".*(LeafSpec|workers|val_dataloader|num_workers).*")
+        ends = []
+        for at_once in (1, size):
+            watched, chosen = Watched(), [rule() for rule in rules]
+            orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
+            trainer(*chosen, watched, rounds=3).fit(orchestrator, datamodule=data(batch_size=4))
+            assert (orchestrator.group_size > 1) == (at_once > 1)
+            ends.append((orchestrator, watched))
+    (one, alone), (other, grouped) = ends
+    near(one.params, other.params, tolerance)
+    for name, buffer in one.client.named_buffers():
+        near(buffer, dict(other.client.named_buffers())[name], tolerance)
+    for a, b in zip(alone.cohorts, grouped.cohorts, strict=True):
+        assert a.clients == b.clients
+        near(a.deltas, b.deltas, tolerance)
+        for x, y in zip(a.results, b.results, strict=True):
+            assert (x.num_samples, x.num_steps, x.learning_rate) == (y.num_samples, y.num_steps, y.learning_rate)
+            assert x.normalizer == pytest.approx(y.normalizer)
+            assert x.loss == pytest.approx(y.loss, rel=max(tolerance, 1e-7))
+            assert x.metrics == pytest.approx(y.metrics, rel=1e-6)
+            for one_buffer, other_buffer in zip(x.buffers, y.buffers, strict=True):
+                near(one_buffer, other_buffer, tolerance)
+
+
+def near(one: Tensor, other: Tensor, tolerance: float) -> None:
+    assert one.shape == other.shape
+    assert float((one.double() - other.double()).abs().max()) <= tolerance
+
+
+class Optimized(TinyClassifier):
+    """The tiny classifier with another optimizer, its layers in groups of their own."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def configure_optimizers(self) -> Any:
+        return self.make(self)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
+    "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, weight_decay=0.1),
+    "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, amsgrad=True),
+    "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1, lr_decay=0.1),
+    "groups": lambda m: torch.optim.SGD(
+        [{"params": m.net[1].parameters(), "lr": 0.01, "momentum": 0.9}, {"params": m.net[0].parameters()}], lr=0.1
+    ),
+    "a part": lambda m: torch.optim.Adam([m.net[1].bias, m.net[0].weight], lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    compare(lambda: Optimized(OPTIMIZERS[name]))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "groups of two": {"size": 2},
+    "more than there are": {"size": 100},
+    "epochs": {"local_epochs": 3},
+    "half epochs": {"local_epochs": 1.5},
+    "steps": {"local_steps": 7},
+    "stragglers": {"local_epochs": 4, "stragglers": 0.5},
+    "decay": {"local_lr_decay": 0.5},
+    "clipped norm": {"gradient_clip_val": 0.1},
+    "clipped value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "large updates": {"max_update_norm": 100.0},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings(name: str) -> None:
+    compare(lambda: Optimized(OPTIMIZERS["momentum"]), **SETTINGS[name])
+
+
+def test_the_norm_that_is_clipped_is_that_of_the_optimizers_parameters() -> None:
+    compare(lambda: Optimized(OPTIMIZERS["a part"]), gradient_clip_val=0.05)
+
+
+@pytest.mark.parametrize("name", CLIENT_RULES)
+def test_client_rules(name: str) -> None:
+    compare(TinyClassifier, CLIENT_RULES[name], local_epochs=2)
+
+
+def test_rules_and_monitors_together() -> None:
+    compare(TinyClassifier, CLIENT_RULES["Scaffold"], lambda: FedProx(0.1), lambda: SignFlip(2), ClientMonitor, FedNova)
+
+
+def test_float32() -> None:
+    compare(lambda: TinyClassifier().float(), data=SingleData, tolerance=1e-6, local_epochs=2)
+
+
+class Logs(TinyClassifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        self.log("train/own", outputs["loss"], prog_bar=True)
+        self.log("train/most", outputs["logits"].max(), reduce_fx="max")
+        self.log("train/one", 1.0)
+        return outputs
+
+
+def test_what_the_module_logs() -> None:
+    compare(Logs, CLIENT_RULES["FedSAM"])
+
+
+class Drops(Net):
+    def between(self) -> list[nn.Module]:
+        return [nn.Tanh(), nn.Dropout(0.5)]
+
+
+def test_dropout_is_drawn_for_each_client_and_by_the_seed() -> None:
+    """Clients with the same data end apart, and a second run ends where the first did."""
+    ends = [FourData.run(Drops, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+    assert len(torch.unique(ends[0], dim=0)) == 4
+    assert len(torch.unique(FourData.run(Net), dim=0)) == 1
+
+
+class FourData(TinyData):
+    """Four clients with the same 8 examples in the same order."""
+
+    num_clients = 4
+
+    def client_dataset(self, client: int) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        inputs, labels = torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)
+        return torch.utils.data.TensorDataset(inputs, labels)
+
+    def client_batches(self, client: int, order: torch.Generator) -> Any:
+        return [[x, y] for x, y in zip(*(t.split(4) for t in self.client_dataset(client).tensors), strict=True)]
+
+    @classmethod
+    def run(cls, make: Any, **settings: Any) -> Tensor:
+        watched = Watched()
+        orchestrator = FederatedOrchestrator(make(), clients_at_once=4, **settings)
+        trainer(watched).fit(orchestrator, datamodule=cls(batch_size=4))
+        assert orchestrator.group_size == 4
+        return watched.cohort.deltas
+
+
+@pytest.mark.parametrize("name", ["none", *CLIENT_RULES])
+def test_replaying_traced_steps_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced at the second call of a form, or never."""
+    ends = []
+    for often in (2, 10**9):
+        monkeypatch.setattr("fl_lightning.engine.tracing.OFTEN", often)
+        orchestrator = FederatedOrchestrator(Logs(), clients_at_once=6, on_bad_update="raise", local_epochs=2)
+        watched, rules = Watched(), [] if name == "none" else [CLIENT_RULES[name]()]
+        trainer(*rules, watched, rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
+        ends.append((orchestrator, watched))
+    (one, first), (other, second) = ends
+    assert torch.equal(one.params, other.params)
+    assert first.cohort.metrics == second.cohort.metrics
+    forms = one._stacked._calls.values()  # type: ignore[union-attr]
+    assert any(each is not None for call, _ in forms for each in call._graphs.values()) or name == "MOON"
+
+
+class Tempered(TinyClassifier):
+    temperature = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        return {**outputs, "loss": nn.functional.cross_entropy(outputs["logits"] / self.temperature, batch[1])}
+
+
+class Heats(FederatedCallback):
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        orchestrator.client.temperature = 1.0 + cohort.round  # type: ignore[assignment]
+
+
+def test_a_number_of_the_module_that_changes_between_rounds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.engine.tracing.OFTEN", 1)
+    compare(Tempered, Heats)
+
+
+class Images(ImageData):
+    """Random bytes as images, one channel, three classes."""
+
+    num_classes, mean, std = 3, (0.4,), (0.3,)
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(int(train))
+        images = torch.randint(256, (60, 1, 2, 2), generator=draw, dtype=torch.uint8)
+        return images, torch.randint(3, (60,), generator=draw)
+
+
+class Hooked(Images):
+    """With a hook of its own, which sees the batches of single clients."""
+
+    seen: list[int]
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        batch = super().on_after_batch_transfer(batch, dataloader_idx)
+        if isinstance(batch[0], Tensor):
+            self.seen.append(len(batch[0]))
+        return batch
+
+
+@pytest.mark.parametrize("kind", [Images, Hooked])
+def test_examples_go_through_the_hooks_as_one_by_one(kind: type[Images]) -> None:
+    ends = []
+    for at_once in (1, 4):
+        data = kind(num_clients=4, batch_size=4)
+        data.seen = []  # type: ignore[attr-defined]
+        orchestrator = FederatedOrchestrator(
+            ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), num_classes=3), clients_at_once=at_once
+        )
+        nn.init.zeros_(orchestrator.client.network[1].weight)  # type: ignore[union-attr, index]
+        nn.init.zeros_(orchestrator.client.network[1].bias)  # type: ignore[union-attr, index]
+        trainer(rounds=2, limit_val_batches=0).fit(orchestrator, datamodule=data)
+        assert orchestrator.group_size == at_once
+        assert all(size <= 4 for size in data.seen)  # type: ignore[attr-defined]
+        ends.append(orchestrator.params)
+    near(*ends, 1e-6)
+
+
+class Breaks(FederatedCallback):
+    """A rule that says that it serves groups, and in round 2 does not."""
+
+    stacks = True
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        if run.round == 2 and run.params.ndim == 2:
+            raise ValueError("not for matrices")
+
+
+def test_a_rule_that_breaks_a_group_is_named_and_the_clients_train() -> None:
+    alone, grouped = (FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once) for at_once in (1, 6))
+    trainer(Breaks(), rounds=3).fit(alone, datamodule=TinyData(batch_size=4))
+    said = r"round 2: 6 clients train one after another, since they cannot at once: ValueError: not for matrices"
+    with pytest.warns(UserWarning, match=said):
+        trainer(Breaks(), rounds=3).fit(grouped, datamodule=TinyData(batch_size=4))
+    near(alone.params, grouped.params, EXACT)
+
+
+# What keeps clients apart is said
+
+
+class Manual(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        optimizer.step()
+
+
+class WithHook(Net):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
+
+
+class Scheduled(Net):
+    def configure_optimizers(self) -> Any:
+        sgd = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [sgd], [torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)]
+
+
+class Flat(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+class Counts(Net):
+    steps = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.steps += 1
+        return self.loss(batch) * self.steps
+
+
+class Warms(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) * (1 + self.global_step)
+
+
+class Unused(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.Linear(1, 1)
+
+
+class Decides(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        return loss if float(loss.detach()) > 1 else 2 * loss
+
+
+class Own(FedProx):
+    def on_before_client_step(self, run: LocalRun) -> None:
+        run.grads.add_((run.params - run.anchor) / (1 + run.params.norm()))
+
+
+APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
+    "manual": (Manual, [], {}, "Manual optimizes manually"),
+    "hooks": (WithHook, [], {}, "WithHook defines on_train_batch_end"),
+    "schedule": (Scheduled, [], {}, "Scheduled has a learning-rate schedule within a round"),
+    "optimizer": (Flat, [], {}, "LBFGS is none of SGD, Adam, AdamW, RMSprop, Adagrad"),
+    "attributes": (Counts, [], {}, "Counts.training_step sets attributes of the module"),
+    "progress": (Warms, [], {}, "Warms.training_step asks for trainer.global_step"),
+    "unused": (Unused, [], {}, "a parameter of Unused has no gradient"),
+    "data": (Decides, [], {}, r"Decides.training_step does not serve several: .*\.item\(\)"),
+    "accumulation": (Net, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches is above 1"),
+    "a rule of the user's": (Net, [lambda: Own(0.1)], {}, "Own has hooks for single clients"),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_keeps_clients_apart_is_said_and_changes_nothing(name: str) -> None:
+    make, rules, settings, reason = APART[name]
+    ends = []
+    for at_once in (1, 4):
+        orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer(*(rule() for rule in rules), rounds=2).fit(orchestrator, datamodule=FourData(batch_size=4))
+        said = [str(each.message) for each in caught if "clients_at_once" in str(each.message)]
+        ends.append(orchestrator.params)
+    assert torch.equal(*ends)
+    (line,) = said
+    assert re.fullmatch(f"clients_at_once: clients train one after another, since {reason}.*", line), line
+
+
+@pytest.mark.parametrize("at_once", [0, -1])
+def test_at_least_one(at_once: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"clients_at_once must be at least 1, got {at_once}"):
+        FederatedOrchestrator(Net(), clients_at_once=at_once)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+@pytest.mark.parametrize("fault", ["raise", "nan"])
+def test_a_client_that_fails_is_left_out_alone(fault: Any) -> None:
+    ends = []
+    for at_once in (1, 6):
+        watched = Watched()
+        orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once)
+        trainer(FaultInjection(fault, clients=[2]), watched, rounds=2).fit(
+            orchestrator, datamodule=TinyData(batch_size=4)
+        )
+        ends.append(watched.cohort)
+    assert ends[0].clients == ends[1].clients == (0, 1, 3, 4, 5)
+    near(ends[0].deltas, ends[1].deltas, EXACT)
+
+
+def test_any_number_of_devices_and_stops_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three groups of at most two, on one device and on two, and stopped after the first round."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    settings = ["--data.num_clients", "5", "--model.clients_at_once", "2", "--trainer.callbacks+=Scaffold"]
+    fit("--experiment", "one", "--trainer.max_epochs", 3, *settings)
+    fit_on(2, "--experiment", "two", "--trainer.max_epochs", 3, *settings)
+    fit("--experiment", "stopped", "--trainer.max_epochs", 1, *settings)
+    fit("--experiment", "stopped", "--trainer.max_epochs", 3, "--ckpt_path", "last", *settings)
+    files = [tmp_path / "runs" / name / "version_0/checkpoints/last.ckpt" for name in ("one", "two", "stopped")]
+    states = [torch.load(file, weights_only=True)["state_dict"] for file in files]
+    for state in states[1:]:
+        assert all(torch.equal(states[0][name], state[name]) for name in states[0])
+
+
+def test_auto_stacks_small_models_alone() -> None:
+    class Wide(Net):
+        def between(self) -> list[nn.Module]:
+            return [nn.Linear(8, 1 << 11), nn.Linear(1 << 11, 1 << 11), nn.Linear(1 << 11, 8)]
+
+    sizes = []
+    for make in (Net, Wide):
+        orchestrator = FederatedOrchestrator(make(), clients_at_once="auto")
+        trainer().fit(orchestrator, datamodule=FourData(batch_size=4))
+        sizes.append(orchestrator.group_size)
+    assert sizes == [4, 1]
