@@ -7,11 +7,12 @@ import sys
 import pytest
 
 SCRIPT = """
-import resource, sys
+import ctypes, resource, sys
 import torch
 from fl_lightning.engine.allocator import keep_freed_memory
 
 torch.set_num_threads(1)
+ctypes.CDLL(None).mallopt(-3, 1 << 20)  # glibc's usual threshold moves, so that some processes keep 8 MiB anyway
 if sys.argv[1] == "kept":
     keep_freed_memory()
 for repetition in range(60):
@@ -34,5 +35,4 @@ def test_a_step_takes_the_memory_that_the_last_one_freed(monkeypatch: pytest.Mon
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     usual, kept = (faults(mode, dict(os.environ)) for mode in ("usual", "kept"))
     assert kept < usual / 10
-    own = faults("kept", {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"})
-    assert own > 10 * kept
+    assert faults("kept", {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1048576"}) > usual / 2
