@@ -198,7 +198,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def states(run: Path, checkpoint: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """What SCAFFOLD keeps, wherever it is kept."""
+    """Read the control variates of SCAFFOLD from the checkpoint or from the files that it names."""
     saved = checkpoint["callbacks"]["Scaffold"]
     if "numbers" not in saved:
         return dict(saved)

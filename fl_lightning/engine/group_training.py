@@ -26,7 +26,9 @@ from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.module_state import Buffers, ModuleState
 from fl_lightning.engine.params import turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
-from fl_lightning.engine.stacked_training import ELEMENTWISE, RowRun, StackedRun, StackedTraining
+from fl_lightning.engine.stacked_optimizer import ELEMENTWISE
+from fl_lightning.engine.stacked_run import RowRun, StackedRun
+from fl_lightning.engine.stacked_training import StackedTraining
 from fl_lightning.errors import ConfigurationError, is_exhaustion
 
 SMALL = 1 << 16  # trainable parameters up to which clients at once save time, on all processors that were measured

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,103 +10,14 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.optim import Optimizer
 
 from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
 from fl_lightning.engine.group_batches import Part, flattened, rebuilt, stacked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
-from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.stacked_optimizer import StackedOptimizer
+from fl_lightning.engine.stacked_run import Row, StackedRun
 from fl_lightning.engine.tracing import Replayed
-
-#: Optimizers that treat each entry of a parameter alone, so that one call steps all clients.
-ELEMENTWISE: tuple[type[Optimizer], ...] = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
-)
-
-
-class Row:
-    """One client's row of a stack, in place of the module's own parameters.
-
-    Args:
-        vector: (P,) the client's parameters, a view of the stack.
-    """
-
-    def __init__(self, vector: Tensor) -> None:
-        self.vector = vector
-
-    @property
-    def gradient(self) -> Tensor:
-        """Refuse: in a stack, gradients are those of all clients."""
-        raise RuntimeError("a client of a stack has no gradient of its own")
-
-
-class RowRun(LocalRun):
-    """One client's training in one round, as a row of a stack: what rules see before and after the local steps."""
-
-    loss: float = float("nan")  # set when the client is done
-
-
-class StackedRun:
-    """Several clients' training in one round, as rules with ``stacks = True`` see it at each local step.
-
-    Attributes:
-        module: the LightningModule that trains; its own parameters stay those of the global model.
-        round: the round's number, 1, 2, …
-        clients: ids of the clients that take part in the step, one per row.
-        anchor: (P,) the global model that all clients start from.
-        params: (N, P) the clients' parameters; inside the ``loss`` hook (P,), those of one client.
-        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step.
-        kept: what rules keep in :attr:`LocalRun.kept`, with one row per client; inside ``loss`` that of one client.
-    """
-
-    def __init__(self, runs: Sequence[LocalRun], weights: Tensor) -> None:
-        first = runs[0]
-        self.module, self.round, self.anchor = first.module, first.round, first.anchor
-        self.runs, self.weights = runs, weights
-        self.params, self.grads = weights, weights.new_empty(0)
-        self.all_kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
-        self.kept = self.all_kept
-        self.buffers: dict[str, Tensor] = {}
-        self.parts: list[Part] = []  # the batches of the present step
-        self.losses: list[tuple[Tensor, list[int]]] = []  # of each step so far: loss and number of examples by row
-        self.step_losses = weights.new_empty(0)
-        self.logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] | None = None
-
-    @property
-    def clients(self) -> list[int]:
-        """Ids of the clients that take part in the step, one per row."""
-        return [run.client for run in self.runs[: len(self.params)]]
-
-    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Take what the module logs in a step, while its values are still those of one client."""
-        if self.logged is not None:
-            self.logged.append((name, value, args, kwargs))
-
-    @contextlib.contextmanager
-    def at(self, point: Tensor) -> Iterator[None]:
-        """Give the clients other parameters (N, P) inside a ``with`` block; buffers and logs are then as before."""
-        params, self.params = self.params, point
-        buffers = {name: value.clone() for name, value in self.buffers.items()}
-        runs, self.runs = self.runs, ()
-        try:
-            yield
-        finally:
-            self.params, self.runs = params, runs
-            for name, value in buffers.items():
-                self.buffers[name].copy_(value)
-
-    def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
-        """Compute the current batches' gradients (N, P) at other parameters (N, P), with the closure a rule wraps."""
-        with self.at(point):
-            losses = self.step_losses
-            closure()
-            self.step_losses = losses
-            return self.grads.clone()
 
 
 def _refuse(*_: Any) -> Any:
@@ -175,10 +85,10 @@ class StackedTraining:
         made, schedules = make_optimizers(self.module)
         if factors is not None:
             scale_rates(made, schedules, factors)
-        self._optimizer = stacked_optimizer(made[0], self.flat, weights)
+        self._optimizer = StackedOptimizer(made[0], self.flat, weights)
         for run, row in zip(runs, weights, strict=True):
             run._flat = Row(row)  # type: ignore[assignment]  # has a vector, too
-            run.optimizers = [self._optimizer]
+            run.optimizers = [self._optimizer.optimizer]
         return weights
 
     def train(
@@ -206,7 +116,7 @@ class StackedTraining:
                 self._narrow(run, width)
                 run.buffers = {name: buffer[:width] for name, buffer in all_buffers.items()}
             run.parts = stack([next(sequence) for sequence in sequences[:width]])
-            rates.append(float(self._optimizer.param_groups[0]["lr"]))
+            rates.append(self._optimizer.rate)
             self._take_step(run)
         run.buffers, self._run = all_buffers, None
         for each, row in zip(run.runs, mean_losses(run.losses, len(steps)), strict=True):
@@ -232,15 +142,7 @@ class StackedTraining:
         """Keep the first rows of the stack, in the optimizer, too."""
         run.params = run.weights[:width]
         run.kept = {name: value[:width] for name, value in run.all_kept.items()}
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                height = len(parameter)
-                parameter.data = parameter.data[:width]
-                parameter.grad = None
-                state = self._optimizer.state[parameter]
-                for name, value in state.items():
-                    if isinstance(value, Tensor) and value.ndim and len(value) == height:
-                        state[name] = value[:width]
+        self._optimizer.narrow(width)
 
     def _take_step(self, run: StackedRun) -> None:
         def evaluate() -> Tensor:
@@ -258,13 +160,7 @@ class StackedTraining:
         for hook in self.training.before_step:
             hook(run)  # type: ignore[arg-type]  # as above
         self._clip(run.grads)
-        for group, columns in zip(self._optimizer.param_groups, self._columns(), strict=True):
-            for parameter, place in zip(group["params"], columns, strict=True):
-                parameter.grad = run.grads[:, place]
-        self._optimizer.step()
-
-    def _columns(self) -> list[list[slice]]:
-        return self._optimizer.columns  # type: ignore[attr-defined, no-any-return]  # set where it is made
+        self._optimizer.step(run.grads)
 
     def _evaluate(self, run: StackedRun) -> Tensor:
         """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""
@@ -348,9 +244,8 @@ class StackedTraining:
             return
         if settings.clip_algorithm == "value":
             gradients.clamp_(-settings.clip, settings.clip)
-        else:  # the norm over the optimizer's parameters
-            parts = [gradients[:, place].norm(dim=1) for columns in self._columns() for place in columns]
-            norms = torch.stack(parts, dim=1).norm(dim=1, keepdim=True)
+        else:
+            norms = self._optimizer.norms(gradients)
             gradients.mul_((settings.clip / (norms + 1e-6)).clamp(max=1.0))
 
 
@@ -364,41 +259,11 @@ def _rows(buffer: Tensor, count: int) -> Tensor:
     return buffer.detach().expand(count, *buffer.shape).clone()
 
 
-def stacked_optimizer(optimizer: Optimizer, flat: FlatParameters, weights: Tensor) -> Optimizer:
-    """Make an optimizer like a client's, over a stack of clients.
-
-    Args:
-        optimizer: one client's optimizer, which has taken no step.
-        flat: the parameters of the module.
-        weights: (N, P) the stack.
-
-    Returns:
-        An optimizer with the same groups and settings. Its parameters are columns of the stack, and its attribute
-        ``columns`` tells which, group by group.
-    """
-    place, start = {}, 0
-    for parameter in flat.parameters:
-        place[id(parameter)] = slice(start, start := start + parameter.numel())
-    groups, columns = [], []
-    for group in optimizer.param_groups:
-        merged: list[slice] = []
-        for part in sorted((place[id(p)] for p in group["params"] if id(p) in place), key=lambda part: part.start):
-            if merged and merged[-1].stop == part.start:
-                merged[-1] = slice(merged[-1].start, part.stop)
-            else:
-                merged.append(part)
-        columns.append(merged)
-        groups.append({**group, "params": [nn.Parameter(weights[:, part]) for part in merged], "foreach": False})
-    made = type(optimizer)(groups)  # type: ignore[call-arg]  # those of ELEMENTWISE take the groups alone
-    made.columns = columns  # type: ignore[attr-defined]
-    return made
-
-
 def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:
     """Mean loss of each of ``count`` clients, each batch weighted by its number of examples; nan without a step.
 
     Args:
-        losses: of each step, the losses and the numbers of examples of the clients that were not done yet.
+        losses: for each step, the losses and the numbers of examples of the clients that were not done yet.
         count: number of clients.
     """
     total, weight = torch.zeros(2, count, dtype=torch.float64)

@@ -128,7 +128,7 @@ def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> 
     """Order clients by average-linkage clustering, so that those with similar updates are neighbours.
 
     Args:
-        matrices: of each round, the K clients and the (K, K) cosines of their updates.
+        matrices: for each round, the ids of its K clients and the (K, K) cosines of their updates.
 
     Returns:
         The clients in the order of the tree's leaves. The similarity of two clients is the mean of their cosines over

@@ -50,7 +50,7 @@ class Frames:
             explore.js draws.
         views: names of the views of a frame, if frames have several, which can be shown alone or side by side.
         orders: orders of the clients other than by id, for each seed: client ids by name of the order.
-        dropped: how many recorded frames were left out to keep the page small.
+        dropped: number of recorded frames that were left out to keep the page small.
     """
 
     panels: Sequence[str]
