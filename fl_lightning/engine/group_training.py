@@ -272,5 +272,5 @@ class GroupTraining(CohortTraining):
         """Compute the gradient (P,) of a batch's loss at the global model; None if a parameter has none."""
         seed_globals(derive(self.seed, "trial", draw), self.device)
         outputs: Any = self.client.training_step(batch, *((0,) if self._takes_index else ()))
-        parts = torch.autograd.grad(self._training._loss_of(outputs), self._flat.parameters, allow_unused=True)
+        parts = torch.autograd.grad(self._training.loss_of(outputs), self._flat.parameters, allow_unused=True)
         return None if any(part is None for part in parts) else self._flat.join(parts)

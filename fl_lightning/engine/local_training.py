@@ -224,7 +224,7 @@ class LocalTraining:
         def evaluate() -> Tensor | None:
             nonlocal outputs
             outputs = self._forward(batch, index)
-            loss = None if outputs is None else self._loss_of(outputs)
+            loss = None if outputs is None else self.loss_of(outputs)
             if loss is not None:
                 for hook in self.losses:
                     loss = hook(run, batch, outputs, loss)
@@ -248,7 +248,12 @@ class LocalTraining:
         with self.forward_context():
             return step(batch, index) if self.takes_index else step(batch)
 
-    def _loss_of(self, outputs: Any) -> Tensor:
+    def loss_of(self, outputs: Any) -> Tensor:
+        """Return the loss in what ``training_step`` returned.
+
+        Raises:
+            ConfigurationError: there is none, or it has no gradient.
+        """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor) or not loss.requires_grad:
             name = type(self.module).__name__

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fl_lightning.engine.group_batches import Part
 from fl_lightning.engine.local_run import LocalRun
@@ -34,6 +35,16 @@ class RowRun(LocalRun):
 
     loss: float = float("nan")  # set when the client is done
 
+    def place(self, row: Tensor, optimizer: Optimizer) -> None:
+        """Give the client its row (P,) of the stack, and the stack's optimizer."""
+        self._flat = Row(row)  # type: ignore[assignment]  # has a vector, too
+        self.optimizers = [optimizer]
+
+    def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor]) -> None:
+        """Record the mean loss, the learning rate of each step, and the client's own of the kept tensors."""
+        self.loss, self.kept = loss, kept
+        self._step_sizes, self.global_step = rates, len(rates)
+
 
 class StackedRun:
     """Several clients' training in one round, as rules with ``stacks = True`` see it at each local step.
@@ -48,7 +59,7 @@ class StackedRun:
         kept: the tensors in :attr:`LocalRun.kept`, with one row per client; inside ``loss`` those of one client.
     """
 
-    def __init__(self, runs: Sequence[LocalRun], weights: Tensor) -> None:
+    def __init__(self, runs: Sequence[RowRun], weights: Tensor) -> None:
         first = runs[0]
         self.module, self.round, self.anchor = first.module, first.round, first.anchor
         self.runs, self.weights = runs, weights

@@ -13,10 +13,9 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
 from fl_lightning.engine.group_batches import Part, flattened, rebuilt, stacked
-from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.stacked_optimizer import StackedOptimizer
-from fl_lightning.engine.stacked_run import Row, StackedRun
+from fl_lightning.engine.stacked_run import RowRun, StackedRun
 from fl_lightning.engine.tracing import Replayed
 
 
@@ -68,7 +67,7 @@ class StackedTraining:
         self._plain: list[Any] = []
         self._gradients = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0), randomness="different")
 
-    def start(self, runs: Sequence[LocalRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
+    def start(self, runs: Sequence[RowRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
         """Give the runs of a group their rows of a new stack, and their optimizer.
 
         Args:
@@ -87,8 +86,7 @@ class StackedTraining:
             scale_rates(made, schedules, factors)
         self._optimizer = StackedOptimizer(made[0], self.flat, weights)
         for run, row in zip(runs, weights, strict=True):
-            run._flat = Row(row)  # type: ignore[assignment]  # has a vector, too
-            run.optimizers = [self._optimizer.optimizer]
+            run.place(row, self._optimizer.optimizer)
         return weights
 
     def train(
@@ -119,12 +117,9 @@ class StackedTraining:
             rates.append(self._optimizer.rate)
             self._take_step(run)
         run.buffers, self._run = all_buffers, None
-        for each, row in zip(run.runs, mean_losses(run.losses, len(steps)), strict=True):
-            each.loss = row  # type: ignore[misc]  # of a RowRun
-        for place, (each, count) in enumerate(zip(run.runs, steps, strict=True)):
-            each._step_sizes = rates[:count]
-            each.global_step = count
-            each.kept = {name: value[place] for name, value in run.all_kept.items()}
+        means = mean_losses(run.losses, len(steps))
+        for row, (each, loss, count) in enumerate(zip(run.runs, means, steps, strict=True)):
+            each.finish(loss, rates[:count], {name: value[row] for name, value in run.all_kept.items()})
 
     def trial(self, run: StackedRun, batch: tuple[Any, int]) -> Tensor:
         """Compute the gradients (N, P) of the module's own loss for clients that all have the same batch."""
@@ -212,7 +207,7 @@ class StackedTraining:
         try:
             named = dict(zip(self._names, self.flat.views(vector), strict=True))
             outputs = functional_call(self._step, {**named, **buffers}, (batch,))
-            loss = self.training._loss_of(outputs)
+            loss = self.training.loss_of(outputs)
             for hook in self.losses:
                 loss = hook(run, batch, outputs, loss)  # type: ignore[arg-type]  # as above
             tensors = [value.detach() for _, value, *_ in run.logged if isinstance(value, Tensor)]
