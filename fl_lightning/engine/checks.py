@@ -310,6 +310,21 @@ def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool =
             )
 
 
+def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | None] | None) -> None:
+    """Refuse a checkpoint whose parameters lie in memory in another order, since the rules' vectors have that order.
+
+    Args:
+        own: the order of each parameter's dimensions in memory, as :func:`~fl_lightning.engine.params.memory_order`
+            returns it.
+        saved: those of the run that saved the checkpoint; None without a checkpoint, or for one that does not say.
+    """
+    if saved is not None and list(saved) != list(own):
+        raise ConfigurationError(
+            "the parameters lie in memory in another order than in the checkpoint, and so would the rules' vectors: "
+            "set model.channels_last as in the run that saved it, or start a new run from it with model.init_from"
+        )
+
+
 def shape(value: Any) -> tuple[int, ...]:
     """The shape of an entry of a state_dict; () for an entry that is no tensor."""
     return tuple(getattr(value, "shape", ()))

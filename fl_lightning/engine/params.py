@@ -27,6 +27,7 @@ class FlatParameters:
 
     Attributes:
         parameters: the trainable parameters in the order of ``module.parameters()``.
+        orders: the order of each parameter's dimensions in memory, as :func:`memory_order` returns it.
 
     Raises:
         ConfigurationError: no parameter is trainable, the dtypes differ or are neither float32 nor float64, a parameter
@@ -47,13 +48,13 @@ class FlatParameters:
                 f"{dtypes or 'none'}: train in lower precision with bf16-mixed or 16-mixed, unfreeze what is to learn"
             )
         _refuse_overlaps(module, named)
-        self._orders = [memory_order(p) for p in self.parameters]
+        self.orders = [memory_order(p) for p in self.parameters]
         self._forms = [(p.shape, _stride(p)) for p in self.parameters]
         self._flatten()
 
     def _flatten(self) -> None:
         with torch.inference_mode(False), torch.no_grad():  # the vector may be used first while the Trainer validates
-            self._vector = join(self.parameters, self._orders)
+            self._vector = join(self.parameters, self.orders)
         self._views = self.views(self._vector)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.data = view
@@ -84,7 +85,7 @@ class FlatParameters:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Make a (P,) vector of tensors in the shapes of the parameters."""
-        return join(parts, self._orders)
+        return join(parts, self.orders)
 
     @property
     def gradient(self) -> Tensor:

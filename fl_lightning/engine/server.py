@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fl_lightning.engine import lightning_private
@@ -51,6 +52,7 @@ class Server(lightning_private.TransferringModule):
     _flat: FlatParameters
     _state: ModuleState | None = None  # the rest of the global module, in a fit
     _takes_index: bool  # whether training_step takes batch_idx
+    channels_last: bool = False  # whether images lie in memory with the channels last
     _batches_ready: bool  # whether batches need neither transfer nor hooks
     _spares: list[Spare] | None = None
 
@@ -213,9 +215,13 @@ class Server(lightning_private.TransferringModule):
 
     def prepare_batch(self, batch: Any) -> Any:
         """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""
-        if self._batches_ready:
-            return batch
-        return self.transfer(self.trainer.precision_plugin.convert_input(batch))
+        if not self._batches_ready:
+            batch = self.transfer(self.trainer.precision_plugin.convert_input(batch))
+        return apply_to_collection(batch, Tensor, _with_channels_last) if self.channels_last else batch
+
+
+def _with_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
 def _check_module(module: Any) -> LightningModule:
