@@ -15,6 +15,7 @@ from fl_lightning.datamodules.held_out import draw_held_out
 from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
+from fl_lightning.engine.batches import take
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.partition import check_enough
 from fl_lightning.engine.seeding import numpy_generator
@@ -134,7 +135,7 @@ class LabelledData(FederatedDataModule):
         """Yield the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
         for rows in torch.split(self._loaded.held_out[client], self.eval_batch_size):
             if len(rows):  # torch.split makes one empty batch of no rows
-                yield [tensor[rows] for tensor in self._loaded.train.tensors]
+                yield [take(tensor, rows) for tensor in self._loaded.train.tensors]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the test set without proxy examples, in order; the papers evaluate on the test set every round."""

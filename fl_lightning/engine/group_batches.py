@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.engine.batches import TrainingBatch
+from fl_lightning.engine.batches import TrainingBatch, take
+
+AHEAD = 1 << 20  # bytes of examples in memory that are gathered in one go; a step's are never divided
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,20 @@ def repeated(epochs: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any
             raise RuntimeError("an epoch has no batch")
 
 
+def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
+    """Yield the batches of each step, one for each client that is not done yet.
+
+    Args:
+        sequences: each client's batches.
+        steps: number of local steps of each client, in descending order.
+    """
+    width = len(steps)
+    for step in range(steps[0] if steps else 0):
+        while steps[width - 1] <= step:
+            width -= 1
+        yield [next(sequence) for sequence in sequences[:width]]
+
+
 def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     """Stack the batches of a step, those of one shape together.
 
@@ -62,20 +78,46 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     ]
 
 
-def gathered(dataset: TensorDataset, prepare: Callable[[Any], Any], indices: Sequence[Tensor]) -> list[Part]:
-    """Gather the batches of a step from memory, those of one size together, and bring them to the device.
+def gathered(
+    dataset: TensorDataset, prepare: Callable[[Any], Any], taken: Iterable[Sequence[Tensor]]
+) -> Iterator[list[Part]]:
+    """Gather the batches of each step from memory, and bring them to the device: of several steps in one go, if small.
 
     Args:
         dataset: the examples of all clients.
         prepare: brings a batch, whose examples may be several clients', through the hooks and to the device.
-        indices: for each client, the row numbers (B,) of its batch.
+        taken: for each step, the row numbers (B,) of each client's batch.
+
+    Yields:
+        The parts of each step, the clients with batches of one size together.
     """
-    parts = []
-    for size, places, rows in _by_kind([len(each) for each in indices]):
-        chosen = torch.cat([indices[place] for place in places])
-        batch = prepare(TrainingBatch(tensor[chosen] for tensor in dataset.tensors))
-        parts.append(Part(rows, _cut(batch, len(places), size), size))
-    return parts
+    each = sum(tensor[:1].nbytes for tensor in dataset.tensors)
+    waiting: list[Sequence[Tensor]] = []
+    size = 0
+    for indices in taken:
+        waiting.append(indices)
+        size += each * sum(map(len, indices))
+        if size >= AHEAD:
+            yield from _gather(dataset, prepare, waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield from _gather(dataset, prepare, waiting)
+
+
+def _gather(
+    dataset: TensorDataset, prepare: Callable[[Any], Any], taken: Sequence[Sequence[Tensor]]
+) -> Iterator[list[Part]]:
+    steps = [list(_by_kind([len(each) for each in indices])) for indices in taken]
+    kinds = zip(taken, steps, strict=True)
+    chosen = torch.cat([indices[place] for indices, found in kinds for _, places, _ in found for place in places])
+    batch = prepare(TrainingBatch(take(tensor, chosen) for tensor in dataset.tensors))
+    start = 0
+    for found in steps:
+        parts = []
+        for size, places, rows in found:
+            parts.append(Part(rows, _cut(batch, start, len(places), size), size))
+            start += len(places) * size
+        yield parts
 
 
 def flattened(batch: Any) -> tuple[list[Tensor], Any]:
@@ -132,6 +174,7 @@ def _stack(batches: Sequence[Any]) -> Any:
     return _mapped(lambda *tensors: torch.stack(tensors), *batches)
 
 
-def _cut(batch: Any, count: int, size: int) -> Any:
-    """Cut a batch of the examples of ``count`` clients into one batch for each, along a new first dimension."""
-    return _mapped(lambda tensor: tensor.view(count, size, *tensor.shape[1:]), batch)
+def _cut(batch: Any, start: int, count: int, size: int) -> Any:
+    """Cut batches of ``size`` examples of ``count`` clients out of a larger one, along a new first dimension."""
+    stop = start + count * size
+    return _mapped(lambda tensor: tensor[start:stop].view(count, size, *tensor.shape[1:]), batch)

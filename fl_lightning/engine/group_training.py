@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from fl_lightning.engine.data import TRANSFER_HOOKS
 from fl_lightning.engine.declared import declares
 from fl_lightning.engine.devices import busy
 from fl_lightning.engine.failures import described
-from fl_lightning.engine.group_batches import Part, gathered, repeated, stacked
+from fl_lightning.engine.group_batches import Part, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.module_state import Buffers, ModuleState
 from fl_lightning.engine.params import turned_bad
@@ -41,6 +41,7 @@ class GroupTraining(CohortTraining):
     """Trains groups of clients in lock-step where the module and the rules allow, else one client after another."""
 
     clients_at_once: int | Literal["auto"]
+    compile_clients: bool
     _stacked: StackedTraining | None = None  # None where clients train one after another
     _in_rows: bool  # whether the batches of several clients may be gathered and go through the hooks together
 
@@ -91,7 +92,7 @@ class GroupTraining(CohortTraining):
             self._start_clients(runs)
             self._run = group = StackedRun(runs, weights)  # type: ignore[assignment]  # logs, too
             seed_globals(derive(self.seed, "group", self.round, clients[0]), self.device)
-            training.train(group, steps, *self._sequences(runs, steps))
+            training.train(group, steps, self._group_batches(runs, steps))
             failed = False
         except ConfigurationError:
             raise
@@ -149,27 +150,20 @@ class GroupTraining(CohortTraining):
         work = self._counted(client, self.round)
         return RowRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
 
-    def _sequences(
-        self, runs: Sequence[LocalRun], steps: Sequence[int]
-    ) -> tuple[list[Iterator[Any]], Callable[[Sequence[Any]], list[Part]]]:
-        """Find the batches of a group.
+    def _group_batches(self, runs: Sequence[LocalRun], steps: Sequence[int]) -> Iterable[list[Part]]:
+        """Make the batches of each step of a group.
+
+        From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
 
         Args:
             runs: the clients' runs.
-            steps: number of local steps of each client.
-
-        Returns:
-            An iterator over the batches of all local epochs of each client, and a function that stacks those of a step.
-            From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
+            steps: number of local steps of each client, in descending order.
         """
-        epochs: list[Epochs]
-        stack: Callable[[Sequence[Any]], list[Part]]
         if self._in_rows and (found := self._indexed(runs)) is not None:
             dataset, epochs = found
-            stack = partial(gathered, dataset, self.prepare_batch)
-        else:
-            epochs, stack = [partial(self._batches, run.client) for run in runs], stacked
-        return list(map(repeated, epochs, steps)), stack
+            return gathered(dataset, self.prepare_batch, in_lockstep(list(map(repeated, epochs, steps)), steps))
+        epochs = [partial(self._batches, run.client) for run in runs]
+        return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))
 
     def _indexed(self, runs: Sequence[LocalRun]) -> tuple[TensorDataset, list[Epochs]] | None:
         """Find the dataset in memory that has the examples of all clients, and each client's rows by local epoch."""
@@ -189,15 +183,15 @@ class GroupTraining(CohortTraining):
         """Keep the updates and results of a group, without the rows that have failed or are not finite."""
         done = len(self._results)
         deltas = torch.sub(group.weights, self._anchor, out=self._deltas[done : done + len(runs)])
-        finite = deltas.isfinite().all(dim=1).tolist()
-        kept = list[int]()
+        finite = deltas.abs().amax(dim=1).isfinite().tolist()
+        before, kept = self._state.buffers, list[int]()
         for row, run in enumerate(runs):
             if row in bad:
                 continue
-            buffers = self._buffers_of(row, group)
+            buffers = self._buffers_of(row, group) if group.buffers else before
             if not finite[row]:
                 self._leave_out(run.client, "its update is not finite", None)
-            elif turned_bad(self._state.buffers, buffers):
+            elif buffers is not before and turned_bad(before, buffers):
                 self._leave_out(run.client, "a buffer of it is not finite", None)
             else:
                 self._results.append(run.result(buffers, None))
@@ -227,7 +221,7 @@ class GroupTraining(CohortTraining):
         """Compare the gradient of the client with most data with the same gradient in a stack of two."""
         state, modes = ModuleState(self.client), [(part, part.training) for part in self.client.modules()]
         run = self._new_row(int(self.data.sizes.argmax()), self.params.clone())
-        trial = StackedTraining(self._training)
+        trial = StackedTraining(self._training, self.compile_clients)
         with isolated(self.device), torch.autocast(self.device.type, enabled=False):
             self.client.train()
             self._shown.begin(run)

@@ -81,6 +81,9 @@ class FederatedOrchestrator(Aggregation):
         clients_at_once: number of clients that train in lock-step, as the rows of one matrix, which saves small models
             most of their time; "auto" chooses the number, and 1 where it does not pay. Results differ by rounding from
             those of clients that train one after another.
+        compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
+            some seconds at the first step and saves tiny models part of each later one. It needs a C++ compiler.
+            Results differ by rounding.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
@@ -107,6 +110,7 @@ class FederatedOrchestrator(Aggregation):
         init_from: str | None = None,
         seed: int = 0,
         clients_at_once: int | Literal["auto"] = 1,
+        compile_clients: bool = False,
         channels_last: bool = False,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
@@ -138,7 +142,9 @@ class FederatedOrchestrator(Aggregation):
         self.init_from, self._started = init_from, False
         if clients_at_once != "auto":
             check_at_least(1, clients_at_once=clients_at_once)
-        self.clients_at_once = clients_at_once
+        if compile_clients and clients_at_once == 1:
+            raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once, too")
+        self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
 
     # Hooks that the Trainer calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,11 +53,12 @@ class StackedTraining:
 
     Args:
         training: trains one client after another, whose settings and hooks are those of the stack.
+        compiled: whether ``torch.compile`` compiles the steps that a whole group takes.
     """
 
-    def __init__(self, training: LocalTraining) -> None:
+    def __init__(self, training: LocalTraining, compiled: bool = False) -> None:
         self.training, self.module, self.flat = training, training.module, training.flat
-        self.losses = training.losses
+        self.losses, self._compiled = training.losses, compiled
         self._step = _Step(self.module, training.takes_index)
         names = {id(parameter): name for name, parameter in self._step.named_parameters()}
         self._names = [names[id(parameter)] for parameter in self.flat.parameters]
@@ -93,27 +94,24 @@ class StackedTraining:
         self,
         run: StackedRun,
         steps: Sequence[int],
-        sequences: Sequence[Iterator[Any]],
-        stack: Callable[[Sequence[Any]], list[Part]],
+        batches: Iterable[list[Part]],
     ) -> None:
         """Train the clients of a group.
 
         Args:
             run: the group's run.
             steps: number of local steps of each client, in descending order.
-            sequences: each client's batches, in the order of its steps.
-            stack: makes the parts of a step of one batch for each client, on the device.
+            batches: the batches of each step, on the device, of the clients that are not done yet.
         """
         self._run = run
         run.buffers = {name: _rows(buffer, len(steps)) for name, buffer in self._step.named_buffers()}
         all_buffers, rates = run.buffers, list[float]()
         width = len(steps)
-        for step in range(steps[0] if steps else 0):
+        for step, run.parts in enumerate(batches):
             if steps[width - 1] <= step:  # some are done
                 width = sum(count > step for count in steps)
                 self._narrow(run, width)
                 run.buffers = {name: buffer[:width] for name, buffer in all_buffers.items()}
-            run.parts = stack([next(sequence) for sequence in sequences[:width]])
             rates.append(self._optimizer.rate)
             self._take_step(run)
         run.buffers, self._run = all_buffers, None
@@ -166,29 +164,41 @@ class StackedTraining:
         for part in run.parts:
             rows = part.rows
             if rows is None:
-                grads, losses, logged = self._gradients_of(run.params, run.buffers, run.kept, part.batch)
+                whole = len(run.params) == len(run.weights)
+                grads, losses, logged = self._gradients_of(run.params, run.buffers, run.kept, part.batch, whole)
                 run.step_losses = losses
                 if self.training.closures:  # a rule may be writing to the matrix
                     run.grads.copy_(grads)
                 else:
                     run.grads = grads
             else:
-                buffers, kept = ({n: value[rows] for n, value in held.items()} for held in (run.buffers, run.kept))
-                grads, losses, logged = self._gradients_of(run.params[rows], buffers, kept, part.batch)
-                run.grads[rows], run.step_losses[rows] = grads, losses
+                rows = rows.to(run.params.device)
+                params = run.params.index_select(0, rows)
+                buffers, kept = (
+                    {name: value.index_select(0, rows) for name, value in held.items()}
+                    for held in (run.buffers, run.kept)
+                )
+                grads, losses, logged = self._gradients_of(params, buffers, kept, part.batch)
+                run.grads.index_copy_(0, rows, grads)
+                run.step_losses[rows] = losses
                 for name, buffer in buffers.items():
-                    run.buffers[name][rows] = buffer
+                    run.buffers[name].index_copy_(0, rows, buffer)
             self._hand_out(run, part, logged)
         return run.step_losses
 
     def _gradients_of(
-        self, params: Tensor, buffers: dict[str, Tensor], kept: dict[str, Tensor], batch: Any
+        self, params: Tensor, buffers: dict[str, Tensor], kept: dict[str, Tensor], batch: Any, whole: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Compute gradients (N, P), losses (N,) and logged values of clients with batches of one shape."""
+        """Compute gradients (N, P), losses (N,) and logged values of clients with batches of one shape.
+
+        Only the steps of a whole group are compiled: others come in many widths, of which each would be compiled.
+        """
         tensors, form = flattened([params, buffers, kept, batch])
-        call, self._logged = self._calls.get(form, (None, []))
+        compiled = self._compiled and whole
+        call, self._logged = self._calls.get((form, compiled), (None, []))
         if call is None:
-            call, self._logged = self._calls[form] = Replayed(partial(self._call, form), params.device), []
+            call, self._logged = Replayed(partial(self._call, form), params.device, compiled), []
+            self._calls[form, compiled] = call, self._logged
         grads, losses, *logged = call(*tensors)
         return grads, losses, logged
 

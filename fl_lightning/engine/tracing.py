@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -13,6 +15,8 @@ from fl_lightning.engine.seeding import isolated, seed_globals
 
 OFTEN = 50  # calls with inputs of one form after which it is traced: a trace costs as much as hundreds of calls
 MOST = 32  # traces that are kept
+TOLERANCE = 1e-4  # largest difference between a compiled step and the step, relative to the largest entry
+COMPILER: dict[str, Any] = {"fallback_random": True}  # draws the random numbers that the function draws
 SAME = (torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten.detach.default)
 
 Function = Callable[..., list[Tensor]]
@@ -29,10 +33,12 @@ class Replayed:
     Args:
         function: takes tensors, which it may change in place, and returns a list of tensors.
         device: the device whose random numbers the function draws.
+        compiled: whether ``torch.compile`` compiles each form at its first call. The results then differ from the
+            function's by rounding.
     """
 
-    def __init__(self, function: Function, device: torch.device) -> None:
-        self._function, self._device = function, device
+    def __init__(self, function: Function, device: torch.device, compiled: bool = False) -> None:
+        self._function, self._device, self._compiled = function, device, compiled
         self._calls: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, Function | None] = {}
 
@@ -43,8 +49,10 @@ class Replayed:
         if graph is not None:
             return graph(*inputs)
         self._calls[form] += 1
-        if self._calls[form] == OFTEN and len(self._graphs) < MOST:
-            self._graphs[form] = self._traced(inputs)
+        if self._calls[form] == (1 if self._compiled else OFTEN) and len(self._graphs) < MOST:
+            self._graphs[form] = graph = self._traced(inputs)
+            if self._compiled and graph is not None:
+                return graph(*inputs)
         return self._function(*inputs)
 
     def forget(self) -> None:
@@ -62,17 +70,38 @@ class Replayed:
         if any(node.op == "get_attr" for node in module.graph.nodes):  # a tensor that is none of the inputs
             return None
         graph: Function = _simplified(module).forward
-        results = []
+        expected = self._results(self._function, inputs)
+        if not all(map(_equal, expected, self._results(graph, inputs))):
+            return None
+        if self._compiled:
+            compiled: Function = torch.compile(module, fullgraph=True, dynamic=False, options=COMPILER)
+            try:
+                if all(map(_near, expected, self._results(compiled, inputs))):
+                    return compiled
+                reason = "its results differ"
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+            rank_zero_warn(f"compile_clients: a step runs without compilation, since {reason}")
+        return graph
+
+    def _results(self, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """What a function returns and makes of copies of the inputs, with the same random numbers at each call."""
         with isolated(self._device):
-            for function in (self._function, graph):
-                seed_globals(0, self._device)
-                copies = [each.clone() for each in inputs]
-                results.append([*function(*copies), *copies])
-        return graph if all(map(_equal, *results)) else None
+            seed_globals(0, self._device)
+            copies = [each.clone() for each in inputs]
+            return [*function(*copies), *copies]
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    """Whether the largest difference of two tensors is rounding, measured by their largest entry."""
+    if one.shape != other.shape or not one.is_floating_point():
+        return _equal(one, other)
+    one, other = one.nan_to_num().double(), other.nan_to_num().double()
+    return not one.numel() or bool((one - other).abs().max() <= TOLERANCE * one.abs().max())
 
 
 def _simplified(module: fx.GraphModule) -> fx.GraphModule:
