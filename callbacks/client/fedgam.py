@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
-from fl_lightning.callbacks.client.fedsam import ascent
+from fl_lightning.callbacks.client.fedsam import ahead
 from fl_lightning.errors import check_choice, check_not_negative
 
 GAMMA = 0.03  # in the released code: factor on the plain gradients' part that is orthogonal to the flat gradient
@@ -35,7 +35,7 @@ def paper_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], alpha: 
     Returns:
         (…, P) gradient to follow.
     """
-    return g + alpha * rho * at(w + ascent(g, rho))
+    return torch.add(g, at(ahead(w, g, rho)), alpha=alpha * rho)
 
 
 def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho: float, rho_prime: float) -> Tensor:
@@ -55,13 +55,13 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
     Returns:
         (…, P) gradient to follow.
     """
-    g_1 = at(w + ascent(g, rho))
-    moved = w + ascent(g_1 - g, rho_prime)
+    g_1 = at(ahead(w, g, rho))
+    moved = ahead(w, g_1 - g, rho_prime)
     g_2 = at(moved)
-    total, plain = g_1 + at(moved + ascent(g_2, rho)), g + g_2
+    total, plain = g_1 + at(ahead(moved, g_2, rho)), g + g_2
     squared, product = (torch.linalg.vecdot(each, total).unsqueeze(-1) for each in (total, plain))
     along = torch.where(squared > 0, product / squared, 0.0)
-    return total - GAMMA * (plain - along * total)
+    return total.mul_(1 + GAMMA * along).sub_(plain, alpha=GAMMA)
 
 
 class FedGAM(FederatedCallback):
@@ -104,7 +104,7 @@ class FedGAM(FederatedCallback):
         def flat() -> Tensor | None:
             loss = closure()
             if loss is not None:
-                run.grads.copy_(self._gradient(run.params, run.grads.clone(), closure, run))
+                run.grads = self._gradient(run.params, run.grads.clone(), closure, run)
             return loss
 
         return flat

@@ -30,7 +30,28 @@ def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:
         (…, P) scaled vectors.
     """
     norm = gradient.norm(dim=-1, keepdim=True) + epsilon
-    return length * torch.where(norm > 0, gradient / norm, 0.0)
+    return (gradient / torch.where(norm > 0, norm, torch.inf)).mul_(length)
+
+
+def ahead(point: Tensor, direction: Tensor, length: float) -> Tensor:
+    """Go from a point along a direction, by a given length; not at all along a zero vector.
+
+    >>> import torch
+    >>> from fl_lightning.callbacks.client.fedsam import ahead
+    >>> ahead(torch.tensor([1.0, 1.0]), torch.tensor([3.0, 4.0]), length=10.0)
+    tensor([7., 9.])
+
+    Args:
+        point: (…, P) where to start.
+        direction: (…, P) vectors of any length.
+        length: length of the way.
+
+    Returns:
+        (…, P) the points at the end of the way.
+    """
+    norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    smallest = torch.finfo(norm.dtype).tiny
+    return torch.addcmul(point, direction, torch.where(norm > smallest, length / norm, 0.0))
 
 
 def ascent(gradient: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
@@ -87,8 +108,10 @@ class FedSAM(FederatedCallback):
         def perturbed() -> Tensor | None:
             loss = closure()
             if loss is not None:
-                scale = run.params.abs() + ETA if self.adaptive else None
-                run.grads.copy_(run.gradient_at(run.params + ascent(run.grads, self.rho, scale), closure))
+                run.grads = run.gradient_at(self._point(run.params, run.grads), closure)
             return loss
 
         return perturbed
+
+    def _point(self, w: Tensor, g: Tensor) -> Tensor:
+        return w + ascent(g, self.rho, w.abs() + ETA) if self.adaptive else ahead(w, g, self.rho)

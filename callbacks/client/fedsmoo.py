@@ -59,7 +59,7 @@ class FedSMOO(FedDyn):
                 mu = run.kept["mu"]
                 step = along(run.grads - mu - self._s, self.rho, EPSILON)
                 mu.add_(step).sub_(self._s)
-                run.grads.copy_(run.gradient_at(run.params + step, closure))
+                run.grads = run.gradient_at(run.params + step, closure)
             return loss
 
         return perturbed

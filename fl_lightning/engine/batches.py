@@ -52,7 +52,7 @@ def check_examples(dataset: Any, source: str) -> Examples:
 def in_memory(dataset: Any, indices: Tensor) -> tuple[TensorDataset, Tensor] | None:
     """Find rows ``indices`` of a dataset in memory: the TensorDataset that it is a Subset of, and the rows there."""
     if type(dataset) is Subset:
-        return in_memory(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
+        return in_memory(dataset.dataset, take(torch.as_tensor(dataset.indices), indices))
     return (dataset, indices) if type(dataset) is TensorDataset else None
 
 

@@ -213,9 +213,10 @@ class FederatedDataModule(CohortDraws):
     def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
         """A client's examples, and the order in which an epoch takes them."""
         examples = self._examples(client)
-        count = min(len(examples), self.num_batches(len(examples)) * self.batch_size)
-        indices = torch.randperm(len(examples), generator=order)
-        return examples, indices[:count] if count < len(examples) else indices
+        total = len(examples)
+        indices = torch.randperm(total, generator=order)
+        count = self.num_batches(total) * self.batch_size
+        return examples, indices[:count] if count < total else indices
 
     def _examples(self, client: int) -> Examples:
         try:

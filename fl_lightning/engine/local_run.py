@@ -88,8 +88,15 @@ class LocalRun:
 
     @property
     def grads(self) -> Tensor:
-        """(P,) the live gradients of the current step: writing to the vector changes the optimizer step."""
+        """(P,) the live gradients of the current step: writing to the vector changes the optimizer step.
+
+        A rule may also set another vector (P,), which it then leaves to the step.
+        """
         return self._flat.gradient
+
+    @grads.setter
+    def grads(self, gradient: Tensor) -> None:
+        self._flat.set_gradient(gradient)
 
     @property
     def schedulers(self) -> list[Any]:
@@ -161,24 +168,30 @@ class LocalRun:
         count one pass only. Metrics that the module logs inside the block are dropped. Do not use the block between a
         forward pass and its backward pass: autograd detects that buffers have changed.
         """
-        params, buffers, logged = self.params.clone(), self._state.read(), self._logged
+        with self._holding(point.clone()):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, point: Tensor) -> Iterator[None]:
+        """Let the module hold another vector (P,) itself, which it may change, inside a ``with`` block."""
+        buffers, logged = self._state.read(), self._logged
         self._logged = MetricLog()
         try:
-            self.params.copy_(point)
-            yield
+            with self._flat.at(point):
+                yield
         finally:
-            self.params.copy_(params)
             self._state.write(buffers)
             self._logged = logged
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
         """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
 
-        Afterwards ``grads`` holds this gradient, too; copy the gradient that the optimizer should use into ``grads``.
+        The vector is the module's own until then: give a new one, or a copy. Afterwards ``grads`` holds this gradient,
+        too; set ``grads`` to the gradient that the optimizer should use.
         """
-        with self.at(point):
+        with self._holding(point.contiguous()):
             closure()
-            return self.grads.clone()
+            return self._flat.copy_gradient()
 
     def result(self, buffers: Buffers, loss_scale: tuple[float, int] | None) -> ClientResult:
         """Collect the values that this client sends beside its update.

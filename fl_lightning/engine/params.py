@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -54,12 +55,26 @@ class FlatParameters:
 
     def _flatten(self) -> None:
         with torch.inference_mode(False), torch.no_grad():  # the vector may be used first while the Trainer validates
-            self._vector = join(self.parameters, self.orders)
-        self._views = self.views(self._vector)
-        for parameter, view in zip(self.parameters, self._views, strict=True):
-            parameter.data = view
+            vector = join(self.parameters, self.orders)
+        self._hold(vector, self.views(vector))
         self._gradient: Tensor | None = None
         self._gradient_views: list[Tensor] = []
+
+    def _hold(self, vector: Tensor, views: list[Tensor]) -> None:
+        """Let the parameters be the parts of a vector."""
+        self._vector, self._views = vector, views
+        for parameter, view in zip(self.parameters, views, strict=True):
+            parameter.data = view
+
+    @contextmanager
+    def at(self, point: Tensor) -> Iterator[None]:
+        """Let the parameters be the parts of another contiguous vector (P,) inside a ``with`` block."""
+        held, views = self.vector, self._views
+        self._hold(point, self.views(point))
+        try:
+            yield
+        finally:
+            self._hold(held, views)
 
     @property
     def vector(self) -> Tensor:
@@ -103,6 +118,13 @@ class FlatParameters:
                 view.zero_() if given is None else view.copy_(given.to_dense() if given.is_sparse else given)
                 parameter.grad = view
         return self._gradient
+
+    def copy_gradient(self) -> Tensor:
+        """Copy the gradients to a new vector (P,)."""
+        given = [parameter.grad for parameter in self.parameters]
+        if any(each is None or each.is_sparse for each in given):
+            return self.gradient.clone()
+        return self.join(given)  # type: ignore[arg-type]  # none is None
 
     def take_in(self) -> None:
         """Copy parameters that the module has registered in place of the vector's own into the vector.

@@ -55,7 +55,8 @@ class StackedRun:
         clients: ids of the clients that take part in the step, one per row.
         anchor: (P,) the global model that all clients start from.
         params: (N, P) the clients' parameters; inside the ``loss`` hook (P,), those of one client.
-        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step.
+        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step; a
+            rule may also set another matrix, which it then leaves to the step.
         kept: the tensors in :attr:`LocalRun.kept`, with one row per client; inside ``loss`` those of one client.
     """
 
