@@ -1,6 +1,6 @@
 """Print val/top1 of robust server rules under attacks, as the Markdown table of docs/byzantine.md.
 
-    python benchmarks/byzantine.py [SEEDS]
+    python -m benchmarks.byzantine [SEEDS]
 
 Digits, 20 clients of which 4 attack, all in every round, Dirichlet(0.5), 10 rounds of 2 local epochs. In percent, the
 mean over the seeds 1 to SEEDS (1 by default); nan where the model is not finite. A seed takes 2.5 minutes of one core.

@@ -1,25 +1,20 @@
 """Measure the cost of each client rule relative to FedAvg.
 
-The 2NN trains on 10 clients of 512 random images, batch 64, one local epoch, three rounds per run, one thread. The runs
-of all rules are interleaved. The table shows, for each rule, the median ratio of the last round's time to FedAvg's.
+The 2NN trains on 10 clients of 512 random images, batch 64, one local epoch, six rounds per run, one thread, freed
+memory kept as by the command line. The runs of all rules are interleaved. The table shows, for each rule, the median
+ratio of its round to FedAvg's.
 
-    python benchmarks/client_rules.py [repetitions]
+    python -m benchmarks.client_rules [repetitions]
 """
 
-import logging
 import sys
-import time
-import warnings
 from collections.abc import Callable
-from itertools import pairwise
 from statistics import median
-from typing import Any
 
-import torch
-from lightning.pytorch import Callback, Trainer
-from torch.utils.data import Dataset, TensorDataset
+from lightning.pytorch import Callback
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator
+from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
+from fl_lightning import FederatedOrchestrator
 from fl_lightning import callbacks as rules
 from fl_lightning.engine.allocator import keep_freed_memory
 from fl_lightning.models import ImageClassifier, TwoNN
@@ -40,46 +35,16 @@ RULES: dict[str, Callable[[], Callback]] = {
 }
 
 
-class Clients(FederatedDataModule):
-    """Ten clients with random 28×28 images of 10 classes."""
-
-    num_clients = 10
-
-    def __init__(self) -> None:
-        super().__init__(batch_size=64, clients_per_batch=10)
-        make = torch.Generator().manual_seed(0)
-        images = torch.randn(10, 512, 1, 28, 28, generator=make)
-        labels = torch.randint(10, (10, 512), generator=make)
-        self.clients = [TensorDataset(*client) for client in zip(images, labels, strict=True)]
-
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        return self.clients[client]
-
-
-class Clock(Callback):
-    """Times each round."""
-
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.starts.append(time.perf_counter())
-
-
 def seconds(rule: Callback) -> float:
     """Median seconds of the third to sixth round; every client has taken part before."""
-    clock = Clock()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(max_epochs=7, accelerator="cpu", enable_model_summary=False, callbacks=[rule, clock], **quiet)  # type: ignore[arg-type]
-    trainer.fit(FederatedOrchestrator(ImageClassifier(TwoNN())), datamodule=Clients())
-    return median(later - sooner for sooner, later in pairwise(clock.starts[2:]))
+    clock, data = Clock(), RandomClients(10, 512, (1, 28, 28), batch_size=64, clients_per_batch=10)
+    bare_trainer(6, rule, clock).fit(FederatedOrchestrator(ImageClassifier(TwoNN())), datamodule=data)
+    return median(clock.seconds[2:])
 
 
 if __name__ == "__main__":
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    keep_freed_memory()  # as the command line does
+    quiet()
+    keep_freed_memory()
     times: dict[str, list[float]] = {name: [] for name in RULES}
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 7):
         for name, make in RULES.items():

@@ -4,27 +4,25 @@ SCAFFOLD trains the two-layer CNN (1.2 million parameters, 4.9 MB per client) on
 made when a client is drawn. Control variates are kept on disk in one run and in memory in another; each run has a
 process of its own and writes a checkpoint after every round.
 
-    python benchmarks/clients.py [num_clients] [cohort] [rounds]
+    python -m benchmarks.clients [num_clients] [cohort] [rounds]
 
 A second part measures what the states cost once every client has taken part: setting, adding up the bytes,
 checkpoint and resume.
 """
 
-import logging
 import multiprocessing
 import resource
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
 from torch.utils.data import Dataset, TensorDataset
 
+from benchmarks.common import Clock, bare_trainer, quiet
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import Scaffold
 from fl_lightning.engine.client_states import DiskState, client_bytes
@@ -51,43 +49,24 @@ class Synthetic(FederatedDataModule):
         return SAMPLES
 
 
-class Watch(Callback):
-    """Notes the time at the start of each round and at the end of the run; a round includes its checkpoint."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.times.append(time.perf_counter())
-
-    def on_train_end(self, *_: Any) -> None:
-        self.times.append(time.perf_counter())
-
-
 def train(states: Any, num_clients: int, cohort: int, rounds: int) -> None:
     """Train one run and print its memory, the size of its store and checkpoint, and the time per round."""
     quiet()
-    watch, rule = Watch(), Scaffold()
+    clock, rule = Clock(), Scaffold()
     orchestrator = FederatedOrchestrator(ImageClassifier(TwoLayerCNN()), client_states=states)
     with tempfile.TemporaryDirectory() as folder:
-        flags: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-        trainer = Trainer(
-            **flags,
-            accelerator="cpu",
-            max_epochs=rounds,
-            callbacks=[rule, watch, LastCheckpoint()],
-            default_root_dir=folder,
+        trainer = bare_trainer(
+            rounds, rule, clock, LastCheckpoint(), enable_checkpointing=True, default_root_dir=folder
         )
         before = peak()
         trainer.fit(orchestrator, datamodule=Synthetic(num_clients, cohort))
         checkpoint = (Path(folder) / "checkpoints/last.ckpt").stat().st_size
         store = sum(path.stat().st_size for path in Path(folder).rglob("states/**/*") if path.is_file())
-    seconds = [b - a for a, b in zip(watch.times, watch.times[1:], strict=False)]
     clients = sum("/" in name for name in rule.state)
     print(
         f"  {states:6}: peak memory {peak() / 1e9:.2f} GB ({before / 1e9:.2f} before), {clients} clients' states of "
         f"{client_bytes(rule.state) / 1e9:.2f} GB, store {store / 1e9:.2f} GB, checkpoint {checkpoint / 1e6:.1f} MB, "
-        f"seconds per round {' '.join(f'{s:.1f}' for s in seconds)}"
+        f"seconds per round {' '.join(f'{s:.1f}' for s in clock.seconds)}"
     )
 
 
@@ -130,12 +109,6 @@ def clocked(work: Callable[[], Any]) -> float:
 def peak() -> int:
     """Peak memory of this process in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def quiet() -> None:
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
 
 
 def apart(work: Callable[..., None], *arguments: Any) -> None:

@@ -5,7 +5,7 @@ cache filled (a data set without images to decode is read from its own files bot
 second through normalisation alone, and through AutoAugment and normalisation, in batches of 64 and 128, on one CPU
 thread. Times of later loadings and of batches are medians.
 
-    python benchmarks/data.py MNIST=DIR CIFAR10=DIR
+    python -m benchmarks.data MNIST=DIR CIFAR10=DIR
 """
 
 import sys

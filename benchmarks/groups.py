@@ -4,21 +4,17 @@ Whole rounds on scikit-learn's digits with one thread, clients of equal size in 
 one after another (``clients_at_once=1``) and all at once, runs interleaved. The table shows the median round of each,
 after the steps have been traced, and the ratio.
 
-    python benchmarks/groups.py [repetitions]
+    python -m benchmarks.groups [repetitions]
 """
 
-import logging
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from statistics import median
-from typing import Any
 
-import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from torch import nn
 
+from benchmarks.common import Clock, bare_trainer, quiet
 from fl_lightning import FederatedOrchestrator
 from fl_lightning import callbacks as rules
 from fl_lightning.datamodules import Digits
@@ -58,38 +54,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], int, list[Callable[[], Callback]
 }
 
 
-class Clock(Callback):
-    """Times each round."""
-
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.starts.append(time.perf_counter())
-
-
 def seconds(network: nn.Module, clients: int, at_once: int, chosen: list[Callable[[], Callback]]) -> float:
     """Median seconds of the rounds in the second half of a run."""
-    clock, quiet = Clock(), {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(
-        max_epochs=ROUNDS,
-        accelerator="cpu",
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[*(rule() for rule in chosen), clock],
-        **quiet,  # type: ignore[arg-type]
-    )
+    clock = Clock()
+    trainer = bare_trainer(ROUNDS, *(rule() for rule in chosen), clock, limit_val_batches=0)
     orchestrator = FederatedOrchestrator(ImageClassifier(network), clients_at_once=at_once)
     trainer.fit(orchestrator, datamodule=Digits(num_clients=clients, batch_size=10))
     assert orchestrator.group_size == at_once
-    taken = [later - sooner for sooner, later in zip(clock.starts, clock.starts[1:], strict=False)]
-    return median(taken[ROUNDS // 2 :])
+    return median(clock.seconds[ROUNDS // 2 :])
 
 
 if __name__ == "__main__":
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
+    quiet()
     repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 3
     print(f"{'case':<36}{'one by one':>12}{'at once':>10}{'ratio':>8}")
     for name, (make, clients, chosen) in CASES.items():

@@ -6,43 +6,26 @@ Three ways train the same clients from the same model; their rounds are interlea
     dataloader  the plain PyTorch loop: one DataLoader per client, zero_grad, forward, backward, step
     tuned       the plain PyTorch loop on the client's tensors, gathered once per epoch and split into batches
 
-    python benchmarks/local.py [rounds]
+    python -m benchmarks.local [rounds]
 """
 
-import logging
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import FederatedDataModule, FederatedOrchestrator
+from benchmarks.common import RandomClients, bare_trainer, quiet
+from fl_lightning import FederatedOrchestrator
 from fl_lightning.models import TwoNN
 
 LEARNING_RATE = 0.01
-
-
-class Clients(FederatedDataModule):
-    """Clients with random 28×28 images of 10 classes."""
-
-    def __init__(self, num_clients: int, samples: int, batch_size: int, clients_per_batch: int) -> None:
-        super().__init__(batch_size=batch_size, clients_per_batch=clients_per_batch)
-        self.num_clients = num_clients
-        make = torch.Generator().manual_seed(0)
-        self.clients = [
-            TensorDataset(torch.randn(samples, 784, generator=make), torch.randint(10, (samples,), generator=make))
-            for _ in range(num_clients)
-        ]
-
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        return self.clients[client]
 
 
 class Module(LightningModule):
@@ -60,23 +43,42 @@ class Module(LightningModule):
 
 
 class Interleave(Callback):
-    """Times every round of a fit, and runs and times the loops written by hand between the rounds."""
+    """Times every round of a fit, and runs and times other ways between the rounds."""
 
     def __init__(self, others: dict[str, Callable[[], float]]) -> None:
         self.others = others
         self.seconds: dict[str, list[float]] = {way: [] for way in ("ours", *others)}
 
-    def on_train_epoch_start(self, *_: Any) -> None:
+    def on_train_start(self, *_: Any) -> None:
         self.start = time.perf_counter()
 
     def on_train_epoch_end(self, *_: Any) -> None:
         self.seconds["ours"].append(time.perf_counter() - self.start)
         for way, run in self.others.items():
             self.seconds[way].append(run())
+        self.start = time.perf_counter()
+
+
+def interleaved(
+    orchestrator: FederatedOrchestrator,
+    data: RandomClients,
+    others: dict[str, Callable[[], float]],
+    repeats: int,
+    warm_up: int = 2,
+) -> dict[str, list[float]]:
+    """Train ``warm_up`` + ``repeats`` rounds in every way, and return the seconds of the last ``repeats`` of each."""
+    watch = Interleave(others)
+    bare_trainer(warm_up + repeats, watch).fit(orchestrator, datamodule=data)
+    return {way: times[warm_up:] for way, times in watch.seconds.items()}
+
+
+def ratio(seconds: dict[str, list[float]], other: str) -> float:
+    """Return the median of the ratios of our rounds to another way's."""
+    return median(ours / theirs for ours, theirs in zip(seconds["ours"], seconds[other], strict=True))
 
 
 def by_hand(
-    network: nn.Module, data: Clients, batches: Callable[[TensorDataset], Iterable[Any]]
+    network: nn.Module, data: RandomClients, batches: Callable[[TensorDataset], Iterable[Any]]
 ) -> Callable[[], float]:
     """Make a plain loop that trains one round, averages the clients' parameters and returns the seconds taken."""
 
@@ -120,29 +122,21 @@ def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int
     """Print the ratios for one client per batch of the Trainer, and for the whole cohort as one batch."""
     print(name)
     for group in (1, clients):
-        data = Clients(clients, samples, batch, clients_per_batch=group)
+        data = RandomClients(clients, samples, (784,), batch_size=batch, clients_per_batch=group)
         others = {
             "dataloader": by_hand(make(), data, from_loader(batch)),
             "tuned": by_hand(make(), data, gathered(batch)),
         }
-        watch = Interleave(others)
-        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-        trainer = Trainer(
-            **quiet, accelerator="cpu", max_epochs=repeats + 2, callbacks=[watch], enable_model_summary=False
-        )
-        trainer.fit(FederatedOrchestrator(Module(make())), datamodule=data)
-        seconds = {way: times[2:] for way, times in watch.seconds.items()}  # the first two rounds warm up
+        seconds = interleaved(FederatedOrchestrator(Module(make())), data, others, repeats)
         times = ", ".join(f"{way} {1e3 * median(values):.1f} ms" for way, values in seconds.items())
-        to = {w: median(a / b for a, b in zip(seconds["ours"], seconds[w], strict=True)) for w in others}
+        to = {way: ratio(seconds, way) for way in others}
         print(
             f"  clients_per_batch {group}: {to['dataloader']:.2f} of dataloader, {to['tuned']:.2f} of tuned ({times})"
         )
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
+    quiet()
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 60
     compare("logistic regression 784×10, 10 clients × 6 steps of 10", lambda: nn.Linear(784, 10), 10, 60, 10, repeats)
     compare("2NN, 20 clients × 500 samples, batch 64", TwoNN, 20, 500, 64, max(3, repeats // 3))

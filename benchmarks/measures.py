@@ -6,7 +6,7 @@ choice of monitors. A round is timed from its start to the start of the next rou
 the round without monitors in the same turn. The table shows medians over the turns, of processor time, which other
 programs disturb little, and of wall time.
 
-    python benchmarks/measures.py [turns]
+    python -m benchmarks.measures [turns]
 """
 
 import logging

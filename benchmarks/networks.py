@@ -3,7 +3,7 @@
 Multiply-adds are counted in the convolutions and linear layers of one image's forward pass. The time is the processor
 time, which other programs disturb little, of one training step (SGD, batch 32) on one CPU thread; the median of a few.
 
-    python benchmarks/networks.py [repetitions]
+    python -m benchmarks.networks [repetitions]
 """
 
 import sys

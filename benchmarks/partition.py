@@ -5,7 +5,7 @@ table shows medians of the interleaved repetitions, in seconds. ``Natural`` gets
 one group per example, and deals to as many clients as groups. The garbage collector is off, as in timeit: one pass over
 all of torch's objects takes longer than a split.
 
-    python benchmarks/partition.py [repetitions]
+    python -m benchmarks.partition [repetitions]
 """
 
 import gc

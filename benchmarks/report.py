@@ -6,7 +6,7 @@ until the text can be read (text), the scripts have run (loaded), the first char
 chart), and all charts are drawn, as for printing (all charts). The time until the first chart is also given as
 processor time of all the browser's processes, which depends less on other programs.
 
-    PYTHONPATH=tests/report python benchmarks/report.py [methods] [seeds] [rounds] [clients] [repetitions]
+    PYTHONPATH=tests/report python -m benchmarks.report [methods] [seeds] [rounds] [clients] [repetitions]
 """
 
 import shutil

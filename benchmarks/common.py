@@ -1,0 +1,66 @@
+"""What several benchmarks need: clients with random data, a clock, a Trainer that does nothing else."""
+
+import logging
+import time
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch.utils.data import Dataset, TensorDataset
+
+from fl_lightning import FederatedDataModule
+
+
+class RandomClients(FederatedDataModule):
+    """Clients with random inputs of 10 classes.
+
+    Args:
+        num_clients: N.
+        samples: each client's number of examples.
+        shape: shape of an input.
+        settings: arguments of :class:`FederatedDataModule`.
+    """
+
+    def __init__(self, num_clients: int, samples: int, shape: tuple[int, ...], **settings: Any) -> None:
+        super().__init__(**settings)
+        self.num_clients = num_clients
+        draw = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(num_clients, samples, *shape, generator=draw)
+        self.classes = torch.randint(10, (num_clients, samples), generator=draw)
+        self.clients = [TensorDataset(*client) for client in zip(self.inputs, self.classes, strict=True)]
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return self.clients[client]
+
+
+class Clock(Callback):
+    """Times each round, from its start to the next one's."""
+
+    def __init__(self) -> None:
+        self.stamps: list[float] = []
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.stamps.append(time.perf_counter())
+
+    def on_train_end(self, *_: Any) -> None:
+        self.stamps.append(time.perf_counter())
+
+    @property
+    def seconds(self) -> list[float]:
+        return [later - sooner for sooner, later in pairwise(self.stamps)]
+
+
+def bare_trainer(rounds: int, *callbacks: Callback, **settings: Any) -> Trainer:
+    """Make a Trainer for the CPU without logger, checkpoints, progress bar and summary; ``settings`` may add them."""
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    given = dict.fromkeys(off, False) | settings
+    return Trainer(max_epochs=rounds, accelerator="cpu", callbacks=list(callbacks), **given)
+
+
+def quiet() -> None:
+    """Use one thread, and print nothing but results."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
