@@ -35,8 +35,7 @@ layers: .venv/installed
 	$(BIN)/lint-imports
 
 benchmark: .venv/installed
-	$(BIN)/python benchmarks/local.py
-	$(BIN)/python benchmarks/server.py
+	$(BIN)/python -m benchmarks
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

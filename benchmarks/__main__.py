@@ -1,0 +1,80 @@
+"""Print one table of what fl-lightning costs, as ratios, and write it as JSON.
+
+    python -m benchmarks [--peers] [--quick] [--only GROUP] [--out FILE]
+    python -m benchmarks --page FILE
+
+The groups: floors (local training, against loops written by hand), peers (whole rounds, against other frameworks),
+server (rules, against naive loops) and scale (up to a million clients).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import date
+from importlib import import_module
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from benchmarks.rows import HEADER, Row, record, write_page
+
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+Group = Callable[[bool, bool], Iterator[Row]]  # of whether few repetitions do, and whether to install other frameworks
+
+
+def _group(module: str) -> Group:
+    return lambda quick, install: import_module(f"benchmarks.{module}").rows(quick, install)
+
+
+GROUPS = {
+    "floors": _group("floors"),
+    "peers": _group("peers.rounds"),
+    "server": _group("naive"),
+    "scale": _group("scale"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Print what fl-lightning costs.")
+    parser.add_argument("--peers", action="store_true", help="install other frameworks, each apart, and run them")
+    parser.add_argument("--quick", action="store_true", help="few repetitions")
+    parser.add_argument("--only", metavar="GROUP", help=f"one group: {', '.join(GROUPS)}")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file, runs/benchmarks/<date>.json by default")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a JSON file's table into docs/performance.md")
+    asked = parser.parse_args(arguments)
+    if asked.page:
+        if not asked.page.is_file():
+            return _refuse(f"--page must be a JSON file that this command has written, got {asked.page}")
+        write_page(PAGE, asked.page)
+        return 0
+    if asked.only and asked.only not in GROUPS:
+        return _refuse(f"--only must be one of {', '.join(GROUPS)}, got {asked.only}")
+    names = [asked.only] if asked.only else [name for name in GROUPS if name != "peers" or asked.peers]
+    file = asked.out or Path("runs", "benchmarks", f"{date.today():%Y-%m-%d}.json")
+    measure(names, asked.quick, asked.peers or asked.only == "peers", file)
+    print(f"\nwritten to {file}")
+    return 0
+
+
+def _refuse(message: str) -> int:
+    print(message, file=sys.stderr)
+    return 2
+
+
+def measure(names: list[str], quick: bool, install: bool, file: Path) -> None:
+    """Print the rows of some groups as they arrive; the file is written anew after each, so that a stop loses none."""
+    table, rows = Table(*HEADER), list[Row]()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with Live(table, console=Console(width=None if sys.stdout.isatty() else 200), vertical_overflow="visible"):
+        for name in names:
+            for row in GROUPS[name](quick, install):
+                rows.append(row)
+                table.add_row(*row.cells())
+                file.write_text(json.dumps(record(rows, quick), indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
