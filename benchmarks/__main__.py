@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from benchmarks.rows import HEADER, Row, record, write_page
+from benchmarks.rows import HEADER, Row, markdown, record, write_page
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 Group = Callable[[bool, bool], Iterator[Row]]  # of whether few repetitions do, and whether to install other frameworks
@@ -55,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = [asked.only] if asked.only else [name for name in GROUPS if name != "peers" or asked.peers]
     file = asked.out or Path("runs", "benchmarks", f"{date.today():%Y-%m-%d}.json")
     measure(names, asked.quick, asked.peers or asked.only == "peers", file)
-    print(f"\nwritten to {file}")
+    print(f"written to {file}")
     return 0
 
 
@@ -66,13 +67,15 @@ def _refuse(message: str) -> int:
 
 def measure(names: list[str], quick: bool, install: bool, file: Path) -> None:
     """Print the rows of some groups as they arrive; the file is written anew after each, so that a stop loses none."""
-    table, rows = Table(*HEADER), list[Row]()
+    console, table, rows = Console(), Table(*HEADER), list[Row]()
     file.parent.mkdir(parents=True, exist_ok=True)
-    with Live(table, console=Console(width=None if sys.stdout.isatty() else 200), vertical_overflow="visible"):
+    with Live(table, console=console, vertical_overflow="visible") if console.is_terminal else nullcontext():
         for name in names:
             for row in GROUPS[name](quick, install):
                 rows.append(row)
                 table.add_row(*row.cells())
+                if not console.is_terminal:
+                    print(markdown(row.cells()), flush=True)
                 file.write_text(json.dumps(record(rows, quick), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -70,6 +70,10 @@ def _number(ratio: float) -> str:
     return f"{ratio:.{2 if ratio < 10 else 1 if ratio < 100 else 0}f}"
 
 
+def markdown(cells: tuple[str, ...]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def duration(seconds: float) -> str:
     """Write seconds in a unit that suits them.
 
@@ -109,7 +113,7 @@ def write_page(page: Path, file: Path) -> None:
     saved = json.loads(file.read_text())
     machine, text = saved["machine"], page.read_text()
     lines = [HEADER, ("---",) * len(HEADER), *(Row(**row).cells() for row in saved["rows"])]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    table = "\n".join(map(markdown, lines))
     when = (
         f"Measured on {saved['date']}{', with few repetitions (`--quick`)' if saved['quick'] else ''}, on one thread "
         f"of {machine['cpu']} ({machine['cores']} cores, {machine['memory_gb']} GB), with "

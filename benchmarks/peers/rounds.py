@@ -23,7 +23,7 @@ LIMIT = 300.0  # seconds of one script
 
 
 def rows(quick: bool, install: bool) -> Iterator[Row]:
-    rounds, turns = (10, 1) if quick else (30, 3)
+    rounds, turns = (30, 2) if quick else (100, 3)
     for name, (script, environment) in PEERS.items():
         try:
             interpreter = python(environment, install) if environment else sys.executable
