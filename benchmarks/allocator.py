@@ -13,7 +13,6 @@ from statistics import median
 
 from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
 from fl_lightning import FederatedOrchestrator, models
-from fl_lightning.engine.allocator import keep_freed_memory
 
 SHAPES = {"SimpleCNN": (3, 32, 32), "TwoLayerCNN": (3, 32, 32), "TwoNN": (1, 28, 28)}
 
@@ -21,9 +20,7 @@ SHAPES = {"SimpleCNN": (3, 32, 32), "TwoLayerCNN": (3, 32, 32), "TwoNN": (1, 28,
 def seconds(case: tuple[str, bool]) -> float:
     """Median seconds of the rounds after the first two of a run; ``case`` is a network and whether memory is kept."""
     name, kept = case
-    quiet()
-    if kept:
-        keep_freed_memory()
+    quiet(kept)
     clock, data = Clock(), RandomClients(4, 256, SHAPES[name], batch_size=64, clients_per_batch=4)
     module = models.ImageClassifier(getattr(models, name)())
     bare_trainer(7, clock).fit(FederatedOrchestrator(module), datamodule=data)

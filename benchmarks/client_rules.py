@@ -16,7 +16,6 @@ from lightning.pytorch import Callback
 from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
 from fl_lightning import FederatedOrchestrator
 from fl_lightning import callbacks as rules
-from fl_lightning.engine.allocator import keep_freed_memory
 from fl_lightning.models import ImageClassifier, TwoNN
 
 RULES: dict[str, Callable[[], Callback]] = {
@@ -44,7 +43,6 @@ def seconds(rule: Callback) -> float:
 
 if __name__ == "__main__":
     quiet()
-    keep_freed_memory()
     times: dict[str, list[float]] = {name: [] for name in RULES}
     for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 7):
         for name, make in RULES.items():

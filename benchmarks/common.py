@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
+from fl_lightning.engine.allocator import keep_freed_memory
 
 
 class RandomClients(FederatedDataModule):
-    """Clients with random inputs of 10 classes.
+    """Clients with random inputs of 10 classes, each a part of one dataset in memory, as in the shipped data modules.
 
     Args:
         num_clients: N.
@@ -29,10 +30,11 @@ class RandomClients(FederatedDataModule):
         draw = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(num_clients, samples, *shape, generator=draw)
         self.classes = torch.randint(10, (num_clients, samples), generator=draw)
-        self.clients = [TensorDataset(*client) for client in zip(self.inputs, self.classes, strict=True)]
+        self.examples = TensorDataset(self.inputs.flatten(0, 1), self.classes.flatten())
+        self.parts = torch.arange(num_clients * samples).view(num_clients, samples)
 
     def client_dataset(self, client: int) -> Dataset[Any]:
-        return self.clients[client]
+        return Subset(self.examples, self.parts[client])  # type: ignore[arg-type]  # a tensor is a sequence
 
 
 class Clock(Callback):
@@ -59,8 +61,10 @@ def bare_trainer(rounds: int, *callbacks: Callback, **settings: Any) -> Trainer:
     return Trainer(max_epochs=rounds, accelerator="cpu", callbacks=list(callbacks), **given)
 
 
-def quiet() -> None:
-    """Use one thread, and print nothing but results."""
+def quiet(keep: bool = True) -> None:
+    """Use one thread, print nothing but results, and keep freed memory as the command line does, if ``keep``."""
+    if keep:
+        keep_freed_memory()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     torch.set_num_threads(1)

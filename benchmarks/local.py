@@ -86,7 +86,7 @@ def by_hand(
         start = time.perf_counter()
         before = [p.detach().clone() for p in network.parameters()]
         total = [torch.zeros_like(p) for p in before]
-        for dataset in data.clients:
+        for dataset in map(TensorDataset, data.inputs, data.classes):
             with torch.no_grad():
                 for parameter, value in zip(network.parameters(), before, strict=True):
                     parameter.copy_(value)

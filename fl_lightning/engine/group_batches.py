@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.engine.batches import TrainingBatch, take
 
+Rows = tuple[TensorDataset, Tensor]  # a batch: its examples' row numbers (B,) in a dataset in memory
 AHEAD = 1 << 20  # bytes of examples in memory that are gathered in one go; a step's are never divided
 
 
@@ -78,39 +79,34 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     ]
 
 
-def gathered(
-    dataset: TensorDataset, prepare: Callable[[Any], Any], taken: Iterable[Sequence[Tensor]]
-) -> Iterator[list[Part]]:
+def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> Iterator[list[Part]]:
     """Gather the batches of each step from memory, and bring them to the device: of several steps in one go, if small.
 
     Args:
-        dataset: the examples of all clients.
         prepare: brings a batch, whose examples may be several clients', through the hooks and to the device.
-        taken: for each step, the row numbers (B,) of each client's batch.
+        taken: for each step, the rows of each client's batch; all datasets are :func:`alike`.
 
     Yields:
         The parts of each step, the clients with batches of one size together.
     """
-    each = sum(tensor[:1].nbytes for tensor in dataset.tensors)
-    waiting: list[Sequence[Tensor]] = []
+    waiting: list[Sequence[Rows]] = []
     size = 0
-    for indices in taken:
-        waiting.append(indices)
-        size += each * sum(map(len, indices))
+    for batches in taken:
+        waiting.append(batches)
+        each = sum(tensor[:1].nbytes for tensor in batches[0][0].tensors)
+        size += each * sum(len(rows) for _, rows in batches)
         if size >= AHEAD:
-            yield from _gather(dataset, prepare, waiting)
+            yield from _gather(prepare, waiting)
             waiting, size = [], 0
     if waiting:
-        yield from _gather(dataset, prepare, waiting)
+        yield from _gather(prepare, waiting)
 
 
-def _gather(
-    dataset: TensorDataset, prepare: Callable[[Any], Any], taken: Sequence[Sequence[Tensor]]
-) -> Iterator[list[Part]]:
-    steps = [list(_by_kind([len(each) for each in indices])) for indices in taken]
+def _gather(prepare: Callable[[Any], Any], taken: Sequence[Sequence[Rows]]) -> Iterator[list[Part]]:
+    steps = [list(_by_kind([len(rows) for _, rows in batches])) for batches in taken]
     kinds = zip(taken, steps, strict=True)
-    chosen = torch.cat([indices[place] for indices, found in kinds for _, places, _ in found for place in places])
-    batch = prepare(TrainingBatch(take(tensor, chosen) for tensor in dataset.tensors))
+    chosen = [batches[place] for batches, found in kinds for _, places, _ in found for place in places]
+    batch = prepare(TrainingBatch(_taken(chosen)))
     start = 0
     for found in steps:
         parts = []
@@ -118,6 +114,26 @@ def _gather(
             parts.append(Part(rows, _cut(batch, start, len(places), size), size))
             start += len(places) * size
         yield parts
+
+
+def _taken(chosen: Sequence[Rows]) -> Iterator[Tensor]:
+    """Yield the examples of all batches in one tensor for each of the datasets' tensors."""
+    first = chosen[0][0]
+    if all(dataset is first for dataset, _ in chosen):
+        rows = torch.cat([rows for _, rows in chosen])
+        yield from (take(tensor, rows) for tensor in first.tensors)
+    else:
+        for number in range(len(first.tensors)):
+            yield torch.cat([take(dataset.tensors[number], rows) for dataset, rows in chosen])
+
+
+def alike(one: TensorDataset, other: TensorDataset) -> bool:
+    """Whether the examples of two datasets can be in one tensor."""
+    return one is other or _kinds(one) == _kinds(other)
+
+
+def _kinds(dataset: TensorDataset) -> list[Any]:
+    return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in dataset.tensors]
 
 
 def flattened(batch: Any) -> tuple[list[Tensor], Any]:

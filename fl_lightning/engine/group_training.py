@@ -12,7 +12,6 @@ from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
 from fl_lightning.engine.callback import overrides, serves_stacks
 from fl_lightning.engine.client_optimizers import make_optimizers
@@ -21,7 +20,7 @@ from fl_lightning.engine.data import TRANSFER_HOOKS
 from fl_lightning.engine.declared import declares
 from fl_lightning.engine.devices import busy
 from fl_lightning.engine.failures import described
-from fl_lightning.engine.group_batches import Part, gathered, in_lockstep, repeated, stacked
+from fl_lightning.engine.group_batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.module_state import Buffers, ModuleState
 from fl_lightning.engine.params import turned_bad
@@ -159,23 +158,26 @@ class GroupTraining(CohortTraining):
             runs: the clients' runs.
             steps: number of local steps of each client, in descending order.
         """
-        if self._in_rows and (found := self._indexed(runs)) is not None:
-            dataset, epochs = found
-            return gathered(dataset, self.prepare_batch, in_lockstep(list(map(repeated, epochs, steps)), steps))
+        if self._in_rows and (epochs := self._indexed(runs)) is not None:
+            return gathered(self.prepare_batch, in_lockstep(list(map(repeated, epochs, steps)), steps))
         epochs = [partial(self._batches, run.client) for run in runs]
         return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))
 
-    def _indexed(self, runs: Sequence[LocalRun]) -> tuple[TensorDataset, list[Epochs]] | None:
-        """Find the dataset in memory that has the examples of all clients, and each client's rows by local epoch."""
+    def _indexed(self, runs: Sequence[LocalRun]) -> list[Epochs] | None:
+        """Find the rows of each client's batches in datasets in memory, by local epoch; None for other data."""
 
-        def rows(client: int, epoch: int) -> Any:
-            return self.data.indexed_batches(client, self.generator("batches", self.round, client, epoch))
+        def batches(client: int, epoch: int) -> list[Rows] | None:
+            found = self.data.indexed_batches(client, self.generator("batches", self.round, client, epoch))
+            return None if found is None else [(found[0], rows) for rows in found[1]]
 
-        firsts = [rows(run.client, 0) for run in runs]
-        if not all(first and first[0] is firsts[0][0] for first in firsts):
-            return None
-        return firsts[0][0], [
-            lambda epoch, client=run.client, first=first: (first if epoch == 0 else rows(client, epoch))[1]  # type: ignore[misc]
+        firsts: list[list[Rows]] = []
+        for run in runs:
+            first = batches(run.client, 0)
+            if not first or (firsts and not alike(first[0][0], firsts[0][0][0])):
+                return None
+            firsts.append(first)
+        return [
+            lambda epoch, client=run.client, first=first: first if epoch == 0 else batches(client, epoch)  # type: ignore[misc]
             for run, first in zip(runs, firsts, strict=True)
         ]
 
