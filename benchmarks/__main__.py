@@ -3,8 +3,10 @@
     python -m benchmarks [--peers] [--quick] [--only GROUP] [--out FILE]
     python -m benchmarks --page FILE
 
-The groups: floors (local training, against loops written by hand), peers (whole rounds, against other frameworks),
-server (rules, against naive loops) and scale (up to a million clients).
+The groups: floors (local training, against loops written by hand), clients (at once, against one by one), configs
+(shipped configs, against the loop that people write), peers (whole rounds, against other frameworks), rules (clients'
+rules, against FedAvg), server (rules, against naive loops), scale (up to a million clients) and metrics (the file of
+metrics after many rounds).
 """
 
 import argparse
@@ -32,9 +34,13 @@ def _group(module: str) -> Group:
 
 GROUPS = {
     "floors": _group("floors"),
+    "clients": _group("groups"),
+    "configs": _group("configs"),
     "peers": _group("peers.rounds"),
+    "rules": _group("client_rules"),
     "server": _group("naive"),
     "scale": _group("scale"),
+    "metrics": _group("metrics"),
 }
 
 

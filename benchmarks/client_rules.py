@@ -1,19 +1,16 @@
-"""Measure the cost of each client rule relative to FedAvg.
+"""Compare the rounds of the client rules with FedAvg's.
 
 The 2NN trains on 10 clients of 512 random images, batch 64, one local epoch, six rounds per run, one thread, freed
-memory kept as by the command line. The runs of all rules are interleaved. The table shows, for each rule, the median
-ratio of its round to FedAvg's.
-
-    python -m benchmarks.client_rules [repetitions]
+memory kept as by the command line. The runs of all rules are interleaved.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 
 from lightning.pytorch import Callback
 
 from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
+from benchmarks.rows import Row, duration
 from fl_lightning import FederatedOrchestrator
 from fl_lightning import callbacks as rules
 from fl_lightning.models import ImageClassifier, TwoNN
@@ -33,6 +30,8 @@ RULES: dict[str, Callable[[], Callback]] = {
     "FedGAMCV, released": rules.FedGAMCV,
 }
 
+AIMS = {"FedGAM, released": "≤ 4.3"}
+
 
 def seconds(rule: Callback) -> float:
     """Median seconds of the third to sixth round; every client has taken part before."""
@@ -41,13 +40,10 @@ def seconds(rule: Callback) -> float:
     return median(clock.seconds[2:])
 
 
-if __name__ == "__main__":
+def rows(quick: bool, install: bool) -> Iterator[Row]:
     quiet()
-    times: dict[str, list[float]] = {name: [] for name in RULES}
-    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 7):
-        for name, make in RULES.items():
-            times[name].append(seconds(make()))
-    print(f"FedAvg takes {1000 * median(times['FedAvg']):.0f} ms a round\n| rule | ÷ FedAvg |\n|---|---|")
-    for name, taken in times.items():
-        ratios = [one / other for one, other in zip(taken, times["FedAvg"], strict=True)]
-        print(f"| {name} | {median(ratios):.2f} |")
+    turns = [{name: seconds(make()) for name, make in RULES.items()} for _ in range(2 if quick else 5)]
+    for name in list(RULES)[1:]:
+        ratios = [turn[name] / turn["FedAvg"] for turn in turns]
+        taken, usual = (duration(median(turn[each] for turn in turns)) for each in (name, "FedAvg"))
+        yield Row.over(ratios, "rules", name, "rule ÷ FedAvg", AIMS.get(name), f"{taken} ÷ {usual}")

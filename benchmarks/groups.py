@@ -1,20 +1,19 @@
-"""Measure what training clients at once saves.
+"""Compare clients that train at once with clients that train one after another.
 
-Whole rounds on scikit-learn's digits with one thread, clients of equal size in batches of 10, one local epoch: clients
-one after another (``clients_at_once=1``) and all at once, runs interleaved. The table shows the median round of each,
-after the steps have been traced, and the ratio.
-
-    python -m benchmarks.groups [repetitions]
+Whole rounds on scikit-learn's digits with one thread, clients of equal size in batches of 10, one local epoch; runs
+interleaved, rounds counted after the steps have been traced or compiled.
 """
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from lightning.pytorch import Callback
 from torch import nn
 
 from benchmarks.common import Clock, bare_trainer, quiet
+from benchmarks.rows import Row, duration
 from fl_lightning import FederatedOrchestrator
 from fl_lightning import callbacks as rules
 from fl_lightning.datamodules import Digits
@@ -38,38 +37,54 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], int, list[Callable[[], Callback]]]] = {
-    "logistic regression, 10 clients": (logistic, 10, []),
-    "logistic regression, 100 clients": (logistic, 100, []),
-    "MLP 64-64-10, 20 clients": (perceptron, 20, []),
-    "MLP 64-64-10, 100 clients": (perceptron, 100, []),
-    "MLP 64-256-10, 20 clients": (lambda: perceptron(256), 20, []),
-    "MLP 64-1024-10, 20 clients": (lambda: perceptron(1024), 20, []),
-    "CNN, 20 clients": (convolution, 20, []),
-    "MLP, 20 clients, FedProx": (perceptron, 20, [lambda: rules.FedProx(0.1)]),
-    "MLP, 20 clients, Scaffold": (perceptron, 20, [rules.Scaffold]),
-    "MLP, 20 clients, FedSAM": (perceptron, 20, [rules.FedSAM]),
-    "MLP, 20 clients, FedDecorr": (perceptron, 20, [rules.FedDecorr]),
-    "MLP, 20 clients, MOON": (perceptron, 20, [rules.MOON]),
-}
+@dataclass(frozen=True)
+class Case:
+    """What is trained: a network on a number of clients, with some rules."""
+
+    name: str
+    network: Callable[[], nn.Module]
+    clients: int
+    aim: str | None = None
+    compiled_aim: str | None = None
+    rules: tuple[Callable[[], Callback], ...] = ()
 
 
-def seconds(network: nn.Module, clients: int, at_once: int, chosen: list[Callable[[], Callback]]) -> float:
+CASES = [
+    Case("logistic regression, 10 clients", logistic, 10),
+    Case("logistic regression, 100 clients", logistic, 100),
+    Case("MLP 64-64-10, 20 clients", perceptron, 20, "≤ 0.2", "≤ 0.1"),
+    Case("MLP 64-64-10, 100 clients", perceptron, 100, "≤ 0.1", "≤ 0.06"),
+    Case("MLP 64-256-10, 20 clients", lambda: perceptron(256), 20),
+    Case("MLP 64-1024-10, 20 clients", lambda: perceptron(1024), 20),
+    Case("CNN, 20 clients", convolution, 20),
+    Case("MLP, 20 clients, FedProx", perceptron, 20, "≤ 0.3", rules=(lambda: rules.FedProx(0.1),)),
+    Case("MLP, 20 clients, SCAFFOLD", perceptron, 20, "≤ 0.3", rules=(rules.Scaffold,)),
+    Case("MLP, 20 clients, FedSAM", perceptron, 20, "≤ 0.3", rules=(rules.FedSAM,)),
+    Case("MLP, 20 clients, FedDecorr", perceptron, 20, "≤ 0.3", rules=(rules.FedDecorr,)),
+    Case("MLP, 20 clients, MOON", perceptron, 20, "≤ 0.3", rules=(rules.MOON,)),
+]
+
+
+def rows(quick: bool, install: bool) -> Iterator[Row]:
+    quiet()
+    for case in CASES:
+        compiled = case.compiled_aim is not None
+        ways = {"one by one": {}, "at once": {"clients_at_once": case.clients}}
+        if compiled:
+            ways["compiled"] = {"clients_at_once": case.clients, "compile_clients": True}
+        turns = [[seconds(case, **settings) for settings in ways.values()] for _ in range(2 if quick else 5)]
+        medians = [median(column) for column in zip(*turns, strict=True)]
+        for place, aim in zip(range(1, len(ways)), (case.aim, case.compiled_aim), strict=False):
+            ratios = [turn[place] / turn[0] for turn in turns]
+            note = f"{duration(medians[place])} ÷ {duration(medians[0])}"
+            yield Row.over(ratios, "clients", f"digits, {case.name}", f"{list(ways)[place]} ÷ one by one", aim, note)
+
+
+def seconds(case: Case, **settings: Any) -> float:
     """Median seconds of the rounds in the second half of a run."""
     clock = Clock()
-    trainer = bare_trainer(ROUNDS, *(rule() for rule in chosen), clock, limit_val_batches=0)
-    orchestrator = FederatedOrchestrator(ImageClassifier(network), clients_at_once=at_once)
-    trainer.fit(orchestrator, datamodule=Digits(num_clients=clients, batch_size=10))
-    assert orchestrator.group_size == at_once
+    trainer = bare_trainer(ROUNDS, *(rule() for rule in case.rules), clock, limit_val_batches=0)
+    orchestrator = FederatedOrchestrator(ImageClassifier(case.network()), **settings)
+    trainer.fit(orchestrator, datamodule=Digits(num_clients=case.clients, batch_size=10))
+    assert orchestrator.group_size == settings.get("clients_at_once", 1)
     return median(clock.seconds[ROUNDS // 2 :])
-
-
-if __name__ == "__main__":
-    quiet()
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    print(f"{'case':<36}{'one by one':>12}{'at once':>10}{'ratio':>8}")
-    for name, (make, clients, chosen) in CASES.items():
-        pairs = [[seconds(make(), clients, at_once, chosen) for at_once in (1, clients)] for _ in range(repetitions)]
-        alone, together = (median(each) for each in zip(*pairs, strict=True))
-        ratio = median(second / first for first, second in pairs)
-        print(f"{name:<36}{1e3 * alone:>9.1f} ms{1e3 * together:>7.1f} ms{ratio:>8.2f}", flush=True)

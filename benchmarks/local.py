@@ -78,7 +78,11 @@ def ratio(seconds: dict[str, list[float]], other: str) -> float:
 
 
 def by_hand(
-    network: nn.Module, data: RandomClients, batches: Callable[[TensorDataset], Iterable[Any]]
+    network: nn.Module,
+    data: RandomClients,
+    batches: Callable[[TensorDataset], Iterable[Any]],
+    lr: float = LEARNING_RATE,
+    **sgd: float,
 ) -> Callable[[], float]:
     """Make a plain loop that trains one round, averages the clients' parameters and returns the seconds taken."""
 
@@ -90,7 +94,7 @@ def by_hand(
             with torch.no_grad():
                 for parameter, value in zip(network.parameters(), before, strict=True):
                     parameter.copy_(value)
-            optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
+            optimizer = torch.optim.SGD(network.parameters(), lr=lr, **sgd)
             for inputs, targets in batches(dataset):
                 optimizer.zero_grad()
                 F.cross_entropy(network(inputs), targets).backward()

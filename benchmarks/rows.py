@@ -24,7 +24,7 @@ class Row:
     """One figure.
 
     Args:
-        group: the group of the figure: floors, peers, server or scale.
+        group: the group of the figure: floors, configs, peers, server or scale.
         case: what is run.
         figure: what is divided by what.
         ratio: the median over turns; None if the figure could not be measured.
@@ -80,6 +80,8 @@ def duration(seconds: float) -> str:
     >>> duration(0.0042), duration(12.34)
     ('4.2 ms', '12.3 s')
     """
+    if seconds < 1e-4:
+        return f"{1e6 * seconds:.0f} µs"
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1e3 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, NoReturn
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -17,6 +18,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.callbacks.spike import SpikeDetection
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import ParallelStrategy
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
@@ -207,6 +209,16 @@ def check_client(
     if not module.automatic_optimization:
         _check_manual(name, settings, scaled, callbacks)
     _check_closures(settings, scaled, callbacks)
+
+
+def warn_of_slow_precision(precision: Precision, device: torch.device) -> None:
+    """Say in one line that ``bf16-mixed`` is slower than float32 on a processor without matrix units for bfloat16."""
+    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    if device.type == "cpu" and precision.precision == "bf16-mixed" and not capabilities.get("amx_bf16", True):
+        rank_zero_warn(
+            "trainer.precision=bf16-mixed is usually slower than 32-true on this processor, which has no matrix units "
+            "for bfloat16 (AMX): use it to save memory, or to rehearse a run for a GPU"
+        )
 
 
 def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:

@@ -25,6 +25,7 @@ from fl_lightning.engine.checks import (
     check_rules,
     check_sampler,
     check_trainer,
+    warn_of_slow_precision,
 )
 from fl_lightning.engine.client_states import FOLDER, DiskState
 from fl_lightning.engine.data import PADDING, ClientIds
@@ -198,6 +199,7 @@ class FederatedOrchestrator(Aggregation):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         check_client(self.client, self.settings, self.trainer.precision_plugin, self.callbacks)
+        warn_of_slow_precision(self.trainer.precision_plugin, self.device)
         self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
         self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0

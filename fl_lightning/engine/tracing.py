@@ -74,8 +74,8 @@ class Replayed:
         if not all(map(_equal, expected, self._results(graph, inputs))):
             return None
         if self._compiled:
-            compiled: Function = torch.compile(module, fullgraph=True, dynamic=False, options=COMPILER)
             try:
+                compiled: Function = torch.compile(module, fullgraph=True, dynamic=False, options=COMPILER)
                 if all(map(_near, expected, self._results(compiled, inputs))):
                     return compiled
                 reason = "its results differ"

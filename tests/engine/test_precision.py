@@ -59,3 +59,20 @@ def test_server_precision(precision: str, forward: torch.dtype, server: torch.dt
     assert client.computed_in == {forward}
     assert watch.dtypes == {server}
     assert watch.gram == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("precision", "matrix_units", "warns"),
+    [("bf16-mixed", False, True), ("bf16-mixed", True, False), ("32-true", False, False)],
+)
+def test_slow_half_precision_is_said(
+    precision: str, matrix_units: bool, warns: bool, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """On a processor without matrix units for bfloat16, bf16-mixed is slower than float32."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": matrix_units})
+    trainer(precision=precision).fit(FederatedOrchestrator(Linear()), datamodule=Data())
+    assert sum("slower than 32-true" in str(warning.message) for warning in recwarn) == warns
+
+
+def test_torch_names_the_matrix_units() -> None:
+    assert isinstance(torch.cpu.get_capabilities().get("amx_bf16"), bool | None)
