@@ -122,6 +122,7 @@ class StackedTraining:
     def trial(self, run: StackedRun, batch: tuple[Any, int]) -> Tensor:
         """Compute the gradients (N, P) of the module's own loss for clients that all have the same batch."""
         self._run, self.losses = run, []
+        compiled, self._compiled = self._compiled, False
         count = len(run.params)
         try:
             run.buffers = {name: _rows(buffer, count) for name, buffer in self._step.named_buffers()}
@@ -129,7 +130,7 @@ class StackedTraining:
             self._evaluate(run)
             return run.grads
         finally:
-            self._run, self.losses = None, self.training.losses
+            self._run, self.losses, self._compiled = None, self.training.losses, compiled
 
     def _narrow(self, run: StackedRun, width: int) -> None:
         """Keep the first rows of the stack, in the optimizer, too."""
