@@ -196,3 +196,31 @@ def test_batch_norm_through_a_round() -> None:
     assert [int(end[2]) for end in ends] == [2, 4]
     assert count.item() == 4
     assert count.dtype == torch.int64
+
+
+def test_parameters_are_another_vectors_parts_for_a_while() -> None:
+    model = nn.Linear(2, 1)
+    flat = FlatParameters(model)
+    before, point = flat.vector.clone(), torch.tensor([1.0, 2.0, 3.0])
+    with flat.at(point):
+        assert model.weight.tolist() == [[1, 2]]
+        assert flat.vector is point
+        with flat.at(2 * point):
+            assert model.bias.tolist() == [6]
+        assert model.bias.tolist() == [3]
+    assert torch.equal(flat.vector, before)
+    flat.vector.zero_()
+    assert model.weight.tolist() == [[0, 0]]
+
+
+def test_gradients_are_copied() -> None:
+    """Missing ones count as zero, those in another memory format are read in the parameters' order."""
+    convolution = nn.Conv2d(2, 1, (2, 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    flat = FlatParameters(convolution)
+    convolution.weight.grad = torch.arange(8.0).view(1, 2, 2, 2)
+    assert flat.copy_gradient().tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 0]
+    convolution.bias.grad = torch.ones(1)
+    copied = flat.copy_gradient()
+    assert copied.tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 1]
+    convolution.bias.grad.zero_()
+    assert copied[-1] == 1

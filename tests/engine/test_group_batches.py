@@ -1,0 +1,84 @@
+"""The batches of clients that train at once: each client gets its own, however they are read."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fl_lightning.engine import group_batches
+from fl_lightning.engine.batches import take
+from fl_lightning.engine.group_batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
+
+SIZES = [7, 6, 3]  # examples of each client, in batches of 3: the last ones have 1, 3 and 3
+
+
+def datasets(count: int) -> list[TensorDataset]:
+    """One dataset for all clients, or one for each; each example is its client's number times 100 plus its own."""
+    examples = [torch.arange(size) + 100 * client for client, size in enumerate(SIZES)]
+    pairs = [TensorDataset(each[:, None].float(), each) for each in examples]
+    whole = TensorDataset(*(torch.cat([pair.tensors[part] for pair in pairs]) for part in (0, 1)))
+    return [whole] * 3 if count == 1 else pairs
+
+
+def taken(found: Sequence[TensorDataset]) -> tuple[list[Iterator[Rows]], list[int]]:
+    """The batches of two epochs of each client, and the numbers of batches."""
+    first, sequences = 0, []
+    for dataset, size in zip(found, SIZES, strict=True):
+        rows = torch.arange(size) + (first if found[0] is found[1] else 0)
+        sequences.append(repeated(lambda _, d=dataset, r=rows: [(d, part) for part in r.split(3)], 2 * -(-size // 3)))  # type: ignore[misc]
+        first += size
+    return sequences, [6, 4, 2]
+
+
+def by_client(steps: Iterator[list[Part]]) -> list[list[list[int]]]:
+    """The labels of each client's batches."""
+    found: list[list[list[int]]] = [[] for _ in SIZES]
+    for parts in steps:
+        for part in parts:
+            count = len(part.batch[1])
+            for row, x, y in zip(range(count) if part.rows is None else part.rows.tolist(), *part.batch, strict=True):
+                assert len(y) == part.size
+                assert x.flatten().tolist() == y.tolist()
+                found[row].append(y.tolist())
+    return found
+
+
+@pytest.mark.parametrize("ahead", [1, 10**6])
+@pytest.mark.parametrize("count", [1, 3])
+def test_gathered_batches_are_each_clients_own(count: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_batches, "AHEAD", ahead)
+    seen: list[int] = []
+
+    def prepare(batch: list[Tensor]) -> Any:
+        seen.append(len(batch[0]))
+        return batch
+
+    found = by_client(gathered(prepare, in_lockstep(*taken(datasets(count)))))
+    once = [[[0, 1, 2], [3, 4, 5], [6]], [[100, 101, 102], [103, 104, 105]], [[200, 201, 202]]]
+    assert found == [2 * each for each in once]
+    assert len(seen) == (6 if ahead == 1 else 1)
+    assert sum(seen) == 2 * sum(SIZES)
+
+
+def test_batches_of_one_shape_are_stacked() -> None:
+    (first, second) = stacked([([torch.zeros(3), torch.ones(3)], 3), ([torch.zeros(2), torch.ones(2)], 2)])
+    assert first.rows is not None
+    assert (first.rows.tolist(), first.size, [each.shape for each in first.batch]) == ([0], 3, [(1, 3), (1, 3)])
+    assert second.size == 2
+
+
+def test_datasets_are_alike_by_shape_and_type() -> None:
+    plain, longer = TensorDataset(torch.zeros(2, 3)), TensorDataset(torch.zeros(5, 3))
+    assert alike(plain, longer)
+    assert not alike(plain, TensorDataset(torch.zeros(2, 4)))
+    assert not alike(plain, TensorDataset(torch.zeros(2, 3, dtype=torch.float64)))
+
+
+def test_rows_from_the_end_are_taken_too() -> None:
+    """A Subset may have negative numbers, which index_select refuses."""
+    assert take(torch.arange(4), torch.tensor([-1, 0])).tolist() == [3, 0]
+    with pytest.raises(IndexError, match="out of bounds"):
+        take(torch.arange(4), torch.tensor([4]))
