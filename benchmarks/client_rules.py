@@ -42,7 +42,7 @@ def seconds(rule: Callback) -> float:
 
 def rows(quick: bool, install: bool) -> Iterator[Row]:
     quiet()
-    turns = [{name: seconds(make()) for name, make in RULES.items()} for _ in range(2 if quick else 5)]
+    turns = [{name: seconds(make()) for name, make in RULES.items()} for _ in range(2 if quick else 3)]
     for name in list(RULES)[1:]:
         ratios = [turn[name] / turn["FedAvg"] for turn in turns]
         taken, usual = (duration(median(turn[each] for turn in turns)) for each in (name, "FedAvg"))

@@ -60,7 +60,7 @@ CASES = {
 def rows(quick: bool, install: bool) -> Iterator[Row]:
     for case in CASES.values():
         taken: list[tuple[float, float]] = []
-        for _ in range(2 if quick else 5):
+        for _ in range(2 if quick else 3):
             taken.append(
                 (
                     _ours(case),

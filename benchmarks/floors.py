@@ -69,7 +69,7 @@ def _one_by_one(name: str, make: Callable[[], nn.Module], data: RandomClients, q
         "tuned loop": by_hand(make(), data, gathered(64)),
         "DataLoader loop": by_hand(make(), data, from_loader(64)),
     }
-    repeats, turns = (4, 2) if quick else (15, 5)
+    repeats, turns = (4, 2) if quick else (10, 3)
     taken = [interleaved(FederatedOrchestrator(Module(make())), data, others, repeats) for _ in range(turns)]
     yield _row(taken, name, "ours", "tuned loop", aim)
     yield _row(taken, name, "ours", "DataLoader loop", "≤ 1")
@@ -87,7 +87,7 @@ def _at_once(case: Small, quick: bool, install: bool) -> Iterator[Row]:
             yield Row("floors", case.name, "ours at once ÷ JAX", note=str(error))
         for way, settings in ways.items():
             turns = []
-            for _ in range(2 if quick else 5):
+            for _ in range(2 if quick else 3):
                 ours = FederatedOrchestrator(Module(case.network()), clients_at_once=case.clients, **settings)
                 turns.append(interleaved(ours, data, others, 20 if quick else 40, warm_up=20))
             for other in others:

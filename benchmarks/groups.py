@@ -72,7 +72,7 @@ def rows(quick: bool, install: bool) -> Iterator[Row]:
         ways = {"one by one": {}, "at once": {"clients_at_once": case.clients}}
         if compiled:
             ways["compiled"] = {"clients_at_once": case.clients, "compile_clients": True}
-        turns = [[seconds(case, **settings) for settings in ways.values()] for _ in range(2 if quick else 5)]
+        turns = [[seconds(case, **settings) for settings in ways.values()] for _ in range(2 if quick else 3)]
         medians = [median(column) for column in zip(*turns, strict=True)]
         for place, aim in zip(range(1, len(ways)), (case.aim, case.compiled_aim), strict=False):
             ratios = [turn[place] / turn[0] for turn in turns]

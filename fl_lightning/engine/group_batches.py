@@ -94,7 +94,7 @@ def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> 
     for batches in taken:
         waiting.append(batches)
         each = sum(tensor[:1].nbytes for tensor in batches[0][0].tensors)
-        size += each * sum(len(rows) for _, rows in batches)
+        size += each * sum(rows.numel() for _, rows in batches)
         if size >= AHEAD:
             yield from _gather(prepare, waiting)
             waiting, size = [], 0
@@ -103,7 +103,7 @@ def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> 
 
 
 def _gather(prepare: Callable[[Any], Any], taken: Sequence[Sequence[Rows]]) -> Iterator[list[Part]]:
-    steps = [list(_by_kind([len(rows) for _, rows in batches])) for batches in taken]
+    steps = [list(_by_kind([rows.numel() for _, rows in batches])) for batches in taken]
     kinds = zip(taken, steps, strict=True)
     chosen = [batches[place] for batches, found in kinds for _, places, _ in found for place in places]
     batch = prepare(TrainingBatch(_taken(chosen)))

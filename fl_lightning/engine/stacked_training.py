@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
 from fl_lightning.engine.group_batches import Part, flattened, rebuilt, stacked
@@ -146,9 +148,9 @@ class StackedTraining:
         for wrap in self.training.closures:
             closure = wrap(run, closure)  # type: ignore[arg-type]  # the rule says that it takes stacks
         closure()
-        sizes = [0] * len(run.params)
-        for part in run.parts:
-            for row in range(len(sizes)) if part.rows is None else part.rows.tolist():
+        sizes = [run.parts[0].size] * len(run.params)
+        for part in run.parts[1:]:
+            for row in part.rows.tolist():  # type: ignore[union-attr]  # only a single part has all rows
                 sizes[row] = part.size
         run.losses.append((run.step_losses, sizes))
         for hook in self.training.before_step:
@@ -265,16 +267,15 @@ def _rows(buffer: Tensor, count: int) -> Tensor:
     return buffer.detach().expand(count, *buffer.shape).clone()
 
 
-def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:
+def mean_losses(losses: Sequence[tuple[Tensor, list[int]]], count: int) -> list[float]:
     """Mean loss of each of ``count`` clients, each batch weighted by its number of examples; nan without a step.
 
     Args:
         losses: for each step, the losses and the numbers of examples of the clients that were not done yet.
         count: number of clients.
     """
-    total, weight = torch.zeros(2, count, dtype=torch.float64)
-    for values, sizes in losses:
-        share = torch.tensor(sizes, dtype=torch.float64)
-        total[: len(sizes)] += share * values.detach().double().cpu()
-        weight[: len(sizes)] += share
-    return list((total / weight).tolist())
+    if not losses:
+        return [math.nan] * count
+    values = pad_sequence([each.detach() for each, _ in losses], batch_first=True).cpu().double()  # (steps, count)
+    shares = torch.tensor([sizes + [0] * (count - len(sizes)) for _, sizes in losses], dtype=torch.float64)
+    return list(((values * shares).sum(0) / shares.sum(0)).tolist())

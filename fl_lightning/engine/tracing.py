@@ -75,7 +75,7 @@ class Replayed:
             return None
         if self._compiled:
             try:
-                compiled: Function = torch.compile(module, fullgraph=True, dynamic=False, options=COMPILER)
+                compiled: Function = torch.compile(graph, fullgraph=True, dynamic=False, options=COMPILER)
                 if all(map(_near, expected, self._results(compiled, inputs))):
                     return compiled
                 reason = "its results differ"
