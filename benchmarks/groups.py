@@ -39,7 +39,16 @@ def convolution() -> nn.Module:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: a network on a number of clients, with some rules."""
+    """A network on a number of clients, with some rules.
+
+    Args:
+        name: the case as the table names it.
+        network: makes the network.
+        clients: number of clients.
+        aim: the aim for clients at once ÷ one by one.
+        compiled_aim: the same aim with compiled steps.
+        rules: makers of the client rules.
+    """
 
     name: str
     network: Callable[[], nn.Module]

@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import psutil
+import torch
 
 from benchmarks import environments
 
@@ -24,9 +25,9 @@ class Row:
     """One figure.
 
     Args:
-        group: the group of the figure: floors, configs, peers, server or scale.
-        case: what is run.
-        figure: what is divided by what.
+        group: the group of benchmarks, one of ``benchmarks.__main__.GROUPS``.
+        case: the model and the clients, or the config, rule or file, that was timed.
+        figure: numerator and denominator of the ratio.
         ratio: the median over turns; None if the figure could not be measured.
         lowest: the lowest ratio of a turn.
         highest: the highest ratio of a turn.
@@ -87,14 +88,8 @@ def duration(seconds: float) -> str:
 
 def record(rows: list[Row], quick: bool) -> dict[str, Any]:
     """Return what the JSON file holds: the rows, the machine, the versions and the date."""
-    info = Path("/proc/cpuinfo")
-    models = (
-        [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-        if info.exists()
-        else []
-    )
     machine = {
-        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "cpu": torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
     }

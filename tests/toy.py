@@ -47,6 +47,22 @@ class Quadratic(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=ETA, momentum=self.momentum)
 
 
+class Manual(Quadratic):
+    """T's module, which steps its optimizer itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
 class ToyData(FederatedDataModule):
     """Each step sees the client's whole objective: τ copies of its row, one a batch."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -30,7 +30,28 @@ from fl_lightning.engine.devices import ClientParallelStrategy
 from fl_lightning.engine.lightning_private import synchronizes_batchnorm
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.params import is_finite
-from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least
+from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least, check_choice
+
+
+def check_settings(
+    client_states: str,
+    on_bad_update: str,
+    max_update_norm: float | None,
+    clients_at_once: int | Literal["auto"],
+    compiled: bool,
+) -> None:
+    """Refuse arguments of the orchestrator that are out of range."""
+    check_choice("client_states", client_states, "memory", "disk")
+    check_choice("on_bad_update", on_bad_update, "skip", "raise")
+    if max_update_norm is not None and not max_update_norm >= 1:
+        raise ConfigurationError(
+            "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "
+            f"{max_update_norm}"
+        )
+    if clients_at_once != "auto":
+        check_at_least(1, clients_at_once=clients_at_once)
+    if compiled and clients_at_once == 1:
+        raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once, too")
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -328,7 +349,7 @@ def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | No
     Args:
         own: the order of each parameter's dimensions in memory, as :func:`~fl_lightning.engine.params.memory_order`
             returns it.
-        saved: those of the run that saved the checkpoint; None without a checkpoint, or for one that does not say.
+        saved: the orders in the checkpoint; None without a checkpoint, or for one that has no orders.
     """
     if saved is not None and list(saved) != list(own):
         raise ConfigurationError(

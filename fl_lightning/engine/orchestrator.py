@@ -24,6 +24,7 @@ from fl_lightning.engine.checks import (
     check_orders,
     check_rules,
     check_sampler,
+    check_settings,
     check_trainer,
     warn_of_slow_precision,
 )
@@ -42,7 +43,7 @@ from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
-from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, values_of
+from fl_lightning.errors import ConfigurationError, values_of
 
 
 @picklable_defaults
@@ -115,8 +116,7 @@ class FederatedOrchestrator(Aggregation):
         channels_last: bool = False,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
-        check_choice("on_bad_update", on_bad_update, "skip", "raise")
-        check_choice("client_states", client_states, "memory", "disk")
+        check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients)
         self.client_states = client_states
         self.automatic_optimization = False
         self.settings = LocalSettings(
@@ -134,17 +134,8 @@ class FederatedOrchestrator(Aggregation):
             )
         self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
-        if max_update_norm is not None and not max_update_norm >= 1:
-            raise ConfigurationError(
-                "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "
-                f"{max_update_norm}"
-            )
         self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
         self.init_from, self._started = init_from, False
-        if clients_at_once != "auto":
-            check_at_least(1, clients_at_once=clients_at_once)
-        if compile_clients and clients_at_once == 1:
-            raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once, too")
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
 

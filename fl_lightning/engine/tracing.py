@@ -85,7 +85,7 @@ class Replayed:
         return graph
 
     def _results(self, function: Function, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """What a function returns and makes of copies of the inputs, with the same random numbers at each call."""
+        """Call a function on copies of the inputs, always with the same random numbers; return results and copies."""
         with isolated(self._device):
             seed_globals(0, self._device)
             copies = [each.clone() for each in inputs]

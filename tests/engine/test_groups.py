@@ -12,6 +12,7 @@ from command import TINY, fit, fit_on
 from rules import CLIENT_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
 from toy import Capture, Net, trainer
+from zoo import manual
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import ClientMonitor, FaultInjection, FedNova, FedProx, SignFlip
@@ -286,18 +287,6 @@ def test_a_rule_that_breaks_a_group_is_named_and_the_clients_train() -> None:
 # What keeps clients apart is said
 
 
-class Manual(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        optimizer.step()
-
-
 class WithHook(Net):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
 
@@ -344,7 +333,7 @@ class Own(FedProx):
 
 
 APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
-    "manual": (Manual, [], {}, "Manual optimizes manually"),
+    "manual": (manual.Manual, [], {}, "Manual optimizes manually"),
     "hooks": (WithHook, [], {}, "WithHook defines on_train_batch_end"),
     "schedule": (Scheduled, [], {}, "Scheduled has a learning-rate schedule within a round"),
     "optimizer": (Flat, [], {}, "LBFGS is none of SGD, Adam, AdamW, RMSprop, Adagrad"),

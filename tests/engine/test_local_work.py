@@ -164,22 +164,6 @@ class WithAdam(toy.Quadratic):
         return Adam(self.parameters(), lr=toy.ETA)
 
 
-class Manual(toy.Quadratic):
-    """T's module, which steps its optimizer itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        loss = super().training_step(batch, batch_idx)
-        self.manual_backward(loss)
-        optimizer.step()
-        return loss.detach()
-
-
 class Rates(toy.Capture):
     """The learning rates of client 1's steps, by round."""
 
@@ -274,7 +258,7 @@ def test_adam_decays_too() -> None:
 
 
 def test_manual_optimization_decays_too() -> None:
-    reached, rates = decayed(Manual(), local_lr_decay=0.9)
+    reached, rates = decayed(toy.Manual(), local_lr_decay=0.9)
     assert rates.rates[2] == pytest.approx([0.09] * 3, abs=1e-15)
     assert toy.close(reached, by_hand(0.9))
 
@@ -427,7 +411,7 @@ def test_who_does_not_straggle_is_not_affected() -> None:
 
 
 @pytest.mark.parametrize("neutral", [{"stragglers": 0.0}, {"local_lr_decay": 1.0}, {"local_epochs": 2.0}])
-@pytest.mark.parametrize("module", [toy.Quadratic, Scheduled, WithAdam, Manual])
+@pytest.mark.parametrize("module", [toy.Quadratic, Scheduled, WithAdam, toy.Manual])
 def test_neutral_settings_change_nothing(neutral: dict[str, float], module: type[LightningModule]) -> None:
     """Bit for bit; 1 and 1.0, 2 and 2.0 are the same."""
     plain, _ = decayed(module(), 3, **({"local_epochs": 2} | neutral))

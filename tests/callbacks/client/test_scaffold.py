@@ -9,7 +9,23 @@ from command import TINY, fit_on
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import ETA, A, B, Capture, GivenData, Linear, Net, Quadratic, Same, ToyData, close, send, train, trainer
+from toy import (
+    ETA,
+    A,
+    B,
+    Capture,
+    GivenData,
+    Linear,
+    Manual,
+    Net,
+    Quadratic,
+    Same,
+    ToyData,
+    close,
+    send,
+    train,
+    trainer,
+)
 
 from fl_lightning import (
     ClientSampler,
@@ -376,18 +392,6 @@ class TwoRates(Net):
     def configure_optimizers(self) -> Any:
         groups = [{"params": self.net[0].parameters()}, {"params": self.net[2].parameters(), "lr": 0.01}]
         return torch.optim.SGD(groups, lr=0.1)
-
-
-class Manual(Quadratic):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        optimizer: Any = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(super().training_step(batch, batch_idx))
-        optimizer.step()
 
 
 def test_manual_optimization() -> None:

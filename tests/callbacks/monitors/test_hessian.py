@@ -10,7 +10,7 @@ from command import TINY, fit, rows
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Net, Quadratic, ToyData, trainer
+from toy import Manual, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedAdam, HessianMonitor
@@ -176,12 +176,6 @@ def test_every_so_many_rounds_and_at_the_end(tmp_path: Path, monkeypatch: pytest
     measured = [row for row in rows("runs/tiny/version_0/metrics.csv") if "hessian/ratio_1_5" in row]
     assert [row["round"] for row in measured] == [2, 4, 5]
     assert all(row["hessian/eigenvalue_1"] > row["hessian/eigenvalue_5"] > 0 for row in measured)
-
-
-class Manual(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
 
 
 class Hidden(Line):
