@@ -104,7 +104,7 @@ class FedGAM(FederatedCallback):
         def flat() -> Tensor | None:
             loss = closure()
             if loss is not None:
-                run.grads = self._gradient(run.params, run.grads.clone(), closure, run)
+                run.grads = self._gradient(run.params, run.grads, closure, run)
             return loss
 
         return flat

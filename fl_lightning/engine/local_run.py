@@ -186,12 +186,14 @@ class LocalRun:
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
         """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
 
-        The vector is the module's own until then: give a new one, or a copy. Afterwards ``grads`` holds this gradient,
-        too; set ``grads`` to the gradient that the optimizer should use.
+        The vector is the module's own until then: give a new one, or a copy. The gradient is a new vector, and earlier
+        ones stay as they are. Afterwards ``grads`` is this gradient; set ``grads`` to the one that the optimizer is to
+        use.
         """
         with self._holding(point.contiguous()):
+            self._flat.clear_gradient()
             closure()
-            return self._flat.copy_gradient()
+            return self._flat.gradient
 
     def result(self, buffers: Buffers, loss_scale: tuple[float, int] | None) -> ClientResult:
         """Collect the values that this client sends beside its update.

@@ -1,6 +1,7 @@
 """A module's trainable parameters as one flat vector, and averages of its buffers."""
 
 import math
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -106,25 +107,16 @@ class FlatParameters:
     def gradient(self) -> Tensor:
         """(P,) the live gradients: writing to the vector changes the next optimizer step.
 
-        The vector is filled on demand, since most local steps never need it: autograd gives each parameter a gradient
-        of its own, and the first use in a step copies the gradients into the vector. A missing gradient counts as zero.
+        The vector is made on demand, since most local steps never need it: autograd gives each parameter a gradient of
+        its own, and the first use after a backward pass joins them. A missing gradient counts as zero.
         """
-        if self._gradient is None:
-            self._gradient = torch.zeros_like(self.vector)
+        given = [parameter.grad for parameter in self.parameters]
+        if self._gradient is None or any(map(operator.is_not, given, self._gradient_views)):
+            self._gradient = self.join(list(map(_dense, given, self.parameters)))
             self._gradient_views = self.views(self._gradient)
-        for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
-            if parameter.grad is not view:
-                given = parameter.grad
-                view.zero_() if given is None else view.copy_(given.to_dense() if given.is_sparse else given)
+            for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
                 parameter.grad = view
         return self._gradient
-
-    def copy_gradient(self) -> Tensor:
-        """Copy the gradients to a new vector (P,)."""
-        given = [parameter.grad for parameter in self.parameters]
-        if any(each is None or each.is_sparse for each in given):
-            return self.gradient.clone()
-        return self.join(given)  # type: ignore[arg-type]  # none is None
 
     def take_in(self) -> None:
         """Copy parameters that the module has registered in place of the vector's own into the vector.
@@ -146,7 +138,8 @@ class FlatParameters:
 
     def set_gradient(self, gradient: Tensor) -> None:
         """Give every parameter its part of a (P,) gradient."""
-        for parameter, view in zip(self.parameters, self.views(gradient), strict=True):
+        self._gradient, self._gradient_views = gradient, self.views(gradient)
+        for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
             parameter.grad = view
 
     def clear_gradient(self) -> None:
@@ -175,6 +168,12 @@ def memory_order(tensor: Tensor) -> list[int] | None:
         return None
     order = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride()[dim])
     return order if tensor.permute(order).is_contiguous() else None
+
+
+def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient.to_dense() if gradient.is_sparse else gradient
 
 
 def _stride(tensor: Tensor) -> tuple[int, ...] | None:

@@ -97,9 +97,12 @@ class StackedRun:
                 self.buffers[name].copy_(value)
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
-        """Compute the current batches' gradients (N, P) at other parameters (N, P), with the closure a rule wraps."""
+        """Compute the current batches' gradients (N, P) at other parameters (N, P), with the closure a rule wraps.
+
+        As in :meth:`LocalRun.gradient_at`, the gradients are a new matrix, and ``grads`` afterwards.
+        """
         with self.at(point):
-            losses = self.step_losses
+            losses, self.grads = self.step_losses, self.weights.new_empty(0)
             closure()
             self.step_losses = losses
-            return self.grads.clone()
+            return self.grads

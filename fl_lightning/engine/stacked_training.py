@@ -169,11 +169,7 @@ class StackedTraining:
             if rows is None:
                 whole = len(run.params) == len(run.weights)
                 grads, losses, logged = self._gradients_of(run.params, run.buffers, run.kept, part.batch, whole)
-                run.step_losses = losses
-                if self.training.closures:  # a rule may be writing to the matrix
-                    run.grads.copy_(grads)
-                else:
-                    run.grads = grads
+                run.grads, run.step_losses = grads, losses
             else:
                 rows = rows.to(run.params.device)
                 params = run.params.index_select(0, rows)

@@ -213,14 +213,21 @@ def test_parameters_are_another_vectors_parts_for_a_while() -> None:
     assert model.weight.tolist() == [[0, 0]]
 
 
-def test_gradients_are_copied() -> None:
+def test_gradients_are_joined() -> None:
     """Missing ones count as zero, those in another memory format are read in the parameters' order."""
     convolution = nn.Conv2d(2, 1, (2, 2)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     flat = FlatParameters(convolution)
     convolution.weight.grad = torch.arange(8.0).view(1, 2, 2, 2)
-    assert flat.copy_gradient().tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 0]
-    convolution.bias.grad = torch.ones(1)
-    copied = flat.copy_gradient()
-    assert copied.tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 1]
+    first = flat.gradient
+    assert first.tolist() == [0, 4, 1, 5, 2, 6, 3, 7, 0]
+    first[0] = 9
+    assert convolution.weight.grad[0, 0, 0, 0] == 9
+    assert flat.gradient is first
+
+    convolution.bias.grad = torch.ones(1)  # as after another backward pass
+    second = flat.gradient
+    assert second.tolist() == [9, 4, 1, 5, 2, 6, 3, 7, 1]
     convolution.bias.grad.zero_()
-    assert copied[-1] == 1
+    assert (second[-1], first[-1]) == (0, 0)
+    second.zero_()
+    assert first[0] == 9
