@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fl_lightning.engine.buffers import average_buffers
 from fl_lightning.engine.gram import without_rounding
-from fl_lightning.engine.params import average_buffers
 
 COLUMNS = 1 << 16  # columns of the updates that are processed at a time
 TILE = (16, 1 << 13)  # rows and columns that fit into a CPU's cache in float64

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sized
 from itertools import compress
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,19 +19,22 @@ from typing_extensions import override
 
 from fl_lightning.engine.availability import Turnout
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
+from fl_lightning.engine.buffers import turned_bad
 from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.devices import agree, busy, finish_work, gather_clients
+from fl_lightning.engine.devices import agree, busy, finish_work
 from fl_lightning.engine.failures import described, ending
+from fl_lightning.engine.gathering import gather_clients
 from fl_lightning.engine.host import ClientHost
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import is_finite, turned_bad
+from fl_lightning.engine.params import is_finite
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.engine.updates import kept, new_rows
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
 
 
@@ -43,7 +47,10 @@ class CohortTraining(ClientHost):
     group_size: int = 1  # number of clients that train at once
     _state: ModuleState
     _anchor: Tensor  # (P,) the global model that the round's clients start from
-    _deltas: Tensor  # (R, P) the updates of this device's clients, one row each
+    memory_limit: int  # bytes above which the updates of a round are in a file
+    _folder: Path  # of the run
+    _deltas: Tensor  # (K, P) the updates of the round's clients; of other devices' clients only at its end
+    _rows: dict[int, int]  # the row of each client
     _results: list[ClientResult]
     _failures: list[tuple[str, Exception | None]]
     _turnout: Turnout  # what becomes of the clients that are selected for the round
@@ -116,13 +123,12 @@ class CohortTraining(ClientHost):
 
     def start_round(self) -> None:
         """Remember the global model, from which all clients of the round start."""
-        each = max(self.data.clients_per_batch, self.group_size)
-        rows = min(int(self.trainer.num_training_batches) * each, self.data.cohort_size)
         self._anchor, self._state = self.params.clone(), ModuleState(self.client)
         check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
-        if len(self._deltas) != rows:  # else reuse the last round's memory: new memory costs as much as two writes
-            self._deltas = self.params.new_empty(rows, len(self.params))
+        if len(self._deltas) != self.data.cohort_size:  # else reuse the last round's memory: new memory is slow
+            self._deltas = new_rows(self.data.cohort_size, self.params, self.memory_limit, self._folder)
         self._turnout = self.data.turnout(self.round)
+        self._rows = {client: row for row, client in enumerate(self._turnout.arrived)}
         self._results = []
         self._failures = []
 
@@ -139,7 +145,7 @@ class CohortTraining(ClientHost):
             self._training.train(run, lambda epoch: self._batches(client, epoch))
             for end in self.hooks("on_client_end"):
                 end(self, run)
-            delta = torch.sub(run.params, self._anchor, out=self._deltas[len(self._results)])
+            delta = torch.sub(run.params, self._anchor, out=self._deltas[self._rows[client]])
             buffers = self._state.read()
             if not is_finite(delta):
                 self._leave_out(client, "its update is not finite", None)
@@ -186,12 +192,12 @@ class CohortTraining(ClientHost):
 
         Log what became of the round's clients.
         """
-        deltas, results = gather_clients(self.trainer, self._deltas, self._results, self._state.buffers)
+        results = gather_clients(self.trainer, self._deltas, self._rows, self._results, self._state.buffers)
+        deltas = kept(self._deltas, [self._rows[result.client] for result in results])
         if self.max_update_norm is not None and results:
             fit = self._within_limit(deltas, [result.client for result in results], self.max_update_norm)
-            if not all(fit):
-                deltas = deltas[torch.tensor(fit, device=deltas.device)]
-                results = list(compress(results, fit))
+            deltas = kept(deltas, list(compress(range(len(fit)), fit)))
+            results = list(compress(results, fit))
         self._quarantined.append(len(self._turnout.arrived) - len(results))
         counts = self._turnout.counts if self.data.availability else {}
         for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from subprocess import Popen
 from typing import Any
 
@@ -14,9 +13,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from typing_extensions import override
 
-from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.lightning_private import keep_samplers
-from fl_lightning.engine.module_state import Buffers
 from fl_lightning.engine.ranks import RankWatch
 
 
@@ -106,44 +103,3 @@ def agree(trainer: Trainer, update: Tensor) -> None:
     """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
     if trainer.world_size > 1:
         torch.distributed.broadcast(update, src=0)
-
-
-def gather_clients(
-    trainer: Trainer, rows: Tensor, results: list[ClientResult], buffers: Buffers
-) -> tuple[Tensor, list[ClientResult]]:
-    """Gather the updates and results of all devices, on every device.
-
-    Args:
-        trainer: the Trainer, which knows the devices.
-        rows: (R, P) one row for each client of this device's share of the cohort, with the same R on every device.
-        results: results of the first ``len(results)`` rows; padding and failed clients leave rows unused.
-        buffers: the global model's buffers; of the clients' own, only those that have changed travel.
-
-    Returns:
-        The updates (K, P) and their results, ordered by client.
-    """
-    if trainer.world_size > 1:
-        light = [
-            replace(
-                result,
-                buffers=[
-                    None if own is shared or own is None else own.cpu()
-                    for shared, own in zip(buffers, result.buffers, strict=True)
-                ],
-                vectors={name: vector.cpu() for name, vector in result.vectors.items()},
-            )
-            for result in results
-        ]
-        shares = [torch.empty_like(rows) for _ in range(trainer.world_size)]
-        lists: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather(shares, rows)
-        torch.distributed.all_gather_object(lists, light)
-        rows = torch.cat([share[: len(part)] for share, part in zip(shares, lists, strict=True)])
-        results = [
-            replace(result, buffers=[b if a is None else a for a, b in zip(result.buffers, buffers, strict=True)])
-            for part in lists
-            for result in part
-        ]
-    order = sorted(range(len(results)), key=lambda i: results[i].client)
-    rows = rows[: len(order)] if order == sorted(order) else rows[order]
-    return rows, [results[i] for i in order]

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from fl_lightning.engine.buffers import turned_bad
 from fl_lightning.engine.callback import overrides, serves_stacks
 from fl_lightning.engine.client_optimizers import make_optimizers
 from fl_lightning.engine.cohort_training import CohortTraining
@@ -23,7 +24,6 @@ from fl_lightning.engine.failures import described
 from fl_lightning.engine.group_batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.module_state import Buffers, ModuleState
-from fl_lightning.engine.params import turned_bad
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.engine.stacked_optimizer import ELEMENTWISE
 from fl_lightning.engine.stacked_run import RowRun, StackedRun
@@ -183,10 +183,14 @@ class GroupTraining(CohortTraining):
 
     def _keep(self, runs: Sequence[RowRun], group: StackedRun, bad: set[int]) -> None:
         """Keep the updates and results of a group, without the rows that have failed or are not finite."""
-        done = len(self._results)
-        deltas = torch.sub(group.weights, self._anchor, out=self._deltas[done : done + len(runs)])
+        rows = [self._rows[run.client] for run in runs]
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            deltas = torch.sub(group.weights, self._anchor, out=self._deltas[rows[0] : rows[0] + len(rows)])
+        else:
+            deltas = group.weights - self._anchor
+            self._deltas[rows] = deltas
         finite = deltas.abs().amax(dim=1).isfinite().tolist()
-        before, kept = self._state.buffers, list[int]()
+        before = self._state.buffers
         for row, run in enumerate(runs):
             if row in bad:
                 continue
@@ -197,9 +201,6 @@ class GroupTraining(CohortTraining):
                 self._leave_out(run.client, "a buffer of it is not finite", None)
             else:
                 self._results.append(run.result(buffers, None))
-                kept.append(row)
-        if len(kept) < len(runs):
-            self._deltas[done : done + len(kept)] = deltas[kept]
 
     # Whether clients can train at once
 

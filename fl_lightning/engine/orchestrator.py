@@ -43,6 +43,7 @@ from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.engine.updates import bytes_in, usual_limit
 from fl_lightning.errors import ConfigurationError, values_of
 
 
@@ -69,6 +70,9 @@ class FederatedOrchestrator(Aggregation):
         accumulate_grad_batches: number of a client's batches per optimizer step.
         gradient_clip_val: largest local gradient norm or value.
         gradient_clip_algorithm: quantity that is clipped, "norm" or "value".
+        cohort_memory: the largest size in memory of a round's updates (K clients × P parameters), such as "4GiB", with
+            a unit of KiB, MiB, GiB or TiB. On a CPU, larger ones are in a file in the run folder, which changes no
+            result. By default half of the machine's memory, divided among the processes of a run.
         client_states: place of the tensors that rules keep for single clients (control variates, …): "memory" (and the
             checkpoint), or "disk" (files in the run folder) for many clients or large models.
         on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the
@@ -114,6 +118,7 @@ class FederatedOrchestrator(Aggregation):
         clients_at_once: int | Literal["auto"] = 1,
         compile_clients: bool = False,
         channels_last: bool = False,
+        cohort_memory: str | None = None,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients)
@@ -138,6 +143,7 @@ class FederatedOrchestrator(Aggregation):
         self.init_from, self._started = init_from, False
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
+        self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
 
     # Hooks that the Trainer calls
 
@@ -197,6 +203,8 @@ class FederatedOrchestrator(Aggregation):
         self._quarantined = []
         self.make_rates()
         self.choose_group_size()
+        self._folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
+        self.memory_limit = self.cohort_memory or usual_limit(self.trainer.num_devices)
         self._open_states()
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -216,10 +224,9 @@ class FederatedOrchestrator(Aggregation):
     def _open_states(self) -> None:
         """Find the files of the clients' states; before anything of the run is written."""
         if self.client_states == "disk":
-            folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
             for callback in self.callbacks:
                 if isinstance(callback.state, DiskState):
-                    callback.state.open(folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
+                    callback.state.open(self._folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
 
     @override
     def on_fit_end(self) -> None:

@@ -1,8 +1,7 @@
-"""A module's trainable parameters as one flat vector, and averages of its buffers."""
+"""A module's trainable parameters as one flat vector."""
 
 import math
 import operator
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -223,62 +222,3 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
 def is_finite(vector: Tensor) -> bool:
     """Whether all entries of a vector are finite."""
     return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass; nan turns both into nan
-
-
-def turned_bad(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> bool:
-    """Whether a finite entry of a buffer has become infinite or nan (a mask of -inf was never finite)."""
-    return any(new is not None and new is not old and _turned(old, new) for old, new in zip(before, after, strict=True))
-
-
-def _turned(old: Tensor | None, new: Tensor) -> bool:
-    bad = ~new.to_dense().isfinite()
-    if old is not None and old.shape == new.shape:
-        bad &= old.to_dense().isfinite()
-    return bool(bad.any())
-
-
-def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor) -> list[Tensor | None]:
-    """Merge the clients' buffers: the mean weighted by n_k of float buffers, the maximum of integer buffers.
-
-    Args:
-        rows: the buffers of each of the K clients.
-        num_samples: (K,) numbers of training examples, n_k.
-
-    Returns:
-        One tensor per buffer, or None where clients have no tensor or tensors of different shapes: then the global
-        model keeps its own. The mean is computed in float64, as a distance from the first client's value, so that
-        buffers on which all clients agree do not change.
-
-    Example:
-        >>> import torch
-        >>> from fl_lightning.engine.params import average_buffers
-        >>> one, other = [torch.tensor([2.0]), torch.tensor(5)], [torch.tensor([6.0]), torch.tensor(7)]
-        >>> average_buffers([one, other], num_samples=torch.tensor([1, 3]))  # 1/4 · 2 + 3/4 · 6
-        [tensor([5.]), tensor(7)]
-    """
-    shares = (num_samples.double() / num_samples.sum()).tolist()
-    return [_merge(values, shares) for values in zip(*rows, strict=True)]
-
-
-def _merge(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
-    first = values[0]
-    if all(value is first for value in values):
-        return first
-    present = [value for value in values if value is not None]
-    if first is None or len({value.shape for value in present}) > 1 or len(present) < len(values):
-        warnings.warn(
-            "a buffer has different shapes on different clients, and is not averaged: the global model keeps its own",
-            stacklevel=2,
-        )
-        return None
-    if first.layout is not torch.strided:
-        dense = _merge([value.to_dense() for value in present], shares)
-        return None if dense is None else dense.to_sparse(layout=first.layout)
-    if not (first.is_floating_point() or first.is_complex()):
-        return torch.stack([value.to(first.device) for value in present]).amax(0)
-    wide = torch.complex128 if first.is_complex() else torch.float64
-    total = first.to(wide)
-    for share, value in zip(shares, present, strict=True):
-        near = value.to(first.device)
-        total = total + share * torch.where(near == first, 0, near.to(wide) - first.to(wide))
-    return total.to(first.dtype)

@@ -1,0 +1,131 @@
+"""gather_clients: brings what the clients of all devices send to every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.module_state import Buffers
+
+AT_ONCE = 16 << 20  # bytes of a device's updates that travel together
+ALIGNED = 16  # bytes; the parts of a message begin at multiples of it
+
+
+def gather_clients(
+    trainer: Trainer, updates: Tensor, rows: Mapping[int, int], results: list[ClientResult], buffers: Buffers
+) -> list[ClientResult]:
+    """Gather the updates and results of all devices, on every device.
+
+    Args:
+        trainer: the Trainer, which knows the devices.
+        updates: (K, P) the updates; this device has filled the rows of its own clients, and gets the others here.
+        rows: the row of each client.
+        results: the results of this device's clients, without those that have failed.
+        buffers: the global model's buffers; of the clients' own, only those that have changed travel.
+
+    Returns:
+        The results of all devices' clients, ordered by client.
+    """
+    if trainer.world_size > 1:
+        shared = _gather_results(trainer.world_size, results, buffers, updates.device)
+        _gather_rows([[rows[result.client] for result in part] for part in shared], trainer.global_rank, updates)
+        results = [result for part in shared for result in part]
+    return sorted(results, key=lambda result: result.client)
+
+
+def _gather_rows(parts: Sequence[Sequence[int]], rank: int, updates: Tensor) -> None:
+    """Fill the rows of the other devices; ``parts`` are the rows that each device has filled."""
+    most, each = max(map(len, parts)), max(1, AT_ONCE // max(1, updates[:1].nbytes))
+    for start in range(0, most, each):
+        slices = [torch.tensor(part[start : start + each], dtype=torch.int64, device=updates.device) for part in parts]
+        sent = updates.new_empty(min(each, most - start), updates.shape[1])
+        torch.index_select(updates, 0, slices[rank], out=sent[: len(slices[rank])])
+        received = [torch.empty_like(sent) for _ in parts]
+        torch.distributed.all_gather(received, sent)
+        for other, (indices, share) in enumerate(zip(slices, received, strict=True)):
+            if other != rank and len(indices):
+                updates.index_copy_(0, indices, share[: len(indices)])
+
+
+def _gather_results(
+    world_size: int, results: Sequence[ClientResult], buffers: Buffers, device: torch.device
+) -> list[list[ClientResult]]:
+    """Gather the results of each device: numbers and outlines of tensors as objects, the tensors as bytes."""
+    own = [_buffers_replaced(result, buffers, by=None) for result in results]
+    parts: list[list[ClientResult]] = [[] for _ in range(world_size)]
+    torch.distributed.all_gather_object(parts, [_with_tensors(result, _outline) for result in own])
+    largest = max((_size([result]) for part in parts for result in part), default=0)
+    most, each = max(map(len, parts)) if largest else 0, max(1, AT_ONCE // max(1, largest))
+    for start in range(0, most, each):
+        now = slice(start, start + each)
+        sent = torch.zeros(max(_size(part[now]) for part in parts), dtype=torch.uint8, device=device)
+        _pack(own[now], sent)
+        received = [torch.empty_like(sent) for _ in parts]
+        torch.distributed.all_gather(received, sent)
+        for part, message in zip(parts, received, strict=True):
+            take = _taking(message)
+            part[now] = [_with_tensors(result, take) for result in part[now]]
+    return [[_buffers_replaced(result, [None] * len(buffers), by=buffers) for result in part] for part in parts]
+
+
+def _buffers_replaced(result: ClientResult, old: Buffers, by: Buffers | None) -> ClientResult:
+    """Return a result with those of its buffers replaced that are the old ones; by None if no others are given."""
+    new = by or [None] * len(old)
+    return replace(result, buffers=[n if b is o else b for b, o, n in zip(result.buffers, old, new, strict=True)])
+
+
+def _with_tensors(result: ClientResult, change: Callable[[Tensor], Tensor]) -> ClientResult:
+    """Return a result with each of its tensors changed by a function."""
+    return replace(
+        result,
+        buffers=[None if buffer is None else change(buffer) for buffer in result.buffers],
+        vectors={name: change(vector) for name, vector in result.vectors.items()},
+    )
+
+
+def _outline(tensor: Tensor) -> Tensor:
+    """Return a tensor's shape and dtype; a sparse tensor itself, which travels as an object."""
+    return tensor.to("meta") if tensor.layout is torch.strided else tensor.cpu()
+
+
+def _dense(result: ClientResult) -> list[Tensor]:
+    tensors = (*result.buffers, *result.vectors.values())
+    return [tensor for tensor in tensors if tensor is not None and tensor.layout is torch.strided]
+
+
+def _room(tensor: Tensor) -> int:
+    """Bytes of a tensor in a message."""
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
+
+
+def _size(results: Sequence[ClientResult]) -> int:
+    return sum(_room(tensor) for result in results for tensor in _dense(result))
+
+
+def _pack(results: Sequence[ClientResult], message: Tensor) -> None:
+    """Write the tensors of results into a message, one after another."""
+    start = 0
+    for tensor in (each for result in results for each in _dense(result)):
+        message[start : start + tensor.nbytes] = tensor.detach().reshape(-1).view(torch.uint8)
+        start += _room(tensor)
+
+
+def _taking(message: Tensor) -> Callable[[Tensor], Tensor]:
+    """Make a function that takes the next tensor from a message, given its outline."""
+    start = 0
+
+    def take(outline: Tensor) -> Tensor:
+        nonlocal start
+        if not outline.is_meta:
+            return outline
+        taken = message[start : start + outline.nbytes].view(outline.dtype).view(outline.shape).clone()
+        start += _room(outline)
+        return taken
+
+    return take
