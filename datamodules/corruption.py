@@ -1,5 +1,7 @@
 """Corruptions: wrong labels in the training data of some clients."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -14,7 +16,9 @@ Ints = NDArray[np.int64]
 class Corruption:
     """Changes labels of the training set, depending on the client. A subclass implements :meth:`corrupt`."""
 
-    def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
+    def corrupt(
+        self, labels: Tensor, parts: Sequence[Tensor], num_classes: int, generator: np.random.Generator
+    ) -> Tensor:
         """Return the labels to train on.
 
         Args:
@@ -56,7 +60,9 @@ class LabelSwap(Corruption):
         self.pair = pair
 
     @override
-    def corrupt(self, labels: Tensor, parts: list[Tensor], num_classes: int, generator: np.random.Generator) -> Tensor:
+    def corrupt(
+        self, labels: Tensor, parts: Sequence[Tensor], num_classes: int, generator: np.random.Generator
+    ) -> Tensor:
         if num_classes < 2 or (self.pair and max(self.pair) >= num_classes):
             raise ConfigurationError(
                 f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose others or add classes"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
+from typing_extensions import override
 
 from fl_lightning.datamodules.corruption import Corruption
 from fl_lightning.datamodules.held_out import draw_held_out
@@ -17,7 +18,7 @@ from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
 from fl_lightning.engine.batches import take
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.partition import check_enough
+from fl_lightning.engine.partition import Parts, check_enough
 from fl_lightning.engine.seeding import numpy_generator
 from fl_lightning.errors import ConfigurationError, check_choice
 
@@ -118,17 +119,23 @@ class LabelledData(FederatedDataModule):
 
     def client_dataset(self, client: int) -> Subset[tuple[Tensor, ...]]:
         """Return the client's part of the training set, without the examples that the client holds out."""
-        return Subset(self._loaded.train, self._loaded.parts[client])  # type: ignore[arg-type]  # a tensor is a sequence
+        return Subset(self._loaded.train, self._loaded.parts[client])
 
     def client_num_samples(self, client: int) -> int:
         """n_k, the client's number of training examples."""
-        return len(self._loaded.parts[client])
+        return int(self._loaded.parts.sizes[client])
+
+    @cached_property
+    @override
+    def sizes(self) -> Tensor:
+        own = type(self).client_num_samples is LabelledData.client_num_samples
+        return self._loaded.parts.sizes if own else super().sizes
 
     def class_counts(self) -> Tensor:
         """(N, C) number of each client's training examples of each class, as corrupted, without held-out examples."""
         parts, labels = self._loaded.parts, self.labels(self._loaded.train.tensors[1])
-        owners = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
-        cells = owners * self.num_classes + labels[torch.cat(parts)]
+        owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
+        cells = owners * self.num_classes + labels[parts.rows]
         return torch.bincount(cells, minlength=len(parts) * self.num_classes).view(len(parts), self.num_classes)
 
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
@@ -181,7 +188,7 @@ class LabelledData(FederatedDataModule):
             proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
         )
 
-    def _deal(self, labels: Tensor, rows: Tensor) -> list[Tensor]:
+    def _deal(self, labels: Tensor, rows: Tensor) -> Parts:
         """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
@@ -193,7 +200,7 @@ class LabelledData(FederatedDataModule):
             )
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
-        return [rows[part] for part in parts]
+        return Parts.of(parts).among(rows)
 
     def _draw_proxy(self, labels: Tensor) -> Tensor:
         """(n,) bool, True for the examples of the proxy source that move to the proxy set."""
@@ -201,16 +208,16 @@ class LabelledData(FederatedDataModule):
         sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
         return draw_proxy(labels, sizes.tolist(), generator)
 
-    def _hold_out(self, parts: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    def _hold_out(self, parts: Parts) -> tuple[Parts, Parts]:
         """Split each client's rows into the rows to train on and the rows to keep back."""
         if not self.held_out:
-            return parts, [torch.empty(0, dtype=torch.int64)] * len(parts)
+            return parts, Parts(parts.rows[:0], torch.zeros_like(parts.sizes))
         masks = [
             draw_held_out(len(part), self.held_out, numpy_generator(self.seed, "held out", client))
             for client, part in enumerate(parts)
         ]
         split = [(part[~mask], part[mask]) for part, mask in zip(parts, masks, strict=True)]
-        return [kept for kept, _ in split], [back for _, back in split]
+        return Parts.of([kept for kept, _ in split]), Parts.of([back for _, back in split])
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
@@ -231,7 +238,7 @@ class LabelledData(FederatedDataModule):
 @dataclass(frozen=True)
 class _Loaded:
     train: TensorDataset
-    parts: list[Tensor]  # each client's rows of train to train on
-    held_out: list[Tensor]  # each client's rows of train that are kept back
+    parts: Parts  # each client's rows of train to train on
+    held_out: Parts  # each client's rows of train that are kept back
     evaluation: TensorDataset
     proxy: TensorDataset  # may be empty

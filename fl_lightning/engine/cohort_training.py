@@ -54,7 +54,6 @@ class CohortTraining(ClientHost):
     _results: list[ClientResult]
     _failures: list[tuple[str, Exception | None]]
     _turnout: Turnout  # what becomes of the clients that are selected for the round
-    _sizes: list[int]  # n_k of all clients
     _told: set[str]  # names of attributes that a warning has named
     _quarantined: list[int]  # how many clients were left out, round by round of this fit
 
@@ -81,7 +80,6 @@ class CohortTraining(ClientHost):
 
     def make_rates(self) -> None:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
-        self._sizes = self.data.sizes.tolist()
         first = int(self.data.sizes.argmax())
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
@@ -100,7 +98,8 @@ class CohortTraining(ClientHost):
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
         work = self._work(client, self.round, lambda: self._first_batches(client))
-        return LocalRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
+        size = int(self.data.sizes[client])
+        return LocalRun(self.client, self._flat, self._state, client, self.round, size, anchor, work)
 
     def _work(self, client: int, round: int, batches: Callable[[], Sized]) -> Work:
         generator = self.generator("stragglers", round, client) if self.settings.stragglers else None

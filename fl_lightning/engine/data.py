@@ -303,7 +303,13 @@ class PartitionedData(FederatedDataModule):
 
     @override
     def client_num_samples(self, client: int) -> int:
-        return len(self._dealt.parts[client])
+        return int(self._dealt.parts.sizes[client])
+
+    @cached_property
+    @override
+    def sizes(self) -> Tensor:
+        own = type(self).client_num_samples is PartitionedData.client_num_samples
+        return self._dealt.parts.sizes if own else super().sizes
 
     @override
     def class_counts(self) -> Tensor | None:

@@ -41,6 +41,7 @@ class CohortDraws(LightningDataModule):
     availability: Availability | None
     clients_per_batch: int
     seed: int
+    _last: tuple[Tensor, tuple[Any, ...], Turnout] | None = None  # sizes, settings and turnout of the last draw
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
@@ -88,8 +89,6 @@ class CohortDraws(LightningDataModule):
             ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
                 client without data.
         """
-        if self.availability is None:
-            return self._draw(self.sizes, self.cohort_size, round)
         return list(self.turnout(round).arrived)
 
     def turnout(self, round: int) -> Turnout:
@@ -98,8 +97,14 @@ class CohortDraws(LightningDataModule):
         Raises:
             ConfigurationError: as for :meth:`cohort`.
         """
+        drawn_by = (round, self.seed, self.participation, self.sampler, self.availability)
+        if self._last is None or self._last[0] is not self.sizes or self._last[1] != drawn_by:
+            self._last = (self.sizes, drawn_by, self._turnout(round))
+        return self._last[2]
+
+    def _turnout(self, round: int) -> Turnout:
         if self.availability is None:
-            return Turnout(arrived=tuple(self.cohort(round)))
+            return Turnout(arrived=tuple(self._draw(self.sizes, self.cohort_size, round)))
         sizes = self.sizes * self.availability.present(self.num_clients, round, self.seed)
         count = min(builtins.round(self.availability.over_selection * self.cohort_size), int((sizes > 0).sum()))
         selected = self._draw(sizes, count, round) if count else []

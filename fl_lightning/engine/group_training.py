@@ -147,7 +147,8 @@ class GroupTraining(CohortTraining):
 
     def _new_row(self, client: int, anchor: Tensor) -> RowRun:
         work = self._counted(client, self.round)
-        return RowRun(self.client, self._flat, self._state, client, self.round, self._sizes[client], anchor, work)
+        size = int(self.data.sizes[client])
+        return RowRun(self.client, self._flat, self._state, client, self.round, size, anchor, work)
 
     def _group_batches(self, runs: Sequence[LocalRun], steps: Sequence[int]) -> Iterable[list[Part]]:
         """Make the batches of each step of a group.

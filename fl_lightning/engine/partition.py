@@ -20,7 +20,7 @@ class Partition:
     by: ClassVar[Literal["labels", "groups", "nothing"]] = "labels"
     """Numbers that :meth:`split` takes: every example's class, its group (the writer, speaker or device), or any."""
 
-    def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> list[Tensor]:
+    def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> Sequence[Tensor]:
         """Split the examples over the clients.
 
         Args:
@@ -70,10 +70,48 @@ def check_enough(num_clients: int, num_examples: int) -> None:
         )
 
 
-def rows_of(owners: Ints, num_clients: int) -> list[Tensor]:
+class Parts(Sequence[Tensor]):
+    """Each client's example indices, as parts of one tensor: a million clients are two tensors, not a million.
+
+    >>> parts = Parts(torch.tensor([5, 7, 6]), sizes=torch.tensor([2, 0, 1]))
+    >>> list(parts)
+    [tensor([5, 7]), tensor([], dtype=torch.int64), tensor([6])]
+
+    Args:
+        rows: (n,) int64 example indices, those of client 0 first.
+        sizes: (N,) int64 number of each client's examples; they sum to n.
+    """
+
+    def __init__(self, rows: Tensor, sizes: Tensor) -> None:
+        self.rows, self.sizes = rows, sizes
+        self._ends = sizes.cumsum(0)
+
+    @classmethod
+    def of(cls, parts: Sequence[Tensor]) -> "Parts":
+        """Make parts of a list with a tensor for each client."""
+        if isinstance(parts, Parts):
+            return parts
+        rows = torch.cat(list(parts)) if len(parts) else torch.empty(0, dtype=torch.int64)
+        return cls(rows, torch.tensor([len(part) for part in parts], dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, client: Any) -> Any:
+        if isinstance(client, slice):
+            return [self[each] for each in range(*client.indices(len(self)))]
+        end = int(self._ends[client])
+        return self.rows[end - int(self.sizes[client]) : end]
+
+    def among(self, rows: Tensor) -> "Parts":
+        """Return the same parts of other examples: index i becomes entry i of ``rows``."""
+        return Parts(rows[self.rows], self.sizes)
+
+
+def rows_of(owners: Ints, num_clients: int) -> Parts:
     """Turn the client of every example (n,) into each client's int64 example indices, in ascending order."""
     order = torch.from_numpy(np.argsort(owners, kind="stable"))
-    return list(torch.split(order, np.bincount(owners, minlength=num_clients).tolist()))
+    return Parts(order, torch.from_numpy(np.bincount(owners, minlength=num_clients)))
 
 
 def equal_owners(num_examples: int, num_clients: int, generator: np.random.Generator) -> Ints:
@@ -112,7 +150,7 @@ class Stated(Partition):
             else:
                 values = np.asarray(partition)
                 self.names, owners = _distinct(values)
-                self.parts, self.count = rows_of(owners, len(self.names)), len(values)
+                self.parts, self.count = list(rows_of(owners, len(self.names))), len(values)
         except (TypeError, ValueError):
             raise ConfigurationError(
                 "expected partition to be a Partition, one list of example indices for each client, or one client (an "
@@ -120,7 +158,7 @@ class Stated(Partition):
             ) from None
 
     @override
-    def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> list[Tensor]:
+    def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> Sequence[Tensor]:
         if num_clients != len(self.parts):
             raise ConfigurationError(
                 f"expected num_clients={len(self.parts)}, as the partition states, got {num_clients}: leave it out"

@@ -24,7 +24,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning.engine.batches import CPU, Collate, Examples, check_examples, unchanged
-from fl_lightning.engine.partition import Partition, Stated, check_enough, equal_owners, rows_of
+from fl_lightning.engine.partition import Partition, Parts, Stated, check_enough, equal_owners, rows_of
 from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
@@ -159,7 +159,7 @@ class Dealt:
     """
 
     examples: Examples
-    parts: list[Tensor]
+    parts: Parts
     classes: Tensor | None
 
     def class_counts(self) -> Tensor | None:
@@ -209,7 +209,7 @@ def deal(
         if classes is None:
             raise _no_classes(f"the labels, by which {type(partition).__name__} deals,", found, count)
     numbers = torch.zeros(count, dtype=torch.int64) if classes is None else classes
-    return Dealt(examples, partition.split(numbers, num_clients, generator), classes)
+    return Dealt(examples, Parts.of(partition.split(numbers, num_clients, generator)), classes)
 
 
 def _no_classes(what: str, values: Any, count: int) -> ConfigurationError:

@@ -62,7 +62,7 @@ def describe(partition: Partition) -> str:
 
 
 def split(partition: Partition, labels: Tensor, num_clients: int, seed: int = 0) -> list[Tensor]:
-    return partition.split(labels, num_clients, np.random.default_rng(seed))
+    return list(partition.split(labels, num_clients, np.random.default_rng(seed)))
 
 
 def class_counts(partition: Partition, labels: Tensor, num_clients: int, seed: int = 0) -> Tensor:
@@ -80,7 +80,7 @@ def test_every_example_is_in_exactly_one_client(partition: Partition, num_sample
     parts = split(partition, labels, num_clients)
     assert len(parts) == num_clients
     assert all(part.dtype == torch.int64 and bool((part.diff() > 0).all()) for part in parts)
-    assert torch.cat(parts).sort().values.tolist() == list(range(num_samples))
+    assert torch.cat(list(parts)).sort().values.tolist() == list(range(num_samples))
 
 
 @pytest.mark.parametrize("partition", [*ALL, Natural()], ids=describe)
