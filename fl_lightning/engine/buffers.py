@@ -12,16 +12,21 @@ from torch import Tensor
 SMALL = 1 << 16  # entries of the largest buffer that is averaged together with others
 
 
-def turned_bad(before: Sequence[Tensor | None], after: Sequence[Tensor | None]) -> bool:
-    """Whether a finite entry of a buffer has become infinite or nan (a mask of -inf was never finite)."""
-    return any(new is not None and new is not old and _turned(old, new) for old, new in zip(before, after, strict=True))
+def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return a scalar on the device of a tensor, not 0 if a finite entry of a buffer has become infinite or nan.
+
+    A mask of -inf was never finite.
+    """
+    pairs = zip(before, after, strict=True)
+    bad = [_bad(old, new).to(like.device) for old, new in pairs if new is not None and new is not old]
+    return torch.stack(bad).any() if bad else like.new_zeros(())
 
 
-def _turned(old: Tensor | None, new: Tensor) -> bool:
+def _bad(old: Tensor | None, new: Tensor) -> Tensor:
     bad = ~new.to_dense().isfinite()
     if old is not None and old.shape == new.shape:
         bad &= old.to_dense().isfinite()
-    return bool(bad.any())
+    return bad.any()
 
 
 def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor) -> list[Tensor | None]:

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sized
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.availability import Turnout
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
-from fl_lightning.engine.buffers import turned_bad
+from fl_lightning.engine.buffers import bad_buffers
 from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
@@ -32,7 +33,7 @@ from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import is_finite
+from fl_lightning.engine.params import finite_sign
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.engine.updates import kept, new_rows
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
@@ -52,6 +53,7 @@ class CohortTraining(ClientHost):
     _deltas: Tensor  # (K, P) the updates of the round's clients; of other devices' clients only at its end
     _rows: dict[int, int]  # the row of each client
     _results: list[ClientResult]
+    _unread: dict[int, tuple[Tensor, Tensor, Tensor]]  # of clients: signs of a bad update and of bad buffers, the loss
     _failures: list[tuple[str, Exception | None]]
     _turnout: Turnout  # what becomes of the clients that are selected for the round
     _told: set[str]  # names of attributes that a warning has named
@@ -127,9 +129,8 @@ class CohortTraining(ClientHost):
         if len(self._deltas) != self.data.cohort_size:  # else reuse the last round's memory: new memory is slow
             self._deltas = new_rows(self.data.cohort_size, self.params, self.memory_limit, self._folder)
         self._turnout = self.data.turnout(self.round)
-        self._rows = {client: row for row, client in enumerate(self._turnout.arrived)}
-        self._results = []
-        self._failures = []
+        self._rows = {client: row for row, client in enumerate(sorted(self._turnout.arrived))}
+        self._results, self._failures, self._unread = [], [], {}
 
     def train_client(self, client: int) -> None:
         """Train a client from the global model, keep its update, and put the global model back."""
@@ -145,14 +146,10 @@ class CohortTraining(ClientHost):
             for end in self.hooks("on_client_end"):
                 end(self, run)
             delta = torch.sub(run.params, self._anchor, out=self._deltas[self._rows[client]])
-            buffers = self._state.read()
-            if not is_finite(delta):
-                self._leave_out(client, "its update is not finite", None)
-            elif turned_bad(self._state.buffers, buffers):
-                self._leave_out(client, "a buffer of it is not finite", None)
-            else:
-                self._results.append(run.result(buffers, self._training.loss_scale()))
-                failed = False
+            buffers, sign = self._state.read(), finite_sign(delta)
+            self._results.append(run.result(buffers, self._training.loss_scale()))
+            self._unread[client] = (sign, bad_buffers(self._state.buffers, buffers, sign), run.mean_loss(sign))
+            failed = False
         except ConfigurationError:
             raise
         except Exception as error:
@@ -191,6 +188,7 @@ class CohortTraining(ClientHost):
 
         Log what became of the round's clients.
         """
+        self._read_signs()
         results = gather_clients(self.trainer, self._deltas, self._rows, self._results, self._state.buffers)
         deltas = kept(self._deltas, [self._rows[result.client] for result in results])
         if self.max_update_norm is not None and results:
@@ -202,6 +200,22 @@ class CohortTraining(ClientHost):
         for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():
             self.log_round(f"clients/{name}", float(count))
         return deltas, results
+
+    def _read_signs(self) -> None:
+        """Fill in the losses of clients that trained one by one, and leave out what is not finite; wait but once."""
+        if not self._unread:
+            return
+        read = torch.stack([value for values in self._unread.values() for value in values]).view(-1, 3).tolist()
+        found = dict(zip(self._unread, read, strict=True))
+        results, self._results = self._results, []
+        for result in results:
+            sign, bad, loss = found.get(result.client, (0.0, 0.0, result.loss))
+            if math.isnan(sign):
+                self._leave_out(result.client, "its update is not finite", None)
+            elif bad:
+                self._leave_out(result.client, "a buffer of it is not finite", None)
+            else:
+                self._results.append(replace(result, loss=loss))
 
     def _within_limit(self, deltas: Tensor, clients: list[int], multiple: float) -> list[bool]:
         """Tell for each update (K, P) whether its norm is within a multiple of the median norm; name those above."""

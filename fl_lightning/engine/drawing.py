@@ -1,7 +1,7 @@
 """CohortDraws: the part of the data module that draws the clients of each round."""
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -41,7 +41,7 @@ class CohortDraws(LightningDataModule):
     availability: Availability | None
     clients_per_batch: int
     seed: int
-    _last: tuple[Tensor, tuple[Any, ...], Turnout] | None = None  # sizes, settings and turnout of the last draw
+    _last: tuple[Tensor, tuple[Any, ...], list[int]] | None = None  # sizes, settings and clients of the last draw
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
@@ -89,7 +89,9 @@ class CohortDraws(LightningDataModule):
             ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
                 client without data.
         """
-        return list(self.turnout(round).arrived)
+        if self.availability is not None:
+            return list(self.turnout(round).arrived)
+        return list(self._once(round, lambda: self._draw(self.sizes, self.cohort_size, round)))
 
     def turnout(self, round: int) -> Turnout:
         """Draw the clients that are selected for a round (1, 2, …), and what becomes of them.
@@ -97,20 +99,22 @@ class CohortDraws(LightningDataModule):
         Raises:
             ConfigurationError: as for :meth:`cohort`.
         """
-        drawn_by = (round, self.seed, self.participation, self.sampler, self.availability)
-        if self._last is None or self._last[0] is not self.sizes or self._last[1] != drawn_by:
-            self._last = (self.sizes, drawn_by, self._turnout(round))
-        return self._last[2]
-
-    def _turnout(self, round: int) -> Turnout:
-        if self.availability is None:
-            return Turnout(arrived=tuple(self._draw(self.sizes, self.cohort_size, round)))
-        sizes = self.sizes * self.availability.present(self.num_clients, round, self.seed)
-        count = min(builtins.round(self.availability.over_selection * self.cohort_size), int((sizes > 0).sum()))
-        selected = self._draw(sizes, count, round) if count else []
-        return self.availability.turnout(
+        simulation = self.availability
+        if simulation is None:
+            return Turnout(arrived=tuple(self.cohort(round)))
+        sizes = self.sizes * simulation.present(self.num_clients, round, self.seed)
+        count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
+        selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])
+        return simulation.turnout(
             selected, self.cohort_size, lambda client: self._num_steps(client, round), round, self.seed
         )
+
+    def _once(self, round: int, draw: Callable[[], list[int]]) -> list[int]:
+        """Draw a round's clients, or recall the last draw if it was the same: a draw goes through all N clients."""
+        drawn_by = (round, self.seed, self.participation, self.sampler, self.availability)
+        if self._last is None or self._last[0] is not self.sizes or self._last[1] != drawn_by:
+            self._last = (self.sizes, drawn_by, draw())
+        return self._last[2]
 
     def _num_steps(self, client: int, round: int) -> int:
         """Number of batches that a client trains on in a round; without a Trainer, that of one epoch."""

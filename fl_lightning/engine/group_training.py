@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.engine.buffers import turned_bad
+from fl_lightning.engine.buffers import bad_buffers
 from fl_lightning.engine.callback import overrides, serves_stacks
 from fl_lightning.engine.client_optimizers import make_optimizers
 from fl_lightning.engine.cohort_training import CohortTraining
@@ -198,10 +198,10 @@ class GroupTraining(CohortTraining):
             buffers = self._buffers_of(row, group) if group.buffers else before
             if not finite[row]:
                 self._leave_out(run.client, "its update is not finite", None)
-            elif buffers is not before and turned_bad(before, buffers):
+            elif buffers is not before and bool(bad_buffers(before, buffers, deltas)):
                 self._leave_out(run.client, "a buffer of it is not finite", None)
             else:
-                self._results.append(run.result(buffers, None))
+                self._results.append(run.result(buffers, None, run.loss))
 
     # Whether clients can train at once
 

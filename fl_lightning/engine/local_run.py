@@ -111,13 +111,7 @@ class LocalRun:
     @property
     def loss(self) -> float:
         """Mean training loss so far, each batch weighted by its number of examples; nan before the first step."""
-        if not self.losses:
-            return float("nan")
-        losses, sizes = torch.stack(self.losses), self._batch_sizes
-        if sizes.count(sizes[0]) == len(sizes):
-            return float(losses.mean())
-        weights = torch.tensor(sizes, dtype=losses.dtype, device=losses.device)
-        return float((losses * weights).sum() / weights.sum())
+        return float(self.mean_loss(self.params))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -195,18 +189,31 @@ class LocalRun:
             closure()
             return self._flat.gradient
 
-    def result(self, buffers: Buffers, loss_scale: tuple[float, int] | None) -> ClientResult:
+    def mean_loss(self, like: Tensor) -> Tensor:
+        """Return :attr:`loss` as a scalar on the device, without waiting for it; the nan is one like a given tensor."""
+        if not self.losses:
+            return like.new_full((), float("nan"))
+        sizes = self._batch_sizes
+        if sizes.count(sizes[0]) == len(sizes):
+            return torch.stack(self.losses).mean()
+        alike = {size: [loss for loss, n in zip(self.losses, sizes, strict=True) if n == size] for size in sizes}
+        return torch.stack([torch.stack(losses).sum() * size for size, losses in alike.items()]).sum() / sum(sizes)
+
+    def result(
+        self, buffers: Buffers, loss_scale: tuple[float, int] | None, loss: float = float("nan")
+    ) -> ClientResult:
         """Collect the values that this client sends beside its update.
 
         Args:
             buffers: the client's buffers and frozen parameters.
             loss_scale: scale and growth tracker of the client's GradScaler, None without a scaler.
+            loss: the mean training loss, if it is known already.
         """
         return ClientResult(
             client=self.client,
             num_samples=self.num_samples,
             num_steps=self.num_steps,
-            loss=self.loss,
+            loss=loss,
             normalizer=self.normalizer,
             buffers=list(buffers),
             metrics=self.metrics,

@@ -219,6 +219,12 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
             )
 
 
+def finite_sign(vector: Tensor) -> Tensor:
+    """Return a scalar on the vector's device, 0 if all entries of the vector are finite, and else nan."""
+    low, high = torch.aminmax(vector)  # one pass; nan turns both into nan
+    return low * 0 + high * 0
+
+
 def is_finite(vector: Tensor) -> bool:
     """Whether all entries of a vector are finite."""
-    return all(math.isfinite(float(extreme)) for extreme in torch.aminmax(vector))  # one pass; nan turns both into nan
+    return not math.isnan(float(finite_sign(vector)))

@@ -95,7 +95,9 @@ class Server(lightning_private.TransferringModule):
 
     def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
-        self.log(name, value, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+        # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
+        scalar = torch.tensor(value, dtype=torch.get_default_dtype())
+        self.log(name, scalar, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""
