@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
@@ -58,10 +58,19 @@ class ModuleState:
     def read(self) -> Buffers:
         """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
         if not self._slots or self._tree.is_whole():
-            return [slot.read(slot.registry.get(slot.name)) for slot in self._slots]
+            return self._copies([slot.registry.get(slot.name) for slot in self._slots])
         named: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
         named |= dict(self._module.named_parameters(remove_duplicate=False))
-        return [slot.read(named.get(slot.path)) for slot in self._slots]
+        return self._copies([named.get(slot.path) for slot in self._slots])
+
+    def _copies(self, now: Sequence[Tensor | None]) -> Buffers:
+        """Copy those of the present state tensors that have changed, and take the remembered ones else."""
+        remembered = self.buffers
+        same = _all_same([pair for pair in zip(now, remembered, strict=True) if None not in pair])
+        return [
+            old if new is None or (old is not None and next(same)) else new.detach().clone()
+            for new, old in zip(now, remembered, strict=True)
+        ]
 
     def write(self, values: Buffers) -> None:
         """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
@@ -72,7 +81,7 @@ class ModuleState:
 
     def of(self, named: Mapping[str, Tensor]) -> Buffers:
         """Return the state tensors of another module of this kind, given those that differ by their names."""
-        return [slot.read(named[slot.path]) if slot.path in named else slot.value for slot in self._slots]
+        return self._copies([named.get(slot.path) for slot in self._slots])
 
     def is_changed(self) -> bool:
         """Tell whether an attribute, a registry or a frozen parameter differs from what was remembered."""
@@ -101,7 +110,7 @@ class ModuleState:
                 for slot in self._slots:
                     slot.restore()
                 for tensor, value in self._tensors:
-                    if not _same(tensor, value):
+                    if not _known_same(tensor, value):
                         _overwrite(tensor, value)
         return numbers
 
@@ -198,20 +207,15 @@ class _Slot:
     tensor: Tensor | None
     value: Tensor | None
 
-    def read(self, now: Tensor | None) -> Tensor | None:
-        if now is None or (self.value is not None and _same(now, self.value)):
-            return self.value
-        return now.detach().clone()
-
     def write(self, value: Tensor) -> None:
         now = self.registry.get(self.name)
         if now is None:
             self.registry[self.name] = value.clone()
-        elif not _same(now, value):
+        elif not _known_same(now, value):
             _overwrite(now, value)
 
     def restore(self) -> None:
-        if self.tensor is not None and self.value is not None and not _same(self.tensor, self.value):
+        if self.tensor is not None and self.value is not None and not _known_same(self.tensor, self.value):
             _overwrite(self.tensor, self.value)
 
 
@@ -245,11 +249,29 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def _all_same(pairs: Iterable[tuple[Any, Any]]) -> Iterator[bool]:
+    """Tell for each pair of tensors whether they are the same; wait once for all that are on another device."""
+    pairs = list(pairs)
+    away = [one.device.type != "cpu" and _alike(one, other) and one.layout is torch.strided for one, other in pairs]
+    signs = [(one == other).all() for (one, other), is_away in zip(pairs, away, strict=True) if is_away]
+    read = iter(torch.stack(signs).tolist() if signs else ())
+    return (next(read) if is_away else _same(one, other) for (one, other), is_away in zip(pairs, away, strict=True))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+
+
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and entries; a tensor with a nan is never the same as another."""
-    if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+    if not _alike(one, other):
         return False
     return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
+
+
+def _known_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are known to be the same without waiting for a device: writing costs less than to wait."""
+    return one.device.type == "cpu" and _same(one, other)
 
 
 def _overwrite(tensor: Tensor, value: Tensor) -> None:
