@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -13,7 +13,9 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from typing_extensions import override
@@ -25,6 +27,7 @@ from fl_lightning.engine.callback import FederatedCallback, Monitor, federated
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.declared import declares
 from fl_lightning.engine.devices import agree, busy, finish_work
 from fl_lightning.engine.failures import described, ending
 from fl_lightning.engine.gathering import gather_clients
@@ -34,6 +37,7 @@ from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import finite_sign
+from fl_lightning.engine.resident import ResidentData
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.engine.updates import kept, new_rows
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
@@ -53,6 +57,7 @@ class CohortTraining(ClientHost):
     _deltas: Tensor  # (K, P) the updates of the round's clients; of other devices' clients only at its end
     _rows: dict[int, int]  # the row of each client
     _results: list[ClientResult]
+    _resident: ResidentData | None = None  # None where batches are gathered in the host's memory
     _unread: dict[int, tuple[Tensor, Tensor, Tensor]]  # of clients: signs of a bad update and of bad buffers, the loss
     _failures: list[tuple[str, Exception | None]]
     _turnout: Turnout  # what becomes of the clients that are selected for the round
@@ -175,13 +180,29 @@ class CohortTraining(ClientHost):
 
     def _batches(self, client: int, epoch: int) -> Iterator[tuple[Any, int]]:
         """Yield each batch of a local epoch, on the device, and its number of examples."""
-        batches = self.data.client_batches(client, self.generator("batches", self.round, client, epoch))
+        batches = self._resident_batches(client, epoch)
+        if batches is None:
+            batches = self.data.client_batches(client, self.generator("batches", self.round, client, epoch))
         sizes = iter(batch_sizes(batches))
         for batch in batches:
             if type(batch) is TrainingBatch:
                 yield self.prepare_batch(batch), batch[0].size(0)
             else:
                 yield self.prepare_batch(batch), next(sizes, None) or examples_in(batch)
+
+    def _resident_batches(self, client: int, epoch: int) -> Iterable[Any] | None:
+        """Gather the batches of a local epoch on the device, where they can be; None elsewhere."""
+        if self._resident is None:
+            return None
+        found = self.data.indexed_batches(client, self.generator("batches", self.round, client, epoch))
+        return self._resident.batches(*found) if found and found[1] else None
+
+    def make_room(self) -> None:
+        """Decide for this fit whether data in memory are copied to the device, where batches are then gathered."""
+        hooks = ("on_before_batch_transfer", "transfer_batch_to_device")
+        own = any(is_overridden(hook, each, DataHooks) for hook in hooks for each in (self.client, self.data))
+        in_rows = declares(self.data, "in_rows", ("client_batches",))
+        self._resident = ResidentData(self.device) if self.device.type != "cpu" and in_rows and not own else None
 
     def collect(self) -> tuple[Tensor, list[ClientResult]]:
         """Gather the updates (K, P) and the results of all devices; leave out updates that are too large.

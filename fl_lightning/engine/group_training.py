@@ -169,6 +169,8 @@ class GroupTraining(CohortTraining):
 
         def batches(client: int, epoch: int) -> list[Rows] | None:
             found = self.data.indexed_batches(client, self.generator("batches", self.round, client, epoch))
+            if found and found[1] and self._resident is not None:
+                found = self._resident.place(*found) or found
             return None if found is None else [(found[0], rows) for rows in found[1]]
 
         firsts: list[list[Rows]] = []

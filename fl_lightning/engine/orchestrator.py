@@ -202,6 +202,7 @@ class FederatedOrchestrator(Aggregation):
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
         self._quarantined = []
         self.make_rates()
+        self.make_room()
         self.choose_group_size()
         self._folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         self.memory_limit = self.cohort_memory or usual_limit(self.trainer.num_devices)

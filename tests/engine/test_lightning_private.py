@@ -27,6 +27,7 @@ FOREIGN = {  # private names of other libraries
     "engine/devices.py": {"_get_default_store"},  # torch
     "engine/logged.py": {"_modules"},  # torch
     "engine/ranks.py": {"_exit"},  # os, where it is public
+    "engine/resident.py": {"_version"},  # torch
     "engine/module_state.py": {"_buffers"},  # torch
     "engine/params.py": {"_modules"},  # torch
     "fit/parser.py": {"_actions"},  # argparse
