@@ -34,6 +34,14 @@ def test_the_share_is_not_rounded_down_by_floating_point() -> None:
     assert close(send(values, TrimmedMean(0.29), clients_per_batch=100)[0], [0.0], 0.0)
 
 
+@pytest.mark.parametrize("shape", [(1, 3), (4, 1), (4, 3)])
+def test_the_updates_stay_as_they_are(shape: tuple[int, int]) -> None:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    before = values.clone()
+    trimmed_mean(values, (len(values) - 1) // 2)
+    assert torch.equal(values, before)
+
+
 def test_something_is_always_left() -> None:
     """Of two values both, of one itself."""
     assert close(send(UPDATES[:2], TrimmedMean(0.4999999999999))[0], (0.5, 0.5))
