@@ -5,8 +5,8 @@
 
 The groups: floors (local training, against loops written by hand), clients (at once, against one by one), configs
 (shipped configs, against the loop that people write), peers (whole rounds, against other frameworks), rules (clients'
-rules, against FedAvg), server (rules, against naive loops), scale (up to a million clients) and metrics (the file of
-metrics after many rounds).
+rules, against FedAvg), server (rules, against naive loops), scale (up to a million clients), gpu (rounds on a GPU, if
+there is one) and metrics (the file of metrics after many rounds).
 """
 
 import argparse
@@ -40,6 +40,7 @@ GROUPS = {
     "rules": _group("client_rules"),
     "server": _group("naive"),
     "scale": _group("scale"),
+    "gpu": _group("gpu"),
     "metrics": _group("metrics"),
 }
 

@@ -55,10 +55,10 @@ class Clock(Callback):
 
 
 def bare_trainer(rounds: int, *callbacks: Callback, **settings: Any) -> Trainer:
-    """Make a Trainer for the CPU without logger, checkpoints, progress bar and summary; ``settings`` may add them."""
+    """Make a Trainer for the CPU without logger, checkpoints, progress bar and summary, unless ``settings`` say so."""
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    given = dict.fromkeys(off, False) | settings
-    return Trainer(max_epochs=rounds, accelerator="cpu", callbacks=list(callbacks), **given)
+    given = {**dict.fromkeys(off, False), "accelerator": "cpu", **settings}
+    return Trainer(max_epochs=rounds, callbacks=list(callbacks), **given)
 
 
 def quiet(keep: bool = True) -> None:

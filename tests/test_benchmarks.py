@@ -155,3 +155,20 @@ def test_stacked_by_hand_trains_what_the_plain_loop_trains(monkeypatch: pytest.M
         make(network, data)()
         trained.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
     torch.testing.assert_close(*trained)
+
+
+def test_gpu_rows_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU one row says so; what would run there runs on any device, here on the CPU."""
+    gpu = module("gpu", monkeypatch)
+    monkeypatch.setattr(gpu, "device", lambda: None)
+    assert [row.note for row in gpu.rows(True, False)] == ["no GPU here"]
+    monkeypatch.setattr(gpu, "device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(gpu, "NETWORKS", {"2NN": gpu.NETWORKS["2NN"]})
+    monkeypatch.setattr(gpu, "SAMPLES", 8)
+    monkeypatch.setattr(gpu, "ROUNDS", 3)
+    monkeypatch.setattr(gpu, "_two_processes", lambda where: iter(()))
+    rows = {(row.case, row.figure): row.ratio for row in gpu.rows(True, False)}
+    assert rows.pop(("2NN", "distance from the CPU ÷ way gone")) == 0
+    assert {figure for _, figure in rows} == {"ours ÷ plain loop", "ours at once ÷ plain loop"}
+    assert {case.rpartition(", ")[2] for case, _ in rows} == {"32-true", "bf16-mixed", "16-mixed"}
+    assert all(ratio > 0 for ratio in rows.values())
