@@ -36,7 +36,7 @@ from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import finite_sign
+from fl_lightning.engine.params import finite_sign, is_finite
 from fl_lightning.engine.resident import ResidentData
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.engine.updates import kept, new_rows
@@ -231,7 +231,7 @@ class CohortTraining(ClientHost):
         results, self._results = self._results, []
         for result in results:
             sign, bad, loss = found.get(result.client, (0.0, 0.0, result.loss))
-            if math.isnan(sign):
+            if math.isnan(sign) and not is_finite(self._deltas[self._rows[result.client]]):
                 self._leave_out(result.client, "its update is not finite", None)
             elif bad:
                 self._leave_out(result.client, "a buffer of it is not finite", None)

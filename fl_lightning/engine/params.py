@@ -220,11 +220,11 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
 
 
 def finite_sign(vector: Tensor) -> Tensor:
-    """Return a scalar on the vector's device, 0 if all entries of the vector are finite, and else nan."""
-    low, high = torch.aminmax(vector)  # one pass; nan turns both into nan
-    return low * 0 + high * 0
+    """Return a scalar on the device: 0 if all entries of a vector are finite; nan if one is not, or the sum is huge."""
+    return vector.sum() * 0  # the fastest pass there is
 
 
 def is_finite(vector: Tensor) -> bool:
     """Whether all entries of a vector are finite."""
-    return not math.isnan(float(finite_sign(vector)))
+    low, high = torch.aminmax(vector)  # one pass; nan turns both into nan
+    return not math.isnan(float(low * 0 + high * 0))

@@ -117,3 +117,10 @@ def test_two_devices_leave_out_whom_one_leaves_out(tmp_path: Path, monkeypatch: 
     assert_same(one / "checkpoints/last.ckpt", two / "checkpoints/last.ckpt")
     assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
     assert [row["clients/quarantined"] for row in rows(two / "metrics.csv")] == [0, 1, 0]
+
+
+def test_an_update_whose_sum_overflows_is_finite() -> None:
+    updates = torch.tensor([[1e308, 1e308], [1.0, 0.0]], dtype=torch.float64)
+    orchestrator, capture = FederatedOrchestrator(Linear(2)), Capture()
+    trainer(capture).fit(orchestrator, datamodule=GivenData(-updates))
+    assert capture.cohort.clients == (0, 1)
