@@ -1,10 +1,10 @@
 """Measure the memory and the seconds that the updates of a large cohort take.
 
-A model of one vector trains one step on each client of two rounds. Printed are the seconds of local training and of the
-server's part of the second round, and the most memory that the process has held since the model and the data were made:
+A model of one vector trains one step on each client of some rounds. Printed are the seconds of local training and of the
+server's part of the last round, and the most memory that the process has held since the model and the data were made:
 its own, and pages of the file of the updates, which the system takes back when other programs need memory.
 
-    python -m benchmarks.memory [--clients K] [--parameters P] [--rule FedAvg] [--cohort-memory 1GiB] [--folder DIR]
+    python -m benchmarks.memory [--clients K] [--parameters P] [--rule FedAvg] [--rounds 2] [--cohort-memory 1GiB] [--folder DIR]
 """
 
 import argparse
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--parameters", type=int, default=11_200_000)
     parser.add_argument("--rule", default="FedAvg")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--cohort-memory")
     parser.add_argument("--folder", default="runs/benchmarks")
     asked = parser.parse_args()
@@ -87,7 +88,7 @@ def main() -> None:
     module = Vector(asked.parameters)
     own, files = held()
     watch.start()
-    trainer = bare_trainer(2, getattr(rules, asked.rule)(), ends, default_root_dir=asked.folder)
+    trainer = bare_trainer(asked.rounds, getattr(rules, asked.rule)(), ends, default_root_dir=asked.folder)
     trainer.fit(FederatedOrchestrator(module, cohort_memory=asked.cohort_memory), datamodule=data)
     watch.done.set()
     local, server = ends.trained[-1] - ends.started[-1], ends.ended[-1] - ends.trained[-1]

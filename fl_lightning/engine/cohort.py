@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -14,6 +14,7 @@ from fl_lightning.engine.buffers import average_buffers
 from fl_lightning.engine.gram import without_rounding
 
 COLUMNS = 1 << 16  # columns of the updates that are processed at a time
+PIECE = 1 << 29  # bytes of updates in a file that are read at a time
 TILE = (16, 1 << 13)  # rows and columns that fit into a CPU's cache in float64
 
 
@@ -154,12 +155,22 @@ class Cohort:
         size, device = len(self.deltas), self.deltas.device
         rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
         gram = torch.zeros(size, size, dtype=torch.float64, device=device)
-        for block in torch.split(self.deltas, columns, dim=1):
-            wide = block.double()
-            for top in range(0, size, rows):  # blocks below the diagonal follow from symmetry
-                gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
+        for part in self._long_pieces():
+            for block in torch.split(part, columns, dim=1):
+                wide = block.double()
+                for top in range(0, size, rows):  # blocks below the diagonal follow from symmetry
+                    gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
         gram = (gram.triu() + gram.triu(1).T).cpu()
         return without_rounding(gram, gram.diagonal().sqrt())
+
+    def _long_pieces(self) -> Iterator[Tensor]:
+        """Yield the updates, of a file column by column in pieces that take some memory, since it is read far ahead."""
+        if self.deltas.device.type != "cpu" or not self.deltas.is_shared():
+            yield self.deltas
+            return
+        count = max(1, PIECE // (COLUMNS * self.deltas[:, :1].nbytes)) if len(self.deltas) else 1
+        for part in torch.split(self.deltas, count * COLUMNS, dim=1):
+            yield part.clone()
 
     @property
     def corrected_gram(self) -> Tensor:
