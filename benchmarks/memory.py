@@ -1,10 +1,10 @@
 """Measure the memory and the seconds that the updates of a large cohort take.
 
-A model of one vector trains one step on each client of some rounds. Printed are the seconds of local training and of the
-server's part of the last round, and the most memory that the process has held since the model and the data were made:
-its own, and pages of the file of the updates, which the system takes back when other programs need memory.
+A model of one vector trains one step on each client of some rounds. Printed are the seconds of local training and of
+the server's part of the last round, and the most memory that the process has held since the model and the data were
+made: its own, and pages of the file of the updates, which the system takes back when other programs need memory.
 
-    python -m benchmarks.memory [--clients K] [--parameters P] [--rule FedAvg] [--rounds 2] [--cohort-memory 1GiB] [--folder DIR]
+    python -m benchmarks.memory --clients K --parameters P --rule FedAvg --rounds 2 --cohort-memory 1GiB --folder DIR
 """
 
 import argparse

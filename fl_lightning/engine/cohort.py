@@ -165,7 +165,7 @@ class Cohort:
 
     def _long_pieces(self) -> Iterator[Tensor]:
         """Yield the updates, of a file column by column in pieces that take some memory, since it is read far ahead."""
-        if self.deltas.device.type != "cpu" or not self.deltas.is_shared():
+        if self.deltas.device.type != "cpu" or not self.deltas.is_shared():  # type: ignore[no-untyped-call]  # torch's
             yield self.deltas
             return
         count = max(1, PIECE // (COLUMNS * self.deltas[:, :1].nbytes)) if len(self.deltas) else 1
