@@ -4,7 +4,9 @@ A model of one vector trains one step on each client of some rounds. Printed are
 the server's part of the last round, and the most memory that the process has held since the model and the data were
 made: its own, and pages of the file of the updates, which the system takes back when other programs need memory.
 
-    python -m benchmarks.memory --clients K --parameters P --rule FedAvg --rounds 2 --cohort-memory 1GiB --folder DIR
+    python -m benchmarks.memory --clients K --parameters P --rule FedAvg --devices 1 --cohort-memory 1GiB
+
+More options: ``--rounds``, ``--folder`` of the file. On several devices, the figures are those of the first process.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from benchmarks.common import RandomClients, bare_trainer, quiet
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=11_200_000)
     parser.add_argument("--rule", default="FedAvg")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--cohort-memory")
     parser.add_argument("--folder", default="runs/benchmarks")
     asked = parser.parse_args()
@@ -88,12 +92,14 @@ def main() -> None:
     module = Vector(asked.parameters)
     own, files = held()
     watch.start()
-    trainer = bare_trainer(asked.rounds, getattr(rules, asked.rule)(), ends, default_root_dir=asked.folder)
+    several: dict[str, Any] = {"devices": asked.devices, "strategy": "client_parallel"} if asked.devices > 1 else {}
+    callbacks = [getattr(rules, asked.rule)(), ends]
+    trainer = bare_trainer(asked.rounds, *callbacks, default_root_dir=asked.folder, **several)
     trainer.fit(FederatedOrchestrator(module, cohort_memory=asked.cohort_memory), datamodule=data)
     watch.done.set()
     local, server = ends.trained[-1] - ends.started[-1], ends.ended[-1] - ends.trained[-1]
     size = asked.clients * asked.parameters * 4 / 2**30
-    print(
+    rank_zero_only(print)(
         f"{asked.rule}, {asked.clients} clients × {asked.parameters:,} parameters ({size:.1f} GiB): "
         f"own memory {watch.own - own:.2f} GiB, pages of files {watch.files - files:.2f} GiB, "
         f"local training {local:.1f} s, server {server:.1f} s"
