@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.buffers import average_buffers
 from fl_lightning.engine.gram import without_rounding
+from fl_lightning.engine.updates import will_need
 
 COLUMNS = 1 << 16  # columns of the updates that are processed at a time
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
@@ -164,12 +165,13 @@ class Cohort:
         return without_rounding(gram, gram.diagonal().sqrt())
 
     def _long_pieces(self) -> Iterator[Tensor]:
-        """Yield the updates, of a file column by column in pieces that take some memory, since it is read far ahead."""
+        """Yield the updates; those in a file in pieces of some columns that fit into memory, each read once."""
         if self.deltas.device.type != "cpu" or not self.deltas.is_shared():  # type: ignore[no-untyped-call]  # torch's
             yield self.deltas
             return
         count = max(1, PIECE // (COLUMNS * self.deltas[:, :1].nbytes)) if len(self.deltas) else 1
         for part in torch.split(self.deltas, count * COLUMNS, dim=1):
+            will_need(part)
             yield part.clone()
 
     @property
