@@ -2,7 +2,7 @@
 
 Clients hold 256 random examples each; batches have 64. The *plain loop* holds all data on the GPU, gathers each
 client's examples once a round and averages the models there. *Busy* is the share of a round in which the GPU computes.
-The whole takes at most some eight minutes; cases that no time is left for are named.
+No case begins after eight minutes; those that are left are named.
 """
 
 import subprocess

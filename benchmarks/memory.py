@@ -10,12 +10,11 @@ More options: ``--rounds``, ``--folder`` of the file. On several devices, the fi
 """
 
 import argparse
-import re
 import time
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+import psutil
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_only
@@ -71,9 +70,8 @@ class Watch(Thread):
 
 
 def held() -> tuple[float, float]:
-    status = Path("/proc/self/status").read_text()
-    own, files = (float(re.findall(rf"{name}:\s+(\d+) kB", status)[0]) / 2**20 for name in ("RssAnon", "RssFile"))
-    return own, files
+    memory = psutil.Process().memory_info()
+    return (memory.rss - memory.shared) / 2**30, memory.shared / 2**30
 
 
 def main() -> None:

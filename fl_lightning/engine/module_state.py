@@ -66,7 +66,7 @@ class ModuleState:
     def _copies(self, now: Sequence[Tensor | None]) -> Buffers:
         """Copy those of the present state tensors that have changed, and take the remembered ones else."""
         remembered = self.buffers
-        same = _all_same([pair for pair in zip(now, remembered, strict=True) if None not in pair])
+        same = _all_same((n, o) for n, o in zip(now, remembered, strict=True) if n is not None and o is not None)
         return [
             old if new is None or (old is not None and next(same)) else new.detach().clone()
             for new, old in zip(now, remembered, strict=True)
