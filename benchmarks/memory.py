@@ -42,6 +42,8 @@ class Vector(LightningModule):
 class Ends(FederatedCallback):
     """Notes when the last client of each round ends, and when the round does."""
 
+    streams = True
+
     def __init__(self) -> None:
         self.started, self.trained, self.ended = [0.0], [0.0], [0.0]
 

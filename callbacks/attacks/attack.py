@@ -103,7 +103,7 @@ class OmniscientAttack(_Attack):
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         attackers = self.attackers(orchestrator)
-        mask = torch.tensor([client in attackers for client in cohort.clients], device=cohort.deltas.device)
+        mask = torch.tensor([client in attackers for client in cohort.clients], device=cohort.anchor.device)
         if mask.all() or not mask.any():
             return cohort
         deltas = cohort.deltas.clone()

@@ -54,6 +54,8 @@ class FeatureRule(FederatedCallback, ABC):
         layer: name of a submodule of the client module, such as "network.projection"; None for the classifier's input.
     """
 
+    streams = True
+
     _hook: RemovableHandle | None = None
     _kept: Tensor | None = None
     _looking = False  # whether the pass under way is this rule's own

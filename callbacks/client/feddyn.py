@@ -50,10 +50,12 @@ class FedDyn(FederatedCallback):
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        for client, delta in zip(cohort.clients, cohort.deltas, strict=True):
+        for client, delta in zip(cohort.clients, cohort.rows(), strict=True):
             name = f"lambda/{client}"
             moved = self.recall(name, torch.zeros_like(delta)) - self.alpha * delta
             self.state[name] = moved.cpu()  # off the GPU: there may be many clients
         share = self.alpha / orchestrator.data.num_with_data
-        self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.deltas.sum(0)
+        self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.combine(
+            torch.ones_like(cohort.weights)
+        )
         return update - self.state["h"] / self.alpha

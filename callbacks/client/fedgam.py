@@ -84,6 +84,7 @@ class FedGAM(FederatedCallback):
 
     settles = frozenset({"base weights", "local gradient"})
     stacks = True
+    streams = True
 
     def __init__(
         self,
@@ -112,6 +113,10 @@ class FedGAM(FederatedCallback):
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         return cohort.uniform()
+
+    @override
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights)
 
     def _gradient(self, w: Tensor, g: Tensor, closure: Callable[[], Tensor | None], run: LocalRun) -> Tensor:
         def at(point: Tensor) -> Tensor:

@@ -90,5 +90,5 @@ class MOON(FeatureRule):
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
         if self.mu:
-            models = zip(cohort.clients, cohort.deltas, strict=True)
+            models = zip(cohort.clients, cohort.rows(), strict=True)
             self.state.update({f"model/{client}": (cohort.anchor + delta).cpu() for client, delta in models})

@@ -91,7 +91,7 @@ class Scaffold(FederatedCallback):
         start = torch.zeros_like(cohort.anchor)
         common, change = self.recall("c", start), start.clone()
         reaches = (cohort.learning_rates * cohort.normalizers).tolist()
-        for result, delta, reach in zip(cohort.results, cohort.deltas, reaches, strict=True):
+        for result, delta, reach in zip(cohort.results, cohort.rows(), reaches, strict=True):
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
             change += renewed - own

@@ -19,6 +19,8 @@ class SaveCohorts(Monitor):
         path: path of the file, relative to the run folder, or to the working directory if there is no run folder.
     """
 
+    streams = True
+
     def __init__(self, path: str = "cohorts.txt") -> None:
         self.path = path
 

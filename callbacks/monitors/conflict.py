@@ -1,9 +1,8 @@
 """ConflictMonitor: how much the clients' updates disagree."""
 
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -63,8 +62,8 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
 def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
     """Compute the conflict ratio of each layer's part of the updates as they came, by the layer's name."""
     names, sizes = zip(*layers(module), strict=True)
-    parts = torch.split(cohort.deltas, list(sizes), dim=1)
-    return {name: conflict_ratio(cohort.replace(deltas=part).gram) for name, part in zip(names, parts, strict=True)}
+    bounds = pairwise(accumulate(sizes, initial=0))
+    return {name: conflict_ratio(cohort.updates.gram(*each)) for name, each in zip(names, bounds, strict=True)}
 
 
 class ConflictMonitor(Monitor):

@@ -29,6 +29,8 @@ class HessianMonitor(Monitor):
         ConfigurationError: an argument is less than 1; the module optimizes manually.
     """
 
+    streams = True
+
     def __init__(self, every: int = 10, count: int = 5, examples: int = 512) -> None:
         for name, value in (("every", every), ("count", count), ("examples", examples)):
             if not value >= 1:  # also refuses nan

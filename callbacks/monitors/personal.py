@@ -54,6 +54,7 @@ class PersonalEvaluation(Monitor):
         every: number of rounds from one evaluation to the next.
     """
 
+    streams = True
     stacks = True
 
     def __init__(self, every: int = 1) -> None:

@@ -35,6 +35,8 @@ class LossSurface(Monitor):
             ``trainer.max_epochs`` sets no last round.
     """
 
+    streams = True
+
     def __init__(
         self, every: int = 0, points: int = 21, span: float = 1.0, examples: int = 1024, seed: int = 0
     ) -> None:

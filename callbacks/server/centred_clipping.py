@@ -7,7 +7,6 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.geometric_median import distances
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
-from fl_lightning.engine.cohort import COLUMNS
 from fl_lightning.errors import check_at_least
 
 
@@ -39,21 +38,6 @@ def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:
     return combination
 
 
-def products_with(updates: Tensor, vector: Tensor) -> Tensor:
-    """Compute the (K,) inner products of updates (K, P) with a vector (P,) in float64, in blocks of columns.
-
-    >>> import torch
-    >>> from fl_lightning.callbacks.server.centred_clipping import products_with
-    >>> products_with(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([10.0, 1.0])).tolist()
-    [12.0, 3.0]
-
-    Returns:
-        (K,) inner products, float64 on the CPU.
-    """
-    blocks = zip(torch.split(updates, COLUMNS, dim=1), torch.split(vector, COLUMNS), strict=True)
-    return torch.stack([rows.double() @ part.double() for rows, part in blocks]).sum(0).cpu()
-
-
 class CentredClipping(FederatedCallback):
     """Clips each update's distance from the last round's aggregate, then averages uniformly (Karimireddy et al., 2021).
 
@@ -76,11 +60,12 @@ class CentredClipping(FederatedCallback):
     @override
     def reduce(self, orchestrator: Server, cohort: Cohort) -> Tensor:
         centre = self.recall("centre", torch.zeros_like(cohort.anchor))  # (P,)
-        products = cohort.mixing @ products_with(cohort.deltas, centre)  # (K,)
-        corner = products_with(centre[None], centre)  # (1,)
+        wide = centre.double()
+        products = cohort.mixing @ cohort.products(wide)  # (K,)
+        corner = (wide @ wide)[None].cpu()  # (1,)
         top = torch.cat([cohort.corrected_gram, products[:, None]], dim=1)
         gram = torch.cat([top, torch.cat([products, corner])[None]])
         combination = centred_clipping(gram, self.threshold, self.iterations)
-        moved = (combination[:-1] @ cohort.mixing).to(cohort.deltas) @ cohort.deltas
+        moved = cohort.combine(combination[:-1] @ cohort.mixing)
         self.state["centre"] = moved + float(combination[-1]) * centre
         return self.state["centre"]

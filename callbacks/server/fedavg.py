@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server
@@ -18,6 +20,7 @@ class FedAvg(FederatedCallback):
     """
 
     settles = frozenset({"base weights"})
+    streams = True
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
         check_choice("weighting", weighting, "samples", "uniform")
@@ -28,3 +31,7 @@ class FedAvg(FederatedCallback):
         if self.weighting == "uniform":
             return cohort.uniform()
         return cohort.replace(weights=cohort.num_samples.double() / cohort.num_samples.sum())
+
+    @override
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        return torch.ones_like(weights) if self.weighting == "uniform" else cohort.num_samples.double()

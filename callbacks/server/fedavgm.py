@@ -53,6 +53,7 @@ class FedAvgM(FederatedCallback):
     """
 
     settles = frozenset({"step"})
+    streams = True
 
     def __init__(self, momentum: float = 0.9, convention: Convention = "heavy ball") -> None:
         if not 0 <= momentum < 1:

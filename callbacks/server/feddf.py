@@ -65,7 +65,7 @@ class FedDF(FederatedCallback):
 
     def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:
         """Yield the models whose outputs the student learns: parameters (P,) and buffers."""
-        for delta, result in zip(cohort.deltas, cohort.results, strict=True):
+        for delta, result in zip(cohort.rows(), cohort.results, strict=True):
             yield cohort.anchor + delta, result.buffers
 
     def probabilities(self, logits: Tensor) -> Tensor:

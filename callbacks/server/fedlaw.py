@@ -206,6 +206,6 @@ class _Fit:
     def _set_gradients(self, batch: Any) -> None:
         cohort, candidate = self.cohort, self.candidate
         _, gradient = self.orchestrator.loss_and_gradient(cohort.anchor + candidate.update, batch)
-        along = cohort.mixing @ (cohort.deltas @ gradient).double().cpu() + float(cohort.anchor @ gradient)
+        along = cohort.mixing @ cohort.products(gradient) + float(cohort.anchor @ gradient)
         step = gradients(candidate.shrinking, self.scores, along, self.form)
         self.log_gamma.grad, self.scores.grad = step

@@ -1,6 +1,7 @@
 """FedNova: clients that take more steps count no more per step."""
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server
@@ -15,8 +16,13 @@ class FedNova(FederatedCallback):
     """
 
     settles = frozenset({"updates"})
+    streams = True
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         effective = cohort.weights @ cohort.normalizers
         return cohort.scaled(torch.where(cohort.normalizers > 0, effective / cohort.normalizers, 0.0))
+
+    @override
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        return torch.where(cohort.normalizers > 0, weights / cohort.normalizers, 0.0)

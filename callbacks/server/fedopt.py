@@ -27,6 +27,7 @@ class FedOpt(FederatedCallback, ABC):
     """
 
     settles = frozenset({"step"})
+    streams = True
 
     def __init__(self, lr: float = 0.1, beta1: float = 0.9, tau: float = 1e-3) -> None:
         check_positive(lr=lr, tau=tau)

@@ -30,14 +30,19 @@ class NormClipping(FederatedCallback):
     """
 
     settles = frozenset({"updates"})
+    streams = True
 
     def __init__(self, threshold: float | None = None) -> None:
         if threshold is not None and not threshold > 0:
             raise ConfigurationError(f"threshold must be greater than 0, or None for the median norm, got {threshold}")
         self.threshold = threshold
+        self.streams = threshold is not None  # type: ignore[misc]  # the median norm is known at the round's end
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        norms = cohort.corrected_gram.diagonal().clamp(min=0).sqrt()
-        threshold = float(norms.quantile(0.5)) if self.threshold is None else self.threshold
-        return cohort.scaled(clipping_factors(norms, threshold))
+        threshold = float(cohort.norms.quantile(0.5)) if self.threshold is None else self.threshold
+        return cohort.scaled(clipping_factors(cohort.norms, threshold))
+
+    @override
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        return weights if self.threshold is None else weights * clipping_factors(cohort.norms, self.threshold)

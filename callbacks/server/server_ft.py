@@ -62,6 +62,7 @@ class ServerFT(FederatedCallback):
 
     needs_proxy = True
     settles = frozenset()
+    streams = True
 
     def __init__(self, epochs: int = 2, lr: float = 0.001) -> None:
         check_schedule(epochs, lr)

@@ -17,6 +17,7 @@ class GlobalWeightShrinking(FederatedCallback):
     """
 
     settles = frozenset({"shrinking"})
+    streams = True
 
     def __init__(self, gamma: float) -> None:
         check_positive(gamma=gamma)

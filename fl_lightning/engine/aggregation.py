@@ -33,11 +33,11 @@ class Aggregation(GroupTraining):
 
     def end_round(self) -> None:
         """Aggregate the updates of the round's clients, step the server optimizer and log the round."""
-        deltas, results = self.collect()
+        cohort = self.collect()
         busy(self.trainer, f"the server's part of round {self.round}")
-        self._training.end_round(results)
-        if results:
-            self._aggregate(Cohort.collect(self.round, self._anchor, deltas, results))
+        self._training.end_round(cohort.results if cohort else [])
+        if cohort:
+            self._aggregate(cohort)
             self._skipped = 0
         else:
             self._skip_round()

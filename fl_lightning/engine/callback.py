@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -73,6 +73,11 @@ class FederatedCallback(Callback):
     #: ``on_before_client_step`` broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
     stacks: ClassVar[bool] = False
 
+    #: Whether the server hooks leave single updates alone (``deltas``, ``gram``, … of a cohort): where this holds for
+    #: all callbacks of a run, the updates of a large cohort are added to one sum as they come, and dropped. Callbacks
+    #: without server hooks stream; a rule that changes weights defines :meth:`stream_weights`, too.
+    streams: ClassVar[bool] = False
+
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
     #: update in place of the weighted sum. At most one rule of a run may define ``reduce``.
     reduce: Callable[[Server, Cohort], Tensor] | None = None
@@ -129,6 +134,18 @@ class FederatedCallback(Callback):
         """Return the cohort with new weights or a new mixing of the updates."""
         return cohort
 
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        """Return the weights (k,) with which the updates enter the sum, as far as each client tells its own.
+
+        The weights need be right only up to a factor that all clients of a round share: ``aggregate`` finds that
+        factor, when all clients have come.
+
+        Args:
+            cohort: some clients of the round; beside these, only ``norms`` may be asked of their updates.
+            weights: (k,) the weights so far, n_k at first.
+        """
+        return weights
+
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
         """Return the (P,) update that the server optimizer applies, given the ``update`` so far."""
         return update
@@ -150,7 +167,16 @@ class Monitor(FederatedCallback):
         ConfigurationError: a subclass defines an attribute or a hook that only a rule may define.
     """
 
-    _FOR_RULES = ("settles", "broadcasts", "reduce", "closure", "on_before_client_step", "update", "refine")
+    _FOR_RULES = (
+        "settles",
+        "broadcasts",
+        "reduce",
+        "closure",
+        "on_before_client_step",
+        "stream_weights",
+        "update",
+        "refine",
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -166,6 +192,8 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
+WEIGHT_HOOKS = ("aggregate", "stream_weights")
+SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
 CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_client_end")
 
 
@@ -173,6 +201,12 @@ def serves_stacks(callback: FederatedCallback) -> bool:
     """Tell whether all client hooks of a callback serve groups of clients."""
     own = [hook for hook in CLIENT_HOOKS if overrides(callback, hook)]
     return not own or declares(callback, "stacks", own)
+
+
+def streams(callback: FederatedCallback, hooks: Sequence[str] = SERVER_HOOKS) -> bool:
+    """Tell whether no server hook of a callback looks at single updates, or none of some server hooks."""
+    own = [hook for hook in hooks if overrides(callback, hook)]
+    return callback.reduce is None and (not own or declares(callback, "streams", own))
 
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:

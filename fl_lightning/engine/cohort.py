@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -12,11 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.buffers import average_buffers
 from fl_lightning.engine.gram import without_rounding
-from fl_lightning.engine.updates import will_need
-
-COLUMNS = 1 << 16  # columns of the updates that are processed at a time
-PIECE = 1 << 29  # bytes of updates in a file that are read at a time
-TILE = (16, 1 << 13)  # rows and columns that fit into a CPU's cache in float64
+from fl_lightning.engine.updates import Updates
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class Cohort:
         round: the round's number, 1, 2, …
         clients: the K client ids, ascending.
         anchor: (P,) the global model w that the clients started from.
-        deltas: (K, P) the original updates w_k - w, before any correction.
+        updates: the original updates w_k - w, before any correction; as a matrix, ``deltas``.
         num_samples: (K,) numbers of training examples, n_k.
         num_steps: (K,) numbers of optimizer steps taken, τ_k.
         losses: (K,) mean training losses over each client's local steps.
@@ -105,7 +101,7 @@ class Cohort:
     round: int
     clients: tuple[int, ...]
     anchor: Tensor
-    deltas: Tensor
+    updates: Updates
     num_samples: Tensor
     num_steps: Tensor
     losses: Tensor
@@ -119,7 +115,7 @@ class Cohort:
     results: Sequence[ClientResult] = ()
 
     @classmethod
-    def collect(cls, round: int, anchor: Tensor, deltas: Tensor, results: Sequence[ClientResult]) -> Self:
+    def collect(cls, round: int, anchor: Tensor, deltas: Tensor | Updates, results: Sequence[ClientResult]) -> Self:
         """Make the cohort of a round from its updates, uncorrected and weighted by n_k.
 
         Args:
@@ -137,7 +133,7 @@ class Cohort:
             round=round,
             clients=tuple(result.client for result in results),
             anchor=anchor,
-            deltas=deltas,
+            updates=Updates.of(deltas) if isinstance(deltas, Tensor) else deltas,
             num_samples=num_samples,
             num_steps=column("num_steps", torch.int64),
             losses=column("loss", torch.float64),
@@ -150,29 +146,39 @@ class Cohort:
             results=results,
         )
 
+    @property
+    def deltas(self) -> Tensor:
+        """(K, P) the original updates w_k - w, before any correction.
+
+        On several devices, each keeps some columns of them, and this gathers all columns on each: the methods below
+        need less memory.
+        """
+        return self.updates.whole
+
+    def rows(self) -> Iterator[Tensor]:
+        """Yield the original updates (P,), one by one; keep none of them without a clone."""
+        return self.updates.rows()
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Sum the original updates, each times its coefficient (K,): (P,)."""
+        return self.updates.combine(coefficients)
+
+    def products(self, vector: Tensor) -> Tensor:
+        """Inner products (K,) of the original updates with a vector (P,), in its dtype; float64 on the CPU."""
+        return self.updates.products(vector)
+
     @cached_property
     def gram(self) -> Tensor:
         """(K, K) inner products of the original updates ``deltas``, float64, computed once per round."""
-        size, device = len(self.deltas), self.deltas.device
-        rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
-        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
-        for part in self._long_pieces():
-            for block in torch.split(part, columns, dim=1):
-                wide = block.double()
-                for top in range(0, size, rows):  # blocks below the diagonal follow from symmetry
-                    gram[top : top + rows, top:].addmm_(wide[top : top + rows], wide[top:].T)
-        gram = (gram.triu() + gram.triu(1).T).cpu()
-        return without_rounding(gram, gram.diagonal().sqrt())
+        return self.updates.gram()
 
-    def _long_pieces(self) -> Iterator[Tensor]:
-        """Yield the updates; those in a file in pieces of some columns that fit into memory, each read once."""
-        if self.deltas.device.type != "cpu" or not self.deltas.is_shared():  # type: ignore[no-untyped-call]  # torch's
-            yield self.deltas
-            return
-        count = max(1, PIECE // (COLUMNS * self.deltas[:, :1].nbytes)) if len(self.deltas) else 1
-        for part in torch.split(self.deltas, count * COLUMNS, dim=1):
-            will_need(part)
-            yield part.clone()
+    @property
+    def norms(self) -> Tensor:
+        """(K,) norms of the corrected updates, float64; if these are scaled only, without the Gram matrix."""
+        factors = self.mixing.diagonal()
+        if torch.equal(self.mixing, factors.diag()):
+            return factors.abs() * self.updates.norms
+        return self.corrected_gram.diagonal().clamp(min=0).sqrt()
 
     @property
     def corrected_gram(self) -> Tensor:
@@ -183,7 +189,7 @@ class Cohort:
     @property
     def update(self) -> Tensor:
         """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas) - w."""
-        step = (self.weights @ self.mixing).to(self.deltas) @ self.deltas
+        step = self.combine(self.weights @ self.mixing)
         return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
 
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -192,16 +198,15 @@ class Cohort:
         Args:
             reduce: reduces a block of B columns, from (K, B) to (B,), each column on its own.
         """
-        blocks: Iterable[Tensor] = torch.split(self.deltas, COLUMNS, dim=1)
-        if not torch.equal(self.mixing, torch.eye(len(self.mixing), dtype=self.mixing.dtype)):
-            mixing = self.mixing.to(self.deltas)
-            blocks = (mixing @ block for block in blocks)
-        return torch.cat([reduce(block) for block in blocks])
+        mixed = not torch.equal(self.mixing, torch.eye(len(self.mixing), dtype=self.mixing.dtype))
+        return self.updates.by_coordinate(reduce, self.mixing if mixed else None)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed; the Gram matrix is computed again only for new ``deltas``."""
+        """Return a copy with some fields, or ``deltas``, changed; the Gram matrix is computed again only for those."""
+        if "deltas" in changes:
+            changes["updates"] = Updates.of(changes.pop("deltas"))
         changed = dataclasses.replace(self, **changes)
-        if "gram" in self.__dict__ and "deltas" not in changes:
+        if "gram" in self.__dict__ and "updates" not in changes:
             changed.__dict__["gram"] = self.gram
         return changed
 

@@ -163,7 +163,7 @@ class _CohortBatches:
     """Lists of client ids: this device's share of the cohort, padded to a length that all devices and rounds share.
 
     Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
-    have similar work in total and at any time.
+    have similar work in total and at any time. Where updates are summed as they come, they come in the order of ids.
     """
 
     def __init__(self, data: CohortDraws) -> None:
@@ -186,7 +186,7 @@ class _CohortBatches:
             mine = [each for i, each in enumerate(groups) if rank == _dealt_to(i, devices)]
             yield from mine + [[PADDING]] * (len(self) - len(mine))
             return
-        if devices > 1:
+        if devices > 1 and not getattr(trainer and trainer.lightning_module, "streams", False):
             cohort.sort(key=lambda client: -int(self.data.sizes[client]))
         mine_ids = [k for i, k in enumerate(cohort) if rank == _dealt_to(i, devices)]
         mine_ids += [PADDING] * (ceil(self.data.cohort_size / devices) - len(mine_ids))

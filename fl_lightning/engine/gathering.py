@@ -1,4 +1,4 @@
-"""gather_clients: brings what the clients of all devices send to every device."""
+"""gather_clients: brings what the clients of all devices send beside their updates to every device."""
 
 from __future__ import annotations
 
@@ -13,44 +13,34 @@ from torch import Tensor
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.module_state import Buffers
 
-AT_ONCE = 16 << 20  # bytes of a device's updates that travel together
+AT_ONCE = 16 << 20  # bytes of a device's results that travel together
 ALIGNED = 16  # bytes; the parts of a message begin at multiples of it
 
 
 def gather_clients(
-    trainer: Trainer, updates: Tensor, rows: Mapping[int, int], results: list[ClientResult], buffers: Buffers
-) -> list[ClientResult]:
-    """Gather the updates and results of all devices, on every device.
+    trainer: Trainer, slots: Mapping[int, int], results: list[ClientResult], buffers: Buffers, device: torch.device
+) -> tuple[list[ClientResult], list[tuple[int, int]]]:
+    """Gather the results of all devices, on every device.
 
     Args:
         trainer: the Trainer, which knows the devices.
-        updates: (K, P) the updates; this device has filled the rows of its own clients, and gets the others here.
-        rows: the row of each client.
+        slots: the slot that holds the update of each client of this device.
         results: the results of this device's clients, without those that have failed.
         buffers: the global model's buffers; of the clients' own, only those that have changed travel.
+        device: where the tensors are.
 
     Returns:
-        The results of all devices' clients, ordered by client.
+        The results of all clients, ordered by client, and for each the device and slot that hold its update.
     """
+    places = {client: (trainer.global_rank, slot) for client, slot in slots.items()}
     if trainer.world_size > 1:
-        shared = _gather_results(trainer.world_size, results, buffers, updates.device)
-        _gather_rows([[rows[result.client] for result in part] for part in shared], trainer.global_rank, updates)
+        shared = _gather_results(trainer.world_size, results, buffers, device)
+        parts: list[dict[int, tuple[int, int]]] = [{} for _ in shared]
+        torch.distributed.all_gather_object(parts, places)
         results = [result for part in shared for result in part]
-    return sorted(results, key=lambda result: result.client)
-
-
-def _gather_rows(parts: Sequence[Sequence[int]], rank: int, updates: Tensor) -> None:
-    """Fill the rows of the other devices; ``parts`` are the rows that each device has filled."""
-    most, each = max(map(len, parts)), max(1, AT_ONCE // max(1, updates[:1].nbytes))
-    for start in range(0, most, each):
-        slices = [torch.tensor(part[start : start + each], dtype=torch.int64, device=updates.device) for part in parts]
-        sent = updates.new_empty(min(each, most - start), updates.shape[1])
-        torch.index_select(updates, 0, slices[rank], out=sent[: len(slices[rank])])
-        received = [torch.empty_like(sent) for _ in parts]
-        torch.distributed.all_gather(received, sent)
-        for other, (indices, share) in enumerate(zip(slices, received, strict=True)):
-            if other != rank and len(indices):
-                updates.index_copy_(0, indices, share[: len(indices)])
+        places = {client: place for part in parts for client, place in part.items()}
+    results = sorted(results, key=lambda result: result.client)
+    return results, [places[result.client] for result in results]
 
 
 def _gather_results(

@@ -186,13 +186,9 @@ class GroupTraining(CohortTraining):
 
     def _keep(self, runs: Sequence[RowRun], group: StackedRun, bad: set[int]) -> None:
         """Keep the updates and results of a group, without the rows that have failed or are not finite."""
-        rows = [self._rows[run.client] for run in runs]
-        if rows == list(range(rows[0], rows[0] + len(rows))):
-            deltas = torch.sub(group.weights, self._anchor, out=self._deltas[rows[0] : rows[0] + len(rows)])
-        else:
-            deltas = group.weights - self._anchor
-            self._deltas[rows] = deltas
-        finite = deltas.abs().amax(dim=1).isfinite().tolist()
+        self._trained += len(runs)
+        clients = [run.client for run in runs]
+        finite: list[bool] = self._receiver.put_group(clients, group.weights, self._anchor).tolist()  # type: ignore[union-attr]
         before = self._state.buffers
         for row, run in enumerate(runs):
             if row in bad:
@@ -200,7 +196,7 @@ class GroupTraining(CohortTraining):
             buffers = self._buffers_of(row, group) if group.buffers else before
             if not finite[row]:
                 self._leave_out(run.client, "its update is not finite", None)
-            elif buffers is not before and bool(bad_buffers(before, buffers, deltas)):
+            elif buffers is not before and bool(bad_buffers(before, buffers, group.weights)):
                 self._leave_out(run.client, "a buffer of it is not finite", None)
             else:
                 self._results.append(run.result(buffers, None, run.loss))

@@ -40,10 +40,10 @@ from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import FlatParameters, is_finite
+from fl_lightning.engine.row_memory import bytes_in, usual_limit
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
-from fl_lightning.engine.updates import bytes_in, usual_limit
 from fl_lightning.errors import ConfigurationError, values_of
 
 
@@ -184,7 +184,7 @@ class FederatedOrchestrator(Aggregation):
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._order_memory()  # of layers that configure_model has made
         self._flat = FlatParameters(self.client)
-        self._deltas = self.params.new_empty(0, len(self.params))
+        self._receiver = None
         with values_of("model.server_optimizer"):
             optimizer = self.server_optimizer(self._flat.parameters)
         with values_of("model.server_scheduler"):
@@ -206,6 +206,7 @@ class FederatedOrchestrator(Aggregation):
         self.choose_group_size()
         self._folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         self.memory_limit = self.cohort_memory or usual_limit(self.trainer.num_devices)
+        self.choose_memory()
         self._open_states()
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -235,8 +236,8 @@ class FederatedOrchestrator(Aggregation):
         self.tell_quarantined()
         # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
         self._flat.vector  # noqa: B018  # moves
-        self.__dict__.pop("_deltas", None)
-        self.__dict__.pop("_anchor", None)
+        for name in ("_receiver", "_summed", "_anchor"):
+            self.__dict__.pop(name, None)
 
     @override
     def on_train_epoch_start(self) -> None:
@@ -263,6 +264,7 @@ class FederatedOrchestrator(Aggregation):
             with isolated(self.device), default_dtype(self._usual_dtype):
                 self.train_clients([client for client in batch if client != PADDING])
             waits(self.trainer)
+            self.sum_up(batch_idx + 1)
             if batch_idx + 1 == self.trainer.num_training_batches:
                 self.end_round()
                 busy(self.trainer, f"the evaluation after round {self.rounds_done}")

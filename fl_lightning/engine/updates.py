@@ -1,103 +1,233 @@
-"""The memory of a round's updates: a matrix with a row for each client, in memory or in a file that is mapped."""
+"""Updates: the updates of a round's clients, of which every device keeps some columns."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import re
-import sys
-from collections.abc import Sequence
-from mmap import PAGESIZE
-from pathlib import Path
-from tempfile import NamedTemporaryFile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import compress
+from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from fl_lightning.engine.columns import Columns
+from fl_lightning.engine.gram import without_rounding
+from fl_lightning.engine.row_memory import arranged, will_need
 from fl_lightning.errors import ConfigurationError
 
-WILL_NEED = 3  # of madvise(2)
-UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+BLOCK = 1 << 18  # columns that are summed at a time
+COLUMNS = 1 << 16  # columns that are processed at a time by what is not linear in the updates
+PIECE = 1 << 29  # bytes of updates in a file that are read at a time
+TILE = (32, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
+SAME = 1e-9  # relative difference up to which two ratios of weights are one
 
 
-def bytes_in(size: str) -> int:
-    """Read a size, in bytes.
+class Updates:
+    """The updates (K, P) of a round's clients. On several devices, each keeps all rows of its share of the columns.
 
-    >>> from fl_lightning.engine.updates import bytes_in
-    >>> bytes_in("1.5GiB")
-    1610612736
-
-    Raises:
-        ConfigurationError: the text is not a positive number and a unit.
-    """
-    found = re.fullmatch(r"(\d+\.?\d*) ?(KiB|MiB|GiB|TiB)", size)
-    if not found:
-        raise ConfigurationError(f"cohort_memory must be a size such as 4GiB, in {', '.join(UNITS)}, got {size!r}")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-def usual_limit(processes: int) -> int:
-    """Half of the machine's memory, divided among the processes of a run on it, in bytes."""
-    return int(psutil.virtual_memory().total) // (2 * processes)
-
-
-def new_rows(count: int, like: Tensor, limit: int, folder: Path) -> Tensor:
-    """Make a matrix (count, P) for vectors like the given one (P,); its entries are undefined.
-
-    On a CPU, a matrix of more than ``limit`` bytes is mapped from a file, which the system reads and writes as it needs
-    the memory. The file has no name, so that it is gone with the process, however that ends.
+    Every method is the same on one device and on several, bit for bit on CPUs; on several, all must call it.
 
     Args:
-        count: number of rows.
-        like: (P,) a vector, whose dtype and device the matrix gets.
-        limit: the largest number of bytes in memory.
-        folder: where the file is.
-
-    Raises:
-        ConfigurationError: the disk has no room.
+        rows: (R, p) rows, of this device's columns.
+        columns: the columns of each device.
+        order: the row of each of the K clients.
+        shares: (K,) weights, to which those of the sum are proportional in this run; None if they may be any.
+        new: makes a matrix of a number of rows, like vectors (P,).
     """
-    size = count * like.nbytes
-    if like.device.type != "cpu" or size <= limit:
-        return like.new_empty(count, len(like))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(dir=folder, prefix="updates-") as file:
-            _reserve(file.fileno(), size)
-            rows = torch.from_file(file.name, shared=True, size=count * len(like), dtype=like.dtype)
-    except OSError as error:
+
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Columns,
+        order: Sequence[int],
+        shares: Tensor | None = None,
+        new: Callable[[int], Tensor] | None = None,
+    ) -> None:
+        self.own, self.columns, self.order, self.shares = rows, columns, list(order), shares
+        self._new = new or (lambda count: rows.new_empty(count, columns.size))
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Updates:
+        """Take a matrix (K, P) that this device has as a whole."""
+        return Updates(rows, Columns(rows.shape[1]), range(len(rows)))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def only(self, chosen: Sequence[bool]) -> Updates:
+        """Leave out the updates of clients that are not chosen (K,)."""
+        return Updates(self.own, self.columns, list(compress(self.order, chosen)), self.shares, self._new)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """(K, P) all columns; on several devices, this gathers them on each."""
+        if self.columns.devices == 1:
+            self.own, self.order = arranged(self.own, self.order), list(range(len(self)))
+            return self.own
+        gathered = self._new(len(self))
+        for row, update in zip(gathered, self.rows(), strict=True):
+            row.copy_(update)
+        return gathered
+
+    def rows(self) -> Iterator[Tensor]:
+        """Yield the updates (P,) one by one; on several devices, each is gathered when its turn comes."""
+        return (self.columns.joined(self.own[row]) for row in self.order)
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Sum the updates, each times its coefficient (K,), in the clients' order: (P,)."""
+        factor = self._factor(coefficients)
+        if factor is None or self.shares is None:
+            return self.columns.joined(self.add_to(None, coefficients))
+        return factor * self.columns.joined(self.add_to(None, self.shares))
+
+    def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
+        """Add the updates, each times its coefficient (K,), to a sum over this device's columns (p,), or start one.
+
+        The result is that of one addition after another, however many clients are added at a time.
+        """
+        total = torch.zeros_like(self.own[0]) if total is None else total
+        numbers = [(row, number) for row, number in zip(self.order, coefficients.tolist(), strict=True) if number]
+        for block, part in zip(torch.split(self.own, BLOCK, dim=1), torch.split(total, BLOCK), strict=True):
+            if self._in_file:
+                will_need(block)
+            for row, number in numbers:
+                part.add_(block[row], alpha=number)
+        return total
+
+    def _factor(self, coefficients: Tensor) -> float | None:
+        """The number by which the shares become the coefficients, if there is one."""
+        if self.shares is None or not self.shares.any():
+            return None if self.shares is None or coefficients.any() else 0.0
+        largest = self.shares.abs().argmax()
+        factor = coefficients[largest] / self.shares[largest]
+        distance = (coefficients - factor * self.shares).abs().max()
+        return float(factor) if distance <= SAME * coefficients.abs().max() else None
+
+    def products(self, vector: Tensor) -> Tensor:
+        """Inner products (K,) of the updates with a vector (P,), computed in the vector's dtype; float64 on the CPU."""
+        local = vector[self.columns.own]
+
+        def product(part: Tensor, segment: slice) -> Tensor:
+            return part.to(vector.dtype) @ local[segment]
+
+        return self._by_row(product)
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(K,) norms of the updates, float64 on the CPU."""
+        return self._by_row(lambda part, segment: part.double().square().sum(-1)).sqrt()
+
+    def _by_row(self, measure: Callable[[Tensor, slice], Tensor]) -> Tensor:
+        """Sum a measure of each segment of a row, or of all rows, over the segments: (K,) in float64 on the CPU."""
+
+        def measured(segment: slice) -> Tensor:
+            if self.own.device.type != "cpu":
+                rows = self.own[:, segment]
+                return measure(rows if self._in_order else rows[self.order], segment).double()
+            values = [measure(self.own[row, segment], segment) for row in self.order]  # the bits of any number of rows
+            return torch.stack(values).double() if values else start
+
+        start = torch.zeros(len(self), dtype=torch.float64, device=self.own.device)
+        return self.columns.total(map(measured, self.columns.segments(0, self.columns.size)), start).cpu()
+
+    def gram(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """(K, K) inner products of the updates over the columns from ``start`` to ``stop``, float64 on the CPU."""
+        size, device = len(self), self.own.device
+        segments = self.columns.segments(start, self.columns.size if stop is None else stop)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        gram = self.columns.total(map(self._upper, segments), gram)
+        gram = (gram.triu() + gram.triu(1).T).cpu()
+        return without_rounding(gram, gram.diagonal().sqrt())
+
+    def _upper(self, segment: slice) -> Tensor:
+        """The products over some columns; below the diagonal anything, which follows from symmetry."""
+        size, device = len(self), self.own.device
+        rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        wide = torch.empty(size, min(columns, segment.stop - segment.start), dtype=torch.float64, device=device)
+        for part in self._pieces(self.own[:, segment]):
+            for block in torch.split(part, columns, dim=1):
+                now = wide[:, : block.shape[1]].copy_(block if self._in_order else block[self.order])
+                for top in range(0, size, rows):
+                    gram[top : top + rows, top:].addmm_(now[top : top + rows], now[top:].T)
+        return gram
+
+    @cached_property
+    def _in_file(self) -> bool:
+        return self.own.device.type == "cpu" and bool(self.own.is_shared())  # type: ignore[no-untyped-call]  # torch's
+
+    @property
+    def _in_order(self) -> bool:
+        return self.order == list(range(len(self.own)))
+
+    def _pieces(self, columns: Tensor) -> Iterator[Tensor]:
+        """Yield some columns; those in a file in pieces that fit into memory, each read once."""
+        if not self._in_file:
+            yield columns
+            return
+        for part in torch.split(columns, max(TILE[1], PIECE // max(1, columns[:, :1].nbytes)), dim=1):
+            will_need(part)
+            yield part.clone()
+
+    def by_coordinate(self, reduce: Callable[[Tensor], Tensor], mixing: Tensor | None) -> Tensor:
+        """Reduce the updates, mixed by (K, K) if that is given, to (P,) by a function of blocks (K, B) to (B,)."""
+        factors = None if mixing is None else mixing.to(self.own)
+
+        def reduced(block: Tensor) -> Tensor:
+            block = block if self._in_order else block[self.order]
+            return reduce(block if factors is None else factors @ block)
+
+        parts = [self.own[:, each] for each in self.columns.segments(0, self.columns.size)]
+        blocks = [block for part in parts for block in torch.split(part, COLUMNS, dim=1)]
+        return self.columns.joined(torch.cat([reduced(block) for block in blocks] or [self.own.new_empty(0)]))
+
+
+class Summed(Updates):
+    """The sum of the updates of clients that have come and gone: nothing else is left of them.
+
+    Args:
+        columns: the columns of each device.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns, self._shares = columns, list[Tensor]()
+        self._total: Tensor | None = None
+        self._norms: list[Tensor] = []
+
+    def take_in(self, updates: Updates, shares: Tensor) -> None:
+        """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
+        self._total = updates.add_to(self._total, shares)
+        self._shares.append(shares)
+        self.shares = torch.cat(self._shares)
+        if "norms" in updates.__dict__:
+            self._norms.append(updates.norms)
+
+    @override
+    def __len__(self) -> int:
+        return sum(map(len, self._shares))
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """(K,) norms of the updates, if a rule has asked for them when the updates came."""
+        return torch.cat(self._norms) if self._norms else self.gone
+
+    @override
+    def combine(self, coefficients: Tensor) -> Tensor:
+        factor = self._factor(coefficients)
+        if self._total is None or factor is None:
+            raise ConfigurationError(
+                f"a rule wants the weights {coefficients.tolist()}, which its stream_weights did not tell when the "
+                "updates came: mend it, or take streams = True from its class"
+            )
+        return factor * self.columns.joined(self._total)
+
+    @property
+    def gone(self) -> Any:
+        """The rows, which are gone."""
         raise ConfigurationError(
-            f"a round's updates ({count} clients × {len(like):,} parameters, {size / UNITS['GiB']:.1f} GiB) are above "
-            f"the limit in memory of {limit / UNITS['GiB']:.1f} GiB and do not fit on disk in {folder}: "
-            f"{error.strerror}; raise model.cohort_memory, or draw fewer clients"
-        ) from error
-    return rows.view(count, len(like))
+            "a callback looks at single updates, which are summed as they come, since all callbacks say that they "
+            "stream: take streams = True from its class"
+        )
 
-
-def _reserve(file: int, size: int) -> None:
-    """Give a file its size at once: writing to a mapped file on a full disk would kill the process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:
-        os.truncate(file, size)
-
-
-def will_need(part: Tensor) -> None:
-    """Let the system read some columns of a mapped matrix now, and nothing around them; does nothing elsewhere.
-
-    On its own, it reads megabytes around each row's piece, and drops them before their turn comes.
-    """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
-    if madvise is None:
-        return
-    for row in part:
-        start = row.data_ptr() // PAGESIZE * PAGESIZE
-        madvise(ctypes.c_void_p(start), ctypes.c_size_t(row.data_ptr() + row.nbytes - start), WILL_NEED)
-
-
-def kept(rows: Tensor, indices: Sequence[int]) -> Tensor:
-    """Move some rows (ascending indices) of a matrix to its top, in place, and return the top."""
-    for new, old in enumerate(indices):
-        if new != old:
-            rows[new] = rows[old]
-    return rows[: len(indices)]
+    own = order = gone  # all other methods read one of them

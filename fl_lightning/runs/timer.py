@@ -73,6 +73,8 @@ class RoundTimer(Monitor):
         rounds: times of this fit's last rounds, at most ``RECENT``.
     """
 
+    streams = True
+
     def __init__(self) -> None:
         self.rounds: deque[RoundTime] = deque(maxlen=RECENT)
 

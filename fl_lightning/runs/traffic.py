@@ -32,6 +32,8 @@ class TrafficMonitor(Monitor):
         total: bytes sent since round 1, up and down.
     """
 
+    streams = True
+
     total = 0
 
     @override

@@ -1,86 +1,116 @@
-"""The memory of a round's updates: below and above the limit, and rows that clients leave out."""
+"""The algebra of updates against plain matrices; on several devices the bits of one; sums that keep nothing else."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
-from toy import Capture, trainer
+from shares import LEFT_OUT, PARAMETERS, one_device, results, sent
+from torch import Tensor, multiprocessing
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
-from fl_lightning.engine.updates import bytes_in, kept, new_rows
-
-RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES}
-
-
-@pytest.mark.parametrize(("size", "expected"), [("512KiB", 1 << 19), ("4GiB", 4 << 30), ("0.5 TiB", 1 << 39)])
-def test_sizes(size: str, expected: int) -> None:
-    assert bytes_in(size) == expected
+from fl_lightning import ConfigurationError
+from fl_lightning.engine.columns import Columns
+from fl_lightning.engine.receiver import Receiver
+from fl_lightning.engine.updates import Summed, Updates
 
 
-@pytest.mark.parametrize("size", ["4", "4GB", "-1GiB", "GiB", ""])
-def test_other_sizes_are_refused(size: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"cohort_memory must be a size such as 4GiB, in KiB, MiB, .*, got"):
-        FederatedOrchestrator(TinyClassifier(), cohort_memory=size)
+def of_rows(order: list[int]) -> tuple[Updates, Tensor]:
+    """Updates in some rows of a matrix, and the same as a matrix of float64."""
+    rows = sent()
+    return Updates(rows, Columns(PARAMETERS), order), rows[order].double()
 
 
-def mapped_files() -> list[str]:
-    return [each.path for each in psutil.Process().memory_maps(grouped=False) if "/updates-" in each.path]
+ORDERS = [list(range(7)), [5, 0, 3], [6, 5, 4, 3, 2, 1, 0], [2]]
 
 
-def test_a_matrix_above_the_limit_is_in_a_file_that_leaves_nothing(tmp_path: Path) -> None:
-    like = torch.zeros(1000, dtype=torch.float64)
-    small = new_rows(10, like, limit=80_000, folder=tmp_path / "run")
-    assert small.shape == (10, 1000)
-    assert not mapped_files()
-    large = new_rows(11, like, limit=80_000, folder=tmp_path / "run")
-    (path,) = mapped_files()
-    assert path.startswith(str(tmp_path / "run"))
-    assert not list((tmp_path / "run").iterdir())
-    large.copy_(torch.arange(11.0)[:, None].expand(11, 1000))
-    assert (large.dtype, large.sum().item()) == (torch.float64, 55_000)
-    del large
-    assert not mapped_files()
+@pytest.mark.parametrize("order", ORDERS)
+def test_algebra(order: list[int]) -> None:
+    updates, dense = of_rows(order)
+    generator = torch.Generator().manual_seed(1)
+    coefficients = torch.randn(len(order), generator=generator, dtype=torch.float64)
+    vector = torch.randn(PARAMETERS, generator=generator, dtype=torch.float64)
+    mixing = torch.randn(len(order), len(order), generator=generator, dtype=torch.float64)
+    assert len(updates) == len(order)
+    torch.testing.assert_close(updates.combine(coefficients).double(), coefficients @ dense, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(updates.products(vector), dense @ vector, rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(updates.products(vector.float()), dense @ vector, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(updates.norms, dense.norm(dim=1), rtol=1e-12, atol=0)
+    torch.testing.assert_close(updates.gram(), dense @ dense.T, rtol=1e-12, atol=1e-9)
+    for start, stop in [(0, 10), (8_190, 8_200), (5_000, PARAMETERS)]:
+        part = dense[:, start:stop]
+        torch.testing.assert_close(updates.gram(start, stop), part @ part.T, rtol=1e-12, atol=1e-9)
+    middle = updates.by_coordinate(lambda block: block.median(0).values, None)
+    assert torch.equal(middle.double(), dense.median(0).values)
+    largest = updates.by_coordinate(lambda block: block.amax(0), mixing).double()
+    torch.testing.assert_close(largest, (mixing @ dense).amax(0), rtol=1e-5, atol=1e-5)
+    assert torch.equal(torch.stack(list(updates.rows())).double(), dense)
+    only = updates.only([place == 0 for place in range(len(order))])
+    assert torch.equal(only.whole.double(), dense[:1])
 
 
-def test_a_matrix_that_no_disk_holds_is_refused_in_one_line(tmp_path: Path) -> None:
-    clients = 2 * psutil.disk_usage(str(tmp_path)).total // 8_000_000
-    with pytest.raises(ConfigurationError) as refusal:
-        new_rows(clients, torch.zeros(1_000_000, dtype=torch.float64), limit=1 << 30, folder=tmp_path)
-    said = f"a round's updates ({clients} clients × 1,000,000 parameters"
-    assert str(refusal.value).startswith(said)
-    assert str(refusal.value).endswith("raise model.cohort_memory, or draw fewer clients")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_matrix_lies_where_the_rows_lie(order: list[int]) -> None:
+    updates, dense = of_rows(order)
+    place = updates.own.data_ptr()
+    assert torch.equal(updates.whole.double(), dense)
+    assert updates.whole.data_ptr() == place
+    assert torch.equal(updates.whole.double(), dense)
+    assert torch.equal(updates.norms, Updates.of(dense.float()).norms)
 
 
-def test_rows_move_to_the_top_in_place() -> None:
-    rows = torch.arange(5.0)[:, None].repeat(1, 2)
-    top = kept(rows, [0, 2, 4])
-    assert top.tolist() == [[0, 0], [2, 2], [4, 4]]
-    assert top.data_ptr() == rows.data_ptr()
-    assert kept(rows, []).shape == (0, 2)
+@pytest.mark.parametrize("waves", [[7], [3, 4], [1] * 7, [6, 1]])
+def test_a_sum_of_updates_as_they_come_has_the_same_bits(waves: list[int]) -> None:
+    rows, shares = sent(), torch.tensor([5.0, 1.0, 0.0, 2.0, 7.0, 1.0, 3.0], dtype=torch.float64)
+    expected = Updates(rows, Columns(PARAMETERS), range(7), shares).combine(shares / 19)
+    summed, first = Summed(Columns(PARAMETERS)), 0
+    for count in waves:
+        wave = Updates(rows[first : first + count].clone(), Columns(PARAMETERS), range(count))
+        summed.take_in(wave, shares[first : first + count])
+        first += count
+    assert len(summed) == 7
+    assert torch.equal(summed.combine(shares / 19), expected)
+    assert torch.equal(summed.combine(shares / 19), expected)
+    assert not summed.combine(0 * shares).any()
+    torch.testing.assert_close(expected, (shares / 19).float() @ rows, rtol=1e-4, atol=1e-5)
 
 
-class Fails(FederatedCallback):
-    """Client 1 raises in round 2."""
+def test_a_sum_refuses_other_weights_and_single_updates() -> None:
+    summed = Summed(Columns(PARAMETERS))
+    summed.take_in(Updates.of(sent(2)), torch.tensor([1.0, 3.0], dtype=torch.float64))
+    with pytest.raises(ConfigurationError, match=r"wants the weights \[0.5, 0.5\], which its stream_weights did not"):
+        summed.combine(torch.tensor([0.5, 0.5], dtype=torch.float64))
+    looks: list[Any] = [lambda: summed.gram(), lambda: summed.whole, lambda: summed.rows(), lambda: summed.norms]
+    for look in looks:
+        with pytest.raises(ConfigurationError, match="looks at single updates, which are summed as they come"):
+            look()
 
-    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        if (run.client, run.round) == (1, 2):
-            raise ValueError("lost")
+
+def test_shares_decide_the_bits_only_of_weights_in_proportion() -> None:
+    rows, shares = sent(3), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    updates = Updates(rows, Columns(PARAMETERS), range(3), shares)
+    other = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
+    assert torch.equal(updates.combine(other), Updates.of(rows).combine(other))
+    assert torch.equal(updates.combine(shares / 7), Updates.of(rows).combine(shares) * (1 / 7))
 
 
-@pytest.mark.filterwarnings("ignore:.*left out")
-@pytest.mark.parametrize("name", RULES)
-def test_updates_in_a_file_change_no_bit(name: str, tmp_path: Path) -> None:
-    """Three rounds, in one of which a client fails."""
-    params = []
-    for limit in (None, "1KiB"):
-        orchestrator, capture = FederatedOrchestrator(TinyClassifier(), cohort_memory=limit), Capture()
-        data = TinyData(batch_size=4)
-        trainer(Fails(), RULES[name](), capture, rounds=3, default_root_dir=tmp_path).fit(orchestrator, datamodule=data)
-        assert capture.cohort.clients == tuple(data.cohort(3))
-        params.append(orchestrator.params.clone())
-    assert torch.equal(*params)
-    assert not mapped_files()
+def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
+    rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
+    expected = results(Updates(rows, Columns(PARAMETERS), order))
+    for devices in (2, 3):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        multiprocessing.spawn(one_device, (devices, port, str(tmp_path)), devices)
+        for rank in range(devices):
+            for found, wanted in zip(torch.load(tmp_path / f"{devices}_{rank}.pt"), expected, strict=True):
+                assert torch.equal(found, wanted)
+
+
+def test_what_is_not_finite_is_told(tmp_path: Path) -> None:
+    rows, anchor = sent(4), torch.zeros(PARAMETERS)
+    rows[1, -1], rows[3, 0] = torch.inf, torch.nan
+    receiver = Receiver(anchor, 0, 1, slots=4, limit=1 << 30, folder=tmp_path)
+    assert receiver.put_group([10, 11], rows[:2], anchor).tolist() == [True, False]
+    assert [bool(receiver.put(client, rows[client - 10], anchor).isnan()) for client in (12, 13)] == [False, True]
+    assert [receiver.is_finite(client) for client in (10, 11, 12, 13)] == [True, False, True, False]

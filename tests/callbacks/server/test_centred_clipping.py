@@ -9,7 +9,7 @@ from toy import GivenData, Linear, close, send, train, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import CentredClipping, FedAvg, FedNova
-from fl_lightning.callbacks.server import centred_clipping
+from fl_lightning.engine import updates as shared
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 SENT = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_coefficients_agree_with_vectors(
     threshold: float, iterations: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rounds of five updates in R^7, some clipped and some not, in blocks of columns or at once."""
-    monkeypatch.setattr(centred_clipping, "COLUMNS", columns)
+    monkeypatch.setattr(shared, "COLUMNS", columns)
     updates = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     updates[2] *= 30
     model, centre = torch.zeros(7, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)

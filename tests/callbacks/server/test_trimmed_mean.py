@@ -9,7 +9,7 @@ from toy import UPDATES, close, send
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedAvg, FedNova, TrimmedMean
 from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean
-from fl_lightning.engine import cohort
+from fl_lightning.engine import updates as shared
 
 FIVE = [[1.0, -50.0], [7.0, 2.0], [2.0, 0.0], [90.0, 1.0], [3.0, 9.0]]
 
@@ -64,7 +64,7 @@ def test_long_updates_go_through_in_blocks(monkeypatch: pytest.MonkeyPatch) -> N
     """Seven coordinates in blocks of three; each is on its own: the mean of its middle three values."""
     updates = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     whole = send(updates, TrimmedMean(0.2))[0]
-    monkeypatch.setattr(cohort, "COLUMNS", 3)
+    monkeypatch.setattr(shared, "COLUMNS", 3)
     assert close(send(updates, TrimmedMean(0.2))[0], whole, 0.0)
     assert close(whole, [sum(sorted(column)[1:4]) / 3 for column in updates.T.tolist()])
 
