@@ -70,9 +70,10 @@ class FederatedOrchestrator(Aggregation):
         accumulate_grad_batches: number of a client's batches per optimizer step.
         gradient_clip_val: largest local gradient norm or value.
         gradient_clip_algorithm: quantity that is clipped, "norm" or "value".
-        cohort_memory: the largest size in memory of a round's updates (K clients × P parameters), such as "4GiB", with
-            a unit of KiB, MiB, GiB or TiB. On a CPU, larger ones are in a file in the run folder, which changes no
-            result. By default half of the machine's memory, divided among the processes of a run.
+        cohort_memory: the largest size in memory of what a device keeps of a round's updates (K clients × P
+            parameters), such as "4GiB", with a unit of KiB, MiB, GiB or TiB. On a CPU, more is in a file in the run
+            folder; where no callback looks at single updates, they are summed as they come. Neither changes a result.
+            By default half of the machine's memory, divided among the processes of a run.
         client_states: place of the tensors that rules keep for single clients (control variates, …): "memory" (and the
             checkpoint), or "disk" (files in the run folder) for many clients or large models.
         on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the

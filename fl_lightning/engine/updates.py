@@ -19,7 +19,7 @@ from fl_lightning.errors import ConfigurationError
 BLOCK = 1 << 18  # columns that are summed at a time
 COLUMNS = 1 << 16  # columns that are processed at a time by what is not linear in the updates
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
-TILE = (32, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
+TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
 SAME = 1e-9  # relative difference up to which two ratios of weights are one
 
 

@@ -18,7 +18,11 @@ RULES = [
     "Scaffold",
     "MOON",
     "FedGAMCV",
+    "FedDyn",
+    "FedBE",
     "CoordinateMedian",
+    '{"class_path": "CentredClipping", "init_args": {"threshold": 1.0}}',
+    '{"class_path": "ALIE", "init_args": {"num_byzantine": 2}}',
 ]
 
 
