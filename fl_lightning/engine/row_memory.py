@@ -24,7 +24,7 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 def bytes_in(size: str) -> int:
     """Read a size, in bytes.
 
-    >>> from fl_lightning.engine.updates import bytes_in
+    >>> from fl_lightning.engine.row_memory import bytes_in
     >>> bytes_in("1.5GiB")
     1610612736
 

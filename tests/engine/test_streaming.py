@@ -1,5 +1,6 @@
 """Updates that are summed as they come: the bits of updates that are kept, for every rule that says so."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,7 +69,8 @@ def test_chains_stream(chain: list[FederatedCallback]) -> None:
     assert torch.equal(streamed.params, fit(*chain, Capture()).params)
 
 
-def test_what_looks_at_single_updates_keeps_them() -> None:
+def test_what_looks_at_single_updates_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # for ConflictMonitor's files
     for callbacks in ([ConflictMonitor()], [Capture()], [NormClipping()]):
         assert not fit(*callbacks, memory="1KiB").streams
     whole = FederatedOrchestrator(TinyClassifier(), cohort_memory="1KiB", max_update_norm=1e9)
