@@ -1,8 +1,9 @@
 """Measure what many clients cost: the setup, and a round beyond training, with 10 clients per round.
 
-A client holds 8 of 1,000 shared examples. Each size runs in a process of its own:
+A client holds 8 of 1,000 shared examples; or, with the name of a partition, the part of 5 × NUM_CLIENTS examples that
+the partition deals to the client, and only the setup is measured. Each size runs in a process of its own:
 
-    python -m benchmarks.scale NUM_CLIENTS
+    python -m benchmarks.scale NUM_CLIENTS [PARTITION]
 """
 
 import json
@@ -22,10 +23,12 @@ from benchmarks.environments import UnavailableError, last_line
 from benchmarks.local import Module
 from benchmarks.rows import Row, duration
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.datamodules import IID, Dirichlet, Partition, Tensors
 
 SIZES = {"10³": 10**3, "10⁴": 10**4, "10⁵": 10**5, "10⁶": 10**6}
 COHORT, SAMPLES, SHARED, ROUNDS, WARM_UP = 10, 8, 1000, 20, 3
 LIMIT = 90.0
+PARTITIONS: dict[str, Partition] = {"IID": IID(), "Dirichlet": Dirichlet(0.1)}
 
 
 class Overlapping(FederatedDataModule):
@@ -77,12 +80,41 @@ def measure(num_clients: int) -> dict[str, float]:
     return {"setup": setup, "round": median(beyond.seconds[WARM_UP:])}
 
 
+def deal(num_clients: int, partition: Partition) -> dict[str, float]:
+    """Return the seconds of the setup, with the first round, where a partition deals 5 examples per client."""
+    quiet()
+    count, beyond = 5 * num_clients, Beyond()
+    train = torch.randn(count, 10), torch.randint(10, (count,))
+    test = train[0][:SHARED], train[1][:SHARED]
+    settings: dict[str, Any] = {"batch_size": SAMPLES, "participation": COHORT, "num_classes": 10}
+    start = time.perf_counter()
+    data = Tensors(train=train, test=test, num_clients=num_clients, partition=partition, **settings)
+    bare_trainer(1, beyond).fit(FederatedOrchestrator(Module(nn.Linear(10, 10))), datamodule=data)
+    return {"setup": beyond.ready - start + beyond.seconds[0]}
+
+
 def rows(quick: bool, install: bool) -> Iterator[Row]:
+    yield from _sizes(quick)
+    case, figure = "10⁶ clients of 5 examples", "setup, Dirichlet(0.1) ÷ IID"
+    try:
+        turns = [[_turn(SIZES["10⁶"], name)["setup"] for name in PARTITIONS] for _ in range(1 if quick else 3)]
+    except UnavailableError as error:
+        yield Row("scale", case, figure, note=str(error))
+        return
+    iid, skewed = (duration(median(seconds)) for seconds in zip(*turns, strict=True))
+    ratios = [second / first for first, second in turns]
+    yield Row.over(ratios, "scale", case, figure, note=f"{skewed} ÷ {iid}")
+
+
+def _turn(*arguments: object) -> dict[str, float]:
+    return last_line([sys.executable, "-m", "benchmarks.scale", *map(str, arguments)], LIMIT)
+
+
+def _sizes(quick: bool) -> Iterator[Row]:
     base: list[dict[str, float]] = []
     for name, size in SIZES.items():
         try:
-            command = [sys.executable, "-m", "benchmarks.scale", str(size)]
-            turns = [last_line(command, LIMIT) for _ in range(1 if quick else 3)]
+            turns = [_turn(size) for _ in range(1 if quick else 3)]
         except UnavailableError as error:
             yield Row("scale", f"{name} clients, {COHORT} a round", "÷ 10³ clients", note=str(error))
             continue
@@ -94,4 +126,5 @@ def rows(quick: bool, install: bool) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))
+    count, *names = sys.argv[1:]
+    print(json.dumps(deal(int(count), PARTITIONS[names[0]]) if names else measure(int(count))))

@@ -15,6 +15,7 @@ from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.image_folder import check_constants
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.engine.params import is_finite
 from fl_lightning.errors import ConfigurationError
 
 NAMES = ("train_x", "train_y", "test_x", "test_y")
@@ -119,7 +120,7 @@ class Tensors(ImageData):
                 f"expected uint8 images (n, C, H, W) for mean, std and augment, got {inputs.dtype} in {name}: leave "
                 "them out, or give images as bytes"
             )
-        if not inputs.isfinite().all():
+        if inputs.numel() and not is_finite(inputs):
             rows = int((~inputs.flatten(1).isfinite().all(1)).sum())
             raise ConfigurationError(f"expected {name} to be finite, got nan or inf in {rows} rows: leave them out")
         return inputs.to(torch.get_default_dtype())

@@ -110,8 +110,20 @@ class Parts(Sequence[Tensor]):
 
 def rows_of(owners: Ints, num_clients: int) -> Parts:
     """Turn the client of every example (n,) into each client's int64 example indices, in ascending order."""
-    order = torch.from_numpy(np.argsort(owners, kind="stable"))
+    order = torch.from_numpy(stable_order(owners))
     return Parts(order, torch.from_numpy(np.bincount(owners, minlength=num_clients)))
+
+
+def stable_order(numbers: Ints) -> Ints:
+    """Return the positions (n,) that sort whole numbers >= 0; equal numbers keep their order.
+
+    Sorts by the lowest 16 bits, then by those above: NumPy sorts 16 bits by counting, which takes a third of the time
+    of ``np.argsort(numbers, kind="stable")``.
+    """
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")  # the cast keeps the lowest 16 bits
+    if numbers.max(initial=0) < 1 << 16:
+        return order
+    return order[stable_order(numbers[order] >> 16)]
 
 
 def equal_owners(num_examples: int, num_clients: int, generator: np.random.Generator) -> Ints:

@@ -18,6 +18,7 @@ from fl_lightning.datamodules import (
     Partition,
     QuantitySkew,
 )
+from fl_lightning.engine.partition import rows_of, stable_order
 from fl_lightning.errors import ConfigurationError
 
 ALL = [
@@ -55,6 +56,26 @@ SOME = [
     ClassesPerClient(2),
     QuantitySkew(0.1),
 ]
+
+
+def test_order_of_large_numbers_is_stable() -> None:
+    """Numbers of one, two and three times 16 bits, each one several times: Python's sort is stable, too."""
+    draws = np.random.default_rng(0)
+    for largest in (1, 9, 2**16 - 1, 2**16, 10**6, 2**40):
+        numbers = draws.choice(draws.integers(0, largest + 1, 300), 1000)
+        numbers[[3, 500, 7]] = largest, largest, 0
+        assert stable_order(numbers).tolist() == sorted(range(1000), key=lambda i: int(numbers[i]))
+    assert stable_order(numbers[:0]).tolist() == []
+
+
+def test_a_hundred_thousand_clients() -> None:
+    """More clients than 16 bits count: client k owns two examples, in ascending order; one more client owns none."""
+    owners = np.random.default_rng(0).permutation(200_000) % 100_000
+    parts = rows_of(owners, 100_001)
+    assert len(parts[100_000]) == 0
+    rows = torch.stack(list(parts[:100_000]))
+    assert torch.equal(torch.from_numpy(owners)[rows], torch.arange(100_000)[:, None].expand(-1, 2))
+    assert (rows[:, 0] < rows[:, 1]).all()
 
 
 def describe(partition: Partition) -> str:
