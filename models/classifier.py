@@ -19,6 +19,8 @@ from fl_lightning.engine.defaults import picklable_defaults
 class ImageClassifier(LightningModule):
     """Trains a network with cross-entropy; logs loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
 
+    An example whose loss is nan makes ``val/loss`` nan.
+
     Args:
         network: module that maps images (B, C, H, W) to logits (B, num_classes).
         num_classes: number of classes of the data.
@@ -43,7 +45,9 @@ class ImageClassifier(LightningModule):
         def accuracy(k: int) -> MulticlassAccuracy:
             return MulticlassAccuracy(self.num_classes, top_k=min(k, self.num_classes), average="micro")
 
-        return MetricCollection({"top1": accuracy(1), "top3": accuracy(3), "loss": MeanMetric()}, prefix=prefix)
+        # By default, MeanMetric leaves out losses that are nan, and looks for them: a GPU's host would wait each batch.
+        loss = MeanMetric(nan_strategy="disable")
+        return MetricCollection({"top1": accuracy(1), "top3": accuracy(3), "loss": loss}, prefix=prefix)
 
     @override
     def setup(self, stage: str) -> None:

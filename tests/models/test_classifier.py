@@ -69,6 +69,21 @@ def test_validation_and_test_by_hand() -> None:
         assert measured[f"test/{name}"] == pytest.approx(value, rel=1e-6)
 
 
+def test_a_loss_of_nan_shows() -> None:
+    """The softmax of an infinite logit is inf / inf: the loss of one image is nan, and so is the mean of all four."""
+
+    class OneInfinite(FourImages):
+        def val_dataloader(self) -> DataLoader[Any]:
+            images, labels = self.client_dataset(0)[:]
+            images[3] = torch.inf
+            return DataLoader(TensorDataset(images, labels), batch_size=3)
+
+    runner = trainer()
+    runner.fit(FederatedOrchestrator(classifier()), datamodule=OneInfinite())
+    assert math.isnan(runner.callback_metrics["val/loss"])
+    assert float(runner.callback_metrics["val/top3"]) >= 2 / 4
+
+
 def test_metrics_start_anew_every_round() -> None:
     """Logits cannot change, so a second round must measure what the first one did."""
     runner = trainer(rounds=2)
