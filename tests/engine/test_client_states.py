@@ -63,6 +63,28 @@ def test_rules_without_states_of_clients_leave_no_folder(tmp_path: Path) -> None
     assert float(rule.state["count"]) == 3
 
 
+@pytest.mark.parametrize("state", [{}, DiskState(writes=True)], ids=["memory", "disk"])
+def test_recall_on_cuda_goes_through_pinned_memory(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, and for a vector that says of itself that it is on CUDA: the same values in the vector's dtype."""
+
+    class OnCuda(Tensor):
+        is_cuda = True  # type: ignore[assignment]  # a property in torch
+
+    pinned = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda value: pinned.append(value) or value.clone())
+    rule, start = FederatedCallback(), torch.zeros(3, dtype=torch.float64)
+    if isinstance(state, DiskState):
+        state.open(tmp_path, lambda: 1)
+    rule.state = state
+    rule.state["sum/1"] = torch.tensor([0.1, 2.0, -3.0])
+    plain = rule.recall("sum/1", start)
+    assert plain.tolist() == rule.state["sum/1"].double().tolist()
+    assert not pinned
+    assert rule.recall("sum/1", start.as_subclass(OnCuda)).as_subclass(Tensor).equal(plain)
+    assert len(pinned) == 1
+    assert rule.recall("sum/2", start) is start
+
+
 # Files come and go
 
 
