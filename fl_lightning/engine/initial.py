@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_lightning.engine.checks import shape
+from fl_lightning.engine.checkpoint_checks import shape
 from fl_lightning.engine.saving import own_names
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.errors import ConfigurationError

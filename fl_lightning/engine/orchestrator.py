@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
 from fl_lightning.engine.aggregation import Aggregation
+from fl_lightning.engine.checkpoint_checks import check_orders
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
     check_evaluation,
-    check_orders,
     check_rules,
     check_sampler,
     check_settings,

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from typing_extensions import override
 
-from fl_lightning.engine.checks import check_state
+from fl_lightning.engine.checkpoint_checks import check_state
 from fl_lightning.engine.lightning_private import saved_hyper_parameters
 from fl_lightning.engine.module_state import make_room
 from fl_lightning.engine.server import Server

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fl_lightning.engine.checks import check_state
+from fl_lightning.engine.checkpoint_checks import check_state
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import whole
 from fl_lightning.engine.initial import start_from
