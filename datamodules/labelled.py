@@ -121,15 +121,9 @@ class LabelledData(FederatedDataModule):
         """Return the client's part of the training set, without the examples that the client holds out."""
         return Subset(self._loaded.train, self._loaded.parts[client])
 
-    def client_num_samples(self, client: int) -> int:
-        """n_k, the client's number of training examples."""
-        return int(self._loaded.parts.sizes[client])
-
-    @cached_property
     @override
-    def sizes(self) -> Tensor:
-        own = type(self).client_num_samples is LabelledData.client_num_samples
-        return self._loaded.parts.sizes if own else super().sizes
+    def _client_parts(self) -> Parts:
+        return self._loaded.parts
 
     def class_counts(self) -> Tensor:
         """(N, C) number of each client's training examples of each class, as corrupted, without held-out examples."""

@@ -22,7 +22,7 @@ from fl_lightning.engine.batches import (
     unchanged,
 )
 from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
-from fl_lightning.engine.partition import Partition, Stated
+from fl_lightning.engine.partition import Partition, Parts, Stated
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
 from fl_lightning.engine.seeding import numpy_generator
 from fl_lightning.engine.sources import Dealt, Loaders, deal, training_data
@@ -150,7 +150,15 @@ class FederatedDataModule(CohortDraws):
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
-        return len(self._examples(client))
+        parts = self._client_parts()
+        return len(self._examples(client)) if parts is None else int(parts.sizes[client])
+
+    @cached_property
+    @override
+    def sizes(self) -> Tensor:
+        own = type(self).client_num_samples is not FederatedDataModule.client_num_samples
+        parts = None if own else self._client_parts()
+        return super().sizes if parts is None else parts.sizes
 
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
@@ -217,6 +225,10 @@ class FederatedDataModule(CohortDraws):
         indices = torch.randperm(total, generator=order)
         count = self.num_batches(total) * self.batch_size
         return examples, indices[:count] if count < total else indices
+
+    def _client_parts(self) -> Parts | None:
+        """Return each client's rows of the training set that a partition deals; None for clients with other data."""
+        return None
 
     def _examples(self, client: int) -> Examples:
         try:
@@ -302,14 +314,8 @@ class PartitionedData(FederatedDataModule):
         return Subset(examples, rows if in_memory else rows.tolist())
 
     @override
-    def client_num_samples(self, client: int) -> int:
-        return int(self._dealt.parts.sizes[client])
-
-    @cached_property
-    @override
-    def sizes(self) -> Tensor:
-        own = type(self).client_num_samples is PartitionedData.client_num_samples
-        return self._dealt.parts.sizes if own else super().sizes
+    def _client_parts(self) -> Parts:
+        return self._dealt.parts
 
     @override
     def class_counts(self) -> Tensor | None:

@@ -26,6 +26,7 @@ from toy import Capture, Linear, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
+from fl_lightning.engine.data import PartitionedData
 from fl_lightning.errors import ConfigurationError
 
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1]
@@ -159,6 +160,17 @@ def test_each_fit_deals_anew() -> None:
     assert data.sizes.tolist() == [8, 8]
     data.setup("fit")
     assert data.sizes.tolist() == [12, 12]
+
+
+def test_own_numbers_of_examples_count() -> None:
+    """Of 8 rows, each of two clients has 4; a subclass that counts each row twice has 8."""
+
+    class Twice(PartitionedData):
+        def client_num_samples(self, client: int) -> int:
+            return 2 * super().client_num_samples(client)
+
+    assert PartitionedData(Ordinary(), num_clients=2).sizes.tolist() == [4, 4]
+    assert Twice(Ordinary(), num_clients=2).sizes.tolist() == [8, 8]
 
 
 def test_the_loaders_own_collate_fn() -> None:
