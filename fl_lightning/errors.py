@@ -33,7 +33,7 @@ class TrainingError(ConfigurationError, RuntimeError):
     """Training cannot go on: updates are not finite, or every client fails. The user's settings are to blame."""
 
 
-def check_choice(name: str, value: object, *choices: str) -> None:
+def check_choice(name: str, value: object, *choices: object) -> None:
     """Refuse a ``value`` of the argument ``name`` that is not one of ``choices``."""
     if value not in choices:
         *others, last = (repr(choice) for choice in choices)

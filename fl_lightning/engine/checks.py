@@ -39,10 +39,12 @@ def check_settings(
     max_update_norm: float | None,
     clients_at_once: int | Literal["auto"],
     compiled: bool,
+    graph: bool | Literal["auto"],
 ) -> None:
     """Refuse arguments of the orchestrator that are out of range."""
     check_choice("client_states", client_states, "memory", "disk")
     check_choice("on_bad_update", on_bad_update, "skip", "raise")
+    check_choice("local_graph", graph, "auto", True, False)
     if max_update_norm is not None and not max_update_norm >= 1:
         raise ConfigurationError(
             "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "

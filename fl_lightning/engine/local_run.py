@@ -168,13 +168,20 @@ class LocalRun:
     @contextlib.contextmanager
     def _holding(self, point: Tensor) -> Iterator[None]:
         """Let the module hold another vector (P,) itself, which it may change, inside a ``with`` block."""
-        buffers, logged = self._state.read(), self._logged
-        self._logged = MetricLog()
+        buffers = self._state.read()
         try:
-            with self._flat.at(point):
+            with self._flat.at(point), self.logging_to(MetricLog()):
                 yield
         finally:
             self._state.write(buffers)
+
+    @contextlib.contextmanager
+    def logging_to(self, log: MetricLog) -> Iterator[None]:
+        """Let another log collect what the module logs inside a ``with`` block."""
+        logged, self._logged = self._logged, log
+        try:
+            yield
+        finally:
             self._logged = logged
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:

@@ -87,6 +87,11 @@ class ModuleState:
         """Tell whether an attribute, a registry or a frozen parameter differs from what was remembered."""
         return changed(self._objects(), self._present)
 
+    def has_records(self) -> bool:
+        """Tell whether a list, dict or set among the attributes has changed in place."""
+        pairs = [pair for part in self._parts for pair in part.containers]
+        return any(changed(_entries(now), _entries(before)) for now, before in pairs)
+
     def restore(self, failed: bool = False) -> list[str]:
         """Put back whatever has changed; where nothing has changed, this costs some comparisons.
 
@@ -174,6 +179,10 @@ class _Part:
 def changed(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Whether two sequences hold different objects."""
     return len(now) != len(before) or any(map(is_not, now, before))
+
+
+def _entries(container: Any) -> list[Any]:
+    return [*container, *(container.values() if isinstance(container, dict) else ())]
 
 
 def _is_number(value: Any) -> bool:

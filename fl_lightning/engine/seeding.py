@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,3 +62,10 @@ def seed_globals(seed: int, device: torch.device) -> None:
     random.seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
+
+
+def host_states(device: torch.device) -> tuple[Any, ...]:
+    """The states of the host's generators that a step may use unseen."""
+    numpy_state: Any = np.random.get_state()
+    host = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
+    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2], host

@@ -22,11 +22,11 @@ from fl_lightning.engine.tracing import Replayed
 
 
 def _refuse(*_: Any) -> Any:
-    raise TypeError("it uses batch_idx, which differs between clients")
+    raise TypeError("it uses batch_idx")
 
 
 class NoIndex:
-    """Stands for ``batch_idx`` where clients that train at once have different ones: any use raises TypeError."""
+    """Stands for ``batch_idx`` where one call serves several steps with different ones: any use raises TypeError."""
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __truediv__ = _refuse

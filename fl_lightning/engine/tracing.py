@@ -76,7 +76,7 @@ class Replayed:
         if self._compiled:
             try:
                 compiled: Function = torch.compile(graph, fullgraph=True, dynamic=False, options=COMPILER)
-                if all(map(_near, expected, self._results(compiled, inputs))):
+                if all(map(near, expected, self._results(compiled, inputs))):
                     return compiled
                 reason = "its results differ"
             except Exception as error:
@@ -96,7 +96,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(torch.equal(one.nan_to_num(), other.nan_to_num()))
 
 
-def _near(one: Tensor, other: Tensor) -> bool:
+def near(one: Tensor, other: Tensor) -> bool:
     """Whether the largest difference of two tensors is rounding, measured by their largest entry."""
     if one.shape != other.shape or not one.is_floating_point():
         return _equal(one, other)

@@ -22,7 +22,7 @@ ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed"),
-    "model": ("seed", "client_states", "cohort_memory"),
+    "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
 SAMPLED = 16  # clients at most, two examples of each, in a fingerprint of data
 CPU = torch.device("cpu")
