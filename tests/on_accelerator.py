@@ -15,14 +15,18 @@ import pretended
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from recorded import Recorder
 from rules import CLIENT_RULES
 from tiny_images import CALLBACKS, client, data, fit
 from torch import Tensor, nn
 from toy import Capture, trainer
 
-from fl_lightning import FederatedOrchestrator, LocalRun, Server
+from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, FedAdam, FedLAW, GradientHarmonization, Scaffold
 from fl_lightning.datamodules import AutoAugment, RandomCrop, RandomFlip
+from fl_lightning.engine import local_graph
+from fl_lightning.engine.callback import overrides
+from fl_lightning.engine.capture import CAPTURES
 from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.models import ImageClassifier
 
@@ -61,6 +65,20 @@ def test_rules_and_monitors_do_as_on_the_cpu(name: str, tmp_path: Path) -> None:
     found, expected = arrays(tmp_path / "here"), arrays(tmp_path / "host")
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[each], expected[each], equal_nan=True) for each in expected)
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_replayed_steps_do_as_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Local steps are recorded and replayed as CUDA graphs would be, unless a rule acts inside of them."""
+    monkeypatch.setitem(CAPTURES, DEVICE, Recorder)
+    monkeypatch.setattr(local_graph, "OFTEN", 1)
+    monkeypatch.setattr(Recorder, "all", [])
+    here = fit(tmp_path / "here", rule := CALLBACKS[name](), **pretended.on_device())
+    host = fit(tmp_path / "host", CALLBACKS[name]())
+    assert torch.equal(here.params, host.params)
+    assert (tmp_path / "here/metrics.csv").read_text() == (tmp_path / "host/metrics.csv").read_text()
+    inside = isinstance(rule, FederatedCallback) and (overrides(rule, "loss") or overrides(rule, "closure"))
+    assert sum(each.replays for each in Recorder.all) == (0 if inside else 2 * 6 * 2 + 2)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", *CLIENT_RULES, "ClientMonitor", "PersonalEvaluation", "SignFlip"])

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -37,7 +37,8 @@ class Recording(TorchDispatchMode):
         for each in tree_leaves(result):
             if isinstance(each, Tensor) and each.untyped_storage().data_ptr() not in given:
                 self.own[each.untyped_storage().data_ptr()] = each
-        self.calls.append((func, args, kwargs or {}, result))
+        # Aliases keep the memory that a tensor has now, whatever its data becomes.
+        self.calls.append((func, *tree_map_only(Tensor, Tensor.detach, (args, kwargs or {}, result))))
         return result
 
     def spoil(self) -> None:

@@ -234,7 +234,11 @@ class GraphedTraining(LocalTraining):
                 expected = self._outcome(step)
                 self._check(state, records)
             with self._undone():
-                loss, replay = self._capture(step)
+                try:
+                    loss, replay = self._capture(step)
+                except Exception:
+                    self._forget()  # after a capture that broke off, no other graph is safe
+                    raise
                 grads = [p.grad for p in self.flat.parameters] if self._twin is None else []
             graph = _Graph(inputs, loss, grads, list(records.calls), replay)
             with self._undone():

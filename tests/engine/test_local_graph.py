@@ -400,8 +400,12 @@ def test_a_client_that_fails_leaves_nothing_behind(wrong: dict[str, int], record
 
 
 def test_a_client_that_raises_is_not_taken_for_an_obstacle(recorder: type[Recorder], monkeypatch: Any) -> None:
-    """The first batch of each form is captured: in the first round, the bad client's comes first of all."""
+    """The first batch of each form is captured: in the first round, the bad client's comes first of all.
+
+    The next client's is the second and last capture, so that batches of two and three are trained as usual.
+    """
     monkeypatch.setattr(local_graph, "OFTEN", 1)
+    monkeypatch.setattr(local_graph, "MOST", 2)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(True, lambda: Net(**MOMENTUM), data={"bad": 0}, on_bad_update="skip")
@@ -432,6 +436,10 @@ def replace_a_buffer(module: Any, round: int) -> None:
     module.net[1].running_mean = torch.full((8,), 0.5)
 
 
+def move_a_buffer(module: Any, round: int) -> None:
+    module.net[1].running_mean.data = torch.full((8,), 0.5)
+
+
 def move_a_parameter(module: Any, round: int) -> None:
     module.net[0].weight.data = module.net[0].weight.data.clone() + 1
 
@@ -440,7 +448,7 @@ def evaluate_the_norm(module: Any, round: int) -> None:
     module.net[1].eval()
 
 
-@pytest.mark.parametrize("change", [drop_less, replace_a_buffer, move_a_parameter, evaluate_the_norm])
+@pytest.mark.parametrize("change", [drop_less, replace_a_buffer, move_a_buffer, move_a_parameter, evaluate_the_norm])
 def test_what_changes_between_rounds_is_captured_again(change: Any, recorder: type[Recorder]) -> None:
     ends = [fit(graph, lambda: Net(**MOMENTUM), Moving(change)) for graph in (False, True)]
     assert same(*ends)
