@@ -93,7 +93,8 @@ class FederatedOrchestrator(Aggregation):
             Results differ by rounding.
         local_graph: whether a local step of clients that train one after another is captured once as a CUDA graph and
             then replayed, which spares the host the launch of each kernel. "auto" does so on a CUDA device where
-            nothing forbids it; True also warns where steps are not replayed. Results are the same.
+            nothing forbids it; True also warns where steps are not replayed. Results are the same. False by default,
+            since it has not run on a CUDA device yet.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
@@ -123,7 +124,7 @@ class FederatedOrchestrator(Aggregation):
         compile_clients: bool = False,
         channels_last: bool = False,
         cohort_memory: str | None = None,
-        local_graph: bool | Literal["auto"] = "auto",
+        local_graph: bool | Literal["auto"] = False,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients, local_graph)

@@ -21,6 +21,7 @@ COLUMNS = 1 << 16  # columns that are processed at a time by what is not linear 
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
 TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
 SAME = 1e-9  # relative difference up to which two ratios of weights are one
+TINY = 1e-6  # of the largest coefficient; such a one is no measure for the others
 
 
 class Updates:
@@ -75,11 +76,19 @@ class Updates:
         return (self.columns.joined(self.own[row]) for row in self.order)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Sum the updates, each times its coefficient (K,), in the clients' order: (P,)."""
-        factor = self._factor(coefficients)
-        if factor is None or self.shares is None:
-            return self.columns.joined(self.add_to(None, coefficients))
-        return factor * self.columns.joined(self.add_to(None, self.shares))
+        """Sum the updates, each times its coefficient (K,), in the clients' order: (P,).
+
+        The sum is made of coefficients relative to the first one that is not tiny, and scaled at last. So the bits are
+        those of a sum that began before the coefficients were known, but for their proportions.
+        """
+        if self.are_shares(coefficients):
+            assert self.shares is not None
+            weights, first = self.shares, first_above(self.shares, 0.0)
+        else:
+            weights, first = coefficients, first_above(coefficients, TINY * float(coefficients.abs().max()))
+        if first is None:
+            return self.columns.joined(torch.zeros_like(self.own[0]))
+        return float(coefficients[first]) * self.columns.joined(self.add_to(None, weights / weights[first]))
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
         """Add the updates, each times its coefficient (K,), to a sum over this device's columns (p,), or start one.
@@ -95,14 +104,13 @@ class Updates:
                 part.add_(block[row], alpha=number)
         return total
 
-    def _factor(self, coefficients: Tensor) -> float | None:
-        """The number by which the shares become the coefficients, if there is one."""
+    def are_shares(self, coefficients: Tensor) -> bool:
+        """Whether coefficients (K,) are in the proportions of the shares."""
         if self.shares is None or not self.shares.any():
-            return None if self.shares is None or coefficients.any() else 0.0
+            return self.shares is not None and not coefficients.any()
         largest = self.shares.abs().argmax()
-        factor = coefficients[largest] / self.shares[largest]
-        distance = (coefficients - factor * self.shares).abs().max()
-        return float(factor) if distance <= SAME * coefficients.abs().max() else None
+        distance = coefficients - coefficients[largest] / self.shares[largest] * self.shares
+        return bool(distance.abs().max() <= SAME * coefficients.abs().max())
 
     def products(self, vector: Tensor) -> Tensor:
         """Inner products (K,) of the updates with a vector (P,), computed in the vector's dtype; float64 on the CPU."""
@@ -193,11 +201,14 @@ class Summed(Updates):
     def __init__(self, columns: Columns) -> None:
         self.columns, self._shares = columns, list[Tensor]()
         self._total: Tensor | None = None
+        self._unit = 0.0  # the first share that is not zero
         self._norms: list[Tensor] = []
 
     def take_in(self, updates: Updates, shares: Tensor) -> None:
         """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
-        self._total = updates.add_to(self._total, shares)
+        if not self._unit and (first := first_above(shares, 0.0)) is not None:
+            self._unit = float(shares[first])
+        self._total = updates.add_to(self._total, shares / (self._unit or 1.0))
         self._shares.append(shares)
         self.shares = torch.cat(self._shares)
         if "norms" in updates.__dict__:
@@ -214,13 +225,13 @@ class Summed(Updates):
 
     @override
     def combine(self, coefficients: Tensor) -> Tensor:
-        factor = self._factor(coefficients)
-        if self._total is None or factor is None:
+        if self._total is None or self.shares is None or not self.are_shares(coefficients):
             raise ConfigurationError(
                 f"a rule wants the weights {coefficients.tolist()}, which its stream_weights did not tell when the "
                 "updates came: mend it, or take streams = True from its class"
             )
-        return factor * self.columns.joined(self._total)
+        first = first_above(self.shares, 0.0)
+        return (0.0 if first is None else float(coefficients[first])) * self.columns.joined(self._total)
 
     @property
     def gone(self) -> Any:
@@ -231,3 +242,9 @@ class Summed(Updates):
         )
 
     own = order = gone  # all other methods read one of them
+
+
+def first_above(weights: Tensor, least: float) -> int | None:
+    """The place of the first weight (K,) whose size is above a number, if there is one."""
+    places = (weights.abs() > least).nonzero()
+    return int(places[0]) if len(places) else None

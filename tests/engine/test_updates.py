@@ -91,7 +91,14 @@ def test_shares_decide_the_bits_only_of_weights_in_proportion() -> None:
     updates = Updates(rows, Columns(PARAMETERS), range(3), shares)
     other = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64)
     assert torch.equal(updates.combine(other), Updates.of(rows).combine(other))
-    assert torch.equal(updates.combine(shares / 7), Updates.of(rows).combine(shares) * (1 / 7))
+    assert torch.equal(updates.combine(shares / 7), Updates.of(rows).combine(shares / 7))
+
+
+def test_a_tiny_first_coefficient_is_no_measure() -> None:
+    """In units of 1e-40, which float32 hardly has, the others would overflow."""
+    rows, coefficients = sent(3), torch.tensor([1e-40, 1.0, 2.0], dtype=torch.float64)
+    assert torch.equal(Updates.of(rows).combine(coefficients), rows[1] + 2 * rows[2])
+    assert not Updates.of(rows).combine(0 * coefficients).any()
 
 
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
