@@ -244,7 +244,7 @@ class FederatedOrchestrator(Aggregation):
         self.tell_quarantined()
         # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
         self._flat.vector  # noqa: B018  # moves
-        for name in ("_receiver", "_summed", "_anchor"):
+        for name in ("_receiver", "_summed", "_anchor", "_resident"):
             self.__dict__.pop(name, None)
 
     @override
