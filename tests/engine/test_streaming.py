@@ -9,7 +9,7 @@ from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor, Server
-from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, FedProx, NormClipping
+from fl_lightning.callbacks import ConflictMonitor, FaultInjection, FedAvg, FedNova, FedProx, NormClipping
 from fl_lightning.engine.callback import streams
 
 RULES: dict[str, Any] = {
@@ -67,6 +67,15 @@ def test_chains_stream(chain: list[FederatedCallback]) -> None:
     streamed = fit(*chain, memory="1KiB")
     assert streamed.streams
     assert torch.equal(streamed.params, fit(*chain, Capture()).params)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_updates_that_are_not_finite_are_left_out_of_the_sum() -> None:
+    faults = [FaultInjection("nan", clients=[0, 2], rounds=[1, 3])]
+    streamed = fit(*faults, memory="1KiB")
+    assert streamed.streams
+    assert streamed.params.isfinite().all()
+    assert torch.equal(streamed.params, fit(*faults, Looks(), memory="1KiB").params)
 
 
 def test_what_looks_at_single_updates_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
