@@ -112,11 +112,34 @@ def _no_chatter(record: logging.LogRecord) -> bool:
 
 def mistake_in(error: BaseException) -> str | None:
     """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
+    if (missing := _extra_for(error)) is not None:
+        return missing
     for cause in causes(error):
         if isinstance(cause, ParsingError):
             return explain(cause.message, cause.options)
         if isinstance(cause, ConfigurationError | MisconfigurationException | RankError):
             return " ".join(str(cause).split())
+    return None
+
+
+EXTRAS = {  # by package
+    "wandb": "wandb",
+    "wandb_workspaces": "wandb",
+    "tensorboard": "tensorboard",
+    "plotly": "report",
+    "jinja2": "report",
+    "pycocotools": "detection",
+}
+
+
+def _extra_for(error: BaseException) -> str | None:
+    """Say which of the package's extras brings a package that an error misses; None for other errors."""
+    for cause in causes(error):
+        if isinstance(cause, ModuleNotFoundError):
+            named = (cause.name or "").partition(".")[0]
+            known = named if named in EXTRAS else next((each for each in EXTRAS if each in str(cause)), None)
+            if known is not None:
+                return f"{known} is not installed: pip install 'fl-lightning[{EXTRAS[known]}]'"
     return None
 
 

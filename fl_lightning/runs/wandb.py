@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import requests
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
@@ -29,7 +30,18 @@ def wandb_facts(trainer: Trainer) -> dict[str, Any]:
 def has_wandb_key() -> bool:
     """Whether there is an API key for W&B: in WANDB_API_KEY, or in the netrc file that ``wandb login`` writes."""
     server = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    return bool(os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server))
+    return bool(os.environ.get("WANDB_API_KEY")) or _is_in_netrc(urlsplit(server).hostname or server)
+
+
+def _is_in_netrc(host: str) -> bool:
+    """Whether a netrc file has a password for a host."""
+    named = os.environ.get("NETRC")
+    for place in [named] if named else ["~/.netrc", "~/_netrc"]:
+        try:
+            return netrc(str(Path(place).expanduser())).authenticators(host) is not None
+        except (OSError, NetrcParseError):
+            continue
+    return False
 
 
 def offline_without_key() -> None:
