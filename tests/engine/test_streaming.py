@@ -1,5 +1,6 @@
 """Updates that are summed as they come: the bits of updates that are kept, for every rule that says so."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,14 @@ def test_a_rule_that_does_not_stream_is_not_taken_for_one() -> None:
 def test_a_rule_that_does_not_keep_its_word_is_told(rule: FederatedCallback, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         fit(rule, memory="1KiB")
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_the_guides_rule_streams_as_printed() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class ByLoss" in text)
+    names: dict[str, Any] = {"FederatedCallback": FederatedCallback}
+    exec(text, names)
+    streamed = fit(names["ByLoss"](), memory="1KiB")
+    assert streamed.streams
+    assert torch.equal(streamed.params, fit(names["ByLoss"](), Looks()).params)
