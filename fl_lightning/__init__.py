@@ -1,10 +1,13 @@
 """fl-lightning: federated learning as plain Lightning. An epoch is a round, a batch is a client."""
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
+    __version__: str
+
     from fl_lightning.engine.availability import Availability, AvailabilityTrace, Diurnal
     from fl_lightning.engine.callback import FederatedCallback, Monitor
     from fl_lightning.engine.cohort import ClientResult, Cohort
@@ -42,6 +45,11 @@ else:
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            with suppress(PackageNotFoundError):  # a checkout that is on the path, but not installed
+                return version("fl-lightning")
         for home in HOMES if name in __all__ else ():
             if hasattr(module := import_module(f"fl_lightning.{home}"), name):
                 return getattr(module, name)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import platform
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ COMMANDS = {
     "dashboard": "report.dashboard",
     "export": "fit.export",
 }
-EPILOG = f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help"
+EPILOG = (
+    f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help. What is installed: "
+    "fl-lightning --version"
+)
 IMPORTING = "importing PyTorch and Lightning …"
 
 
@@ -27,13 +32,23 @@ def main(args: Sequence[str] | None = None) -> int:
 
     Status 2 stands for a user's mistake, which one line on standard error explains; 130 for Ctrl-C.
     """
+    args = sys.argv[1:] if args is None else args
+    if args and args[0] == "--version":
+        print(versions())
+        return 0
     sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
     try:
         reported = _import("fit.messages").reported
-        return int(reported(_dispatch, sys.argv[1:] if args is None else args))
+        return int(reported(_dispatch, args))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
+
+
+def versions() -> str:
+    """Name the installed versions, as the packages' metadata give them: importing torch would take seconds."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("fl-lightning", "torch", "lightning"))
+    return f"{packages}, Python {platform.python_version()}"
 
 
 def _dispatch(args: Sequence[str]) -> int:
