@@ -5,6 +5,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+HERE = Path(__file__).parent
+LINKS = [
+    f"fl_lightning/{name}" for name in ("callbacks", "configs", "datamodules", "models")
+]  # plain folders in a wheel
+
+# Git writes text files for links where none may be made, as often on Windows; so do programs that unpack archives.
+if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_dir()):
+    raise ImportError(
+        "expected links to folders, found none: run `git config core.symlinks true`, then "
+        f"`git checkout -- {unlinked}` (on Windows in developer mode), or install the wheel"
+    )
+
 if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     __version__: str
 
@@ -101,4 +113,4 @@ __all__ = [  # noqa: RUF022  # grouped by topic
 ]
 
 # Keep fl_lightning.conflict and the other module names from the guide of version 0.1 importable.
-__path__.append(str(Path(__file__).parent / "deprecated"))
+__path__.append(str(HERE / "deprecated"))
