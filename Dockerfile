@@ -1,0 +1,16 @@
+# fl-lightning in an image whose default command is the demo (make demo):
+#
+#   docker build --tag fl-lightning . && docker run --rm fl-lightning
+#
+# torch comes from pip's usual index. An index that has torch for CPUs alone makes a smaller image; PyTorch's page on
+# installation gives the index's address: --build-arg PIP_EXTRA_INDEX_URL=ADDRESS
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim
+ARG PIP_EXTRA_INDEX_URL
+WORKDIR /opt/fl-lightning
+COPY . .
+RUN pip install --no-cache-dir --constraint constraints.txt .
+RUN useradd --create-home learner
+USER learner
+WORKDIR /home/learner
+CMD ["python", "/opt/fl-lightning/examples/demo.py"]
