@@ -1,15 +1,24 @@
-"""How the house is built: rooms stand on floors, imports run downward, and a shipped callback is three files."""
+"""How the house is built: rooms stand on floors, imports run downward, and a shipped callback is three files.
 
+And what it says at the door: versions that agree, links that lead somewhere, a workflow that runs the tests.
+"""
+
+import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import layers
 import lists
 import networkx as nx
 import pytest
+import yaml
 
 REPOSITORY = Path(__file__).parents[1]
+PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
 SHIPPED = [(folder, cls) for folder in lists.FOLDERS for cls in lists.callbacks(folder)]
 
 
@@ -77,3 +86,71 @@ def test_the_words_of_a_table_are_the_classs_own() -> None:
     assert lists.arguments(Example) == "mu, rho"
     assert lists.settled(Example) == ["updates", "base weights"]
     assert lists.kind(Example) == "correct the updates"
+
+
+def project() -> dict[str, Any]:
+    return dict(tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"])
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """The changelog begins with what is not released yet, and then has the version, with the date of the citation."""
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    headings = re.findall("^## (.*)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    version = project()["version"]
+    assert headings[:2] == ["Unreleased", f"{version} ({citation['date-released']})"]
+    assert (citation["version"], citation["license"]) == (version, project()["license"])
+    assert citation["authors"] == project()["authors"]
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as links name them."""
+    headings = re.findall("^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if not link.startswith("https://"):
+            name, _, anchor = link.partition("#")
+            target = page.parent / name if name else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_paths_and_targets_that_contributing_names_exist() -> None:
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text()
+    folders = "callbacks|configs|datamodules|docs|fl_lightning|tests"
+    paths = set(re.findall(rf"(?<![\w./])(?:{folders}|\.ci|\.github)/[\w./-]*|`[\w-]+\.(?:cff|md|toml)`", text))
+    assert {"callbacks/monitors/", "datamodules/__init__.py", "`CITATION.cff`"} <= paths
+    assert not [path for path in paths if not (REPOSITORY / path.strip("`")).exists()]
+    targets = set(re.findall("^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    assert {"test", "lists"} <= set(re.findall("(?:^|`)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+
+
+def test_the_workflow_runs_the_tests_on_every_python_of_the_classifiers() -> None:
+    workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    pythons = [name.rpartition(" ")[2] for name in project()["classifiers"] if "Python :: 3." in name]
+    assert {"push", "pull_request"} <= workflow["on"].keys()
+    assert job["strategy"]["matrix"]["python"] == pythons
+    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
+
+
+@pytest.mark.parametrize("name", ["bug", "idea"])
+def test_the_forms_of_issues_have_what_a_form_needs(name: str) -> None:
+    form = yaml.safe_load((REPOSITORY / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
+    assert form["name"]
+    assert form["description"]
+    assert all(part["type"] in ("textarea", "input") and part["attributes"]["label"] for part in form["body"])
+    assert len({part["id"] for part in form["body"]}) == len(form["body"])
+
+
+def test_an_image_gets_what_a_build_needs() -> None:
+    """All that the wheel is made of, and the demo."""
+    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    let_in = {line[1:] for line in lines if line.startswith("!")}
+    assert {"fl_lightning", "callbacks", "configs", "datamodules", "models", "pyproject.toml", "examples"} <= let_in
+    assert {project()["readme"], *project()["license-files"], "constraints.txt"} <= let_in
+    assert not [name for name in let_in if not (REPOSITORY / name).exists()]
