@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from command import rows
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = ("callbacks", "configs", "datamodules", "models")
+VERSION = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 MY_RULE = """
 from models import SHARE
@@ -75,7 +77,7 @@ def test_nothing_generic_is_in_the_wheel(wheel: Path) -> None:
 
 
 def test_the_wheel_says_who_may_use_it(wheel: Path) -> None:
-    """Apache-2.0, with the licence's text, whose it is, and where to ask."""
+    """Apache-2.0, with the licence's text, whose it is, where to ask, and which version."""
     archive = zipfile.ZipFile(wheel)
     (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
     assert archive.read(f"{folder}/licenses/LICENSE") == (REPOSITORY / "LICENSE").read_bytes()
@@ -83,6 +85,8 @@ def test_the_wheel_says_who_may_use_it(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0\n" in metadata
     assert "Author: fl-lightning contributors\n" in metadata
     assert re.search(r"^Project-URL: Issues, https://", metadata, re.MULTILINE)
+    assert f"Version: {VERSION}\n" in metadata
+    assert "Classifier: Typing :: Typed\n" in metadata
 
 
 def test_installed_files_are_plain(site: Path) -> None:
@@ -90,6 +94,13 @@ def test_installed_files_are_plain(site: Path) -> None:
     for folder in FOLDERS:
         assert (site / "fl_lightning" / folder / "__init__.py").is_file()
         assert not (site / folder).exists()
+
+
+def test_installed_command_tells_its_version(site: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", str(site / "bin" / "fl-lightning"), "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"fl-lightning {VERSION}, torch ")
 
 
 def test_installed_command_runs_beside_a_users_own_packages(site: Path, tmp_path: Path) -> None:
