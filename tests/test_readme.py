@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import rows, run
+from command import TINY, fit_on, rows, run
+from resumed import assert_same
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
@@ -85,3 +86,22 @@ def test_the_guides_test_of_a_rule_runs_as_printed(tmp_path: Path, monkeypatch: 
     names: dict[str, Any] = {}
     exec(text, names)
     names["test_my_rule_copes"]("nan")
+
+
+def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All four clients take part in each of three rounds, so that from the second on, the state changes the result."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_rule.py" in text)
+    Path("my_rule.py").write_text(text)
+    Path("tiny.yaml").write_text(TINY)
+    rule = ("--trainer.callbacks", "my_rule.Restraint", "--trainer.max_epochs", 3)
+    fit_on(1, "--experiment", "plain", "--trainer.max_epochs", 3)
+    fit_on(1, "--experiment", "one", *rule)
+    fit_on(2, "--experiment", "two", *rule, "--model.client_states", "disk")
+    plain, one, two = (Path("runs", name, "version_0") for name in ("plain", "one", "two"))
+    assert_same(one / "checkpoints/last.ckpt", two / "checkpoints/last.ckpt")
+    losses = zip(*([row["val/loss"] for row in rows(folder / "metrics.csv")] for folder in (plain, one)), strict=True)
+    assert [without == with_it for without, with_it in losses] == [True, False, False]

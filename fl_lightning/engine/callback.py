@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,6 +14,7 @@ from fl_lightning.engine.client_states import DiskState
 from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.declared import declares
 from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.sealed_state import SealedState
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
 
@@ -52,7 +54,8 @@ class FederatedCallback(Callback):
         state: tensors that the rule keeps from round to round, by name; empty when a fit begins, saved in checkpoints.
             A tensor that belongs to one client is named ``name/client``; with ``model.client_states: disk``, each such
             tensor is kept in a file. Every device must hold the same state: set the state in server hooks, from the
-            values that the clients sent.
+            values that the clients sent (:meth:`LocalRun.send`). Client hooks only read the state: a change there is
+            refused.
     """
 
     state: MutableMapping[str, Tensor]
@@ -92,7 +95,9 @@ class FederatedCallback(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return self.state.state_dict() if isinstance(self.state, DiskState) else dict(self.state)
+        # A scheduler's signal may save a checkpoint while a client trains.
+        state = self.state.content if isinstance(self.state, SealedState) else self.state
+        return state.state_dict() if isinstance(state, DiskState) else dict(state)
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -216,6 +221,32 @@ def streams(callback: FederatedCallback, hooks: Sequence[str] = SERVER_HOOKS) ->
     """Tell whether no server hook of a callback looks at single updates, or none of some server hooks."""
     own = [hook for hook in hooks if overrides(callback, hook)]
     return callback.reduce is None and (not own or declares(callback, "streams", own))
+
+
+@contextmanager
+def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
+    """Let callbacks only read their states inside a ``with`` block, in which clients train.
+
+    Raises:
+        ConfigurationError: a client hook has changed the state of its callback.
+    """
+    seals: list[tuple[FederatedCallback, SealedState]] = []
+    for callback in callbacks:
+        if "state" in vars(callback):  # not if a subclass has its own setup
+            own = [hook for hook in CLIENT_HOOKS if overrides(callback, hook)]
+            seals.append((callback, SealedState(callback.state, type(callback).__name__, own)))
+    for callback, seal in seals:
+        callback.state = seal
+    try:
+        yield
+    finally:
+        replaced = [seal for callback, seal in seals if callback.state is not seal]
+        for callback, seal in seals:
+            callback.state = seal.content
+        for seal in replaced:
+            seal.refuse("replaces self.state")
+        for _, seal in seals:
+            seal.check_unchanged()
 
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
 from fl_lightning.engine.aggregation import Aggregation
+from fl_lightning.engine.callback import sealed_states
 from fl_lightning.engine.checkpoint_checks import check_orders
 from fl_lightning.engine.checks import (
     check_callbacks,
@@ -269,7 +270,7 @@ class FederatedOrchestrator(Aggregation):
         with torch.autocast(self.device.type, enabled=False):
             if batch_idx == 0:
                 self.start_round()
-            with isolated(self.device), default_dtype(self._usual_dtype):
+            with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self.callbacks):
                 self.train_clients([client for client in batch if client != PADDING])
             waits(self.trainer)
             self.sum_up(batch_idx + 1)

@@ -1,0 +1,72 @@
+"""SealedState: a rule's state while clients train, when the rule may only read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any, NoReturn
+from weakref import ReferenceType, ref
+
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.errors import ConfigurationError
+
+
+class SealedState(MutableMapping[str, Tensor]):
+    """Shows a rule's state, and refuses every change: each device would change the state by its own clients alone.
+
+    Args:
+        content: the rule's state.
+        rule: the name of the rule's class.
+        hooks: the names of the client hooks that the rule defines.
+    """
+
+    def __init__(self, content: MutableMapping[str, Tensor], rule: str, hooks: list[str]) -> None:
+        self.content, self._rule, self._hooks = content, rule, hooks
+        # What has been read, and how often it had been changed before. A value from a file is gone when its reader is.
+        self._read: dict[str, tuple[ReferenceType[Tensor], int]] = {}
+
+    @override
+    def __getitem__(self, name: str) -> Tensor:
+        value = self.content[name]
+        if isinstance(value, Tensor) and not value.is_inference():  # which nobody can change here
+            self._read.setdefault(name, (ref(value), value._version))
+        return value
+
+    @override
+    def __contains__(self, name: object) -> bool:
+        return name in self.content  # the inherited method would read the value
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.content)
+
+    @override
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @override
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        self.refuse(f"sets self.state[{name!r}]")
+
+    @override
+    def __delitem__(self, name: str) -> None:
+        self.refuse(f"deletes self.state[{name!r}]")
+
+    def __ior__(self, other: Any) -> NoReturn:
+        self.refuse("sets entries of self.state")
+
+    def check_unchanged(self) -> None:
+        """Refuse a change in place of a tensor that has been read."""
+        for name, (reference, version) in self._read.items():
+            if (value := reference()) is not None and value._version != version:
+                self.refuse(f"changes self.state[{name!r}] in place")
+
+    def refuse(self, deed: str) -> NoReturn:
+        """Raise the error that says what a client hook did, and how the rule can keep a value instead."""
+        hooks = " or ".join(self._hooks) or "training"
+        raise ConfigurationError(
+            f"{self._rule} {deed} in {hooks}, while a client trains, which one device alone sees: send the tensor by "
+            "run.send(name, tensor) in a client hook, and set the state from cohort.results[k].vectors[name] in a "
+            "server hook (aggregate, update, on_round_end)"
+        )
