@@ -114,7 +114,7 @@ class FederatedCLI(OpenCLI):
             default=int(os.environ.get("OMP_NUM_THREADS", "1")),
             help="CPU threads of each process. Several devices use more cores better, and change no result.",
         )
-        parser.add_argument("--base", type=Any, help="In a config: the files it builds on, relative to itself.")
+        parser.add_argument("--base", type=Any, help="In a config: files it builds on, relative to itself, or shipped.")
         parser.add_argument("--grid", type=Any, help="In a config: what the experiment varies; no part of one run.")
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)

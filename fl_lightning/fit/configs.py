@@ -15,7 +15,7 @@ from fl_lightning.errors import ConfigurationError
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Keys that a config file may have beside those of the command line.
-BASE = "base"  # the file or files that a config builds on, relative to the config, which overrides them
+BASE = "base"  # the file or files that a config builds on and overrides: relative to itself, or shipped
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 KEYS = (BASE, GRID)
 PARTS = ("trainer", "model", "data")
@@ -43,11 +43,15 @@ def find_config(name: str) -> str:
     """
     if Path(name).is_file():
         return name
-    for candidate in (CONFIGS / name, CONFIGS / f"{name}.yaml"):
-        if candidate.is_file():
-            return str(candidate)
+    if found := _shipped(name):
+        return str(found)
     shipped = ", ".join(shipped_configs())
     raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {shipped}")
+
+
+def _shipped(name: str) -> Path | None:
+    candidates = (CONFIGS / name, CONFIGS / f"{name}.yaml")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def shipped_configs() -> list[str]:
@@ -75,6 +79,8 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
 def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
     """The files that a config builds on, the most basic first.
 
+    A file is looked for in the config's own folder, then among the shipped configs, as :func:`find_config` does.
+
     Raises:
         ConfigurationError: one of these files does not exist or cannot be read, or the config builds on itself.
     """
@@ -84,10 +90,15 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
         raise ConfigurationError(f"{path}: base must be the name of a file, or a list of names, got {named}")
     found: list[str] = []
     for name in named:
-        base = Path(path).parent / name
-        if not base.is_file() or base.resolve() in below:
-            reason = "builds on it" if base.is_file() else "does not exist"
-            raise ConfigurationError(f"{path}: base names {name}, which {reason}: name another file, relative to this")
+        own = Path(path).parent / name
+        base = own if own.is_file() else _shipped(name)
+        if base is None:
+            raise ConfigurationError(
+                f"{path}: base names {name}, but there is neither a file {own} nor a shipped config {name}: name a "
+                "file relative to this one, or a shipped config, such as cifar10_gh.yaml"
+            )
+        if base.resolve() in (*below, Path(path).resolve()):
+            raise ConfigurationError(f"{path}: base names {name}, which builds on it: name another file")
         found += [*bases(base, (*below, Path(path).resolve())), str(base)]
     return found
 

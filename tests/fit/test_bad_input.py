@@ -198,7 +198,7 @@ def test_odd_config_file(kind: str) -> None:
 def test_base_that_is_a_folder() -> None:
     Path("loop.yaml").write_text("base: folder.yaml")
     Path("folder.yaml").mkdir()
-    assert "folder.yaml, which does not exist" in refused("fit", "--config", "loop.yaml")
+    assert "neither a file folder.yaml nor a shipped config folder.yaml" in refused("fit", "--config", "loop.yaml")
 
 
 # Values outside their range

@@ -7,7 +7,7 @@ import yaml
 from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import bases, grid, resolve_configs, shipped_configs
+from fl_lightning.fit.configs import CONFIGS, bases, find_config, grid, resolve_configs, shipped_configs
 
 TABLE = """
 base: parts/tiny.yaml
@@ -77,7 +77,12 @@ def test_bases_come_first_and_the_most_basic_of_them_before_the_others() -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [("base: nowhere.yaml", "does not exist"), ("base: a.yaml", "builds on it")]
+    ("content", "reason"),
+    [
+        ("base: nowhere.yaml", "names nowhere.yaml, but there is neither a file nowhere.yaml nor a shipped config"),
+        ("base: parts/no.yaml", "there is neither a file parts/no.yaml nor a shipped config parts/no.yaml"),
+        ("base: a.yaml", "builds on it"),
+    ],
 )
 def test_refuses_bases_that_lead_nowhere(content: str, reason: str) -> None:
     Path("a.yaml").write_text(content)
@@ -85,6 +90,29 @@ def test_refuses_bases_that_lead_nowhere(content: str, reason: str) -> None:
     assert result.status == 2
     assert reason in result.err
     assert len(result.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["digits_gh.yaml", "digits_gh", "base/digits.yaml", "papers/fedgh-slides/table-1"])
+def test_a_base_may_be_a_shipped_config(name: str) -> None:
+    """By the names that ``--config`` knows, from any folder; the shipped config's own base comes before it."""
+    Path("parts/mine.yaml").write_text(f"base: {name}\ntrainer: {{max_epochs: 3}}\n")
+    shipped = find_config(name)
+    assert Path(shipped).is_relative_to(CONFIGS)
+    assert bases("parts/mine.yaml") == [*bases(shipped), shipped]
+    config, plain = printed("--config", "parts/mine.yaml"), printed("--config", name)
+    assert config["trainer"].pop("max_epochs") == 3
+    del plain["trainer"]["max_epochs"]
+    del config["experiment"], plain["experiment"]
+    assert config == plain
+
+
+def test_a_file_of_ones_own_goes_before_a_shipped_base() -> None:
+    """Beside the config, wherever the command runs; the shipped config of that name has another number of rounds."""
+    Path("parts/digits_gh.yaml").write_text(TINY)
+    Path("parts/mine.yaml").write_text("base: digits_gh.yaml\n")
+    Path("other.yaml").write_text("base: digits_gh.yaml\n")
+    assert bases("parts/mine.yaml") == ["parts/digits_gh.yaml"]
+    assert bases("other.yaml")[-1] == str(CONFIGS / "digits_gh.yaml")
 
 
 def test_refuses_a_circle() -> None:
