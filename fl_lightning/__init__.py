@@ -47,12 +47,14 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.errors import ConfigurationError
     from fl_lightning.runs.environment import RunTracking
     from fl_lightning.runs.export import export
+    from fl_lightning.runs.folder import RunFolder
     from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
+    from fl_lightning.runs.recorded import run_callbacks
     from fl_lightning.runs.timer import RoundTimer
     from fl_lightning.runs.traffic import TrafficMonitor
 else:
     ENGINE = ("availability", "callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
-    RUNS = ("environment", "export", "log", "timer", "traffic")
+    RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
     HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
 
     def __getattr__(name: str) -> Any:
@@ -74,6 +76,8 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "FederatedDataModule",
     "PartitionedData",
     "TrainingBatch",
+    "RunFolder",
+    "run_callbacks",
     "RunTracking",
     "RoundTimer",
     "TrafficMonitor",

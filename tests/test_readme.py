@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, fit_on, rows, run
+from command import TINY, contents, fit_on, rows, run
 from resumed import assert_same
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -86,6 +86,29 @@ def test_the_guides_test_of_a_rule_runs_as_printed(tmp_path: Path, monkeypatch: 
     names: dict[str, Any] = {}
     exec(text, names)
     names["test_my_rule_copes"]("nan")
+
+
+def test_the_guides_run_from_python_records_what_the_command_line_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same files but for config.yaml, the same metrics by name, the same display; a stopped run goes on there."""
+    monkeypatch.chdir(tmp_path)
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_run.py" in text)
+    exec(text, {})
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
+    Path("tiny.yaml").write_text(TINY)
+    fit_on(1, "--trainer.callbacks", "[FedNova, GradientHarmonization]", "--trainer.max_epochs", 3)
+    own, command = Path("runs/my_run/version_0"), Path("runs/tiny/version_0")
+    assert {*contents(own)} == {path.replace("tiny", "my_run") for path in contents(command)} - {f"{own}/config.yaml"}
+    assert [[*row] for row in rows(own / "metrics.csv")] == [[*row] for row in rows(command / "metrics.csv")]
+    before = (own / "metrics.csv").read_text()
+    again = text.replace("max_epochs=3", "max_epochs=4").replace('"my_run")', '"my_run", "version_0")')
+    again = again.replace("num_clients=4)", f'num_clients=4), ckpt_path="{own}/checkpoints/last.ckpt"')
+    exec(again, {})
+    assert (own / "metrics.csv").read_text().startswith(before)
+    assert [row["round"] for row in rows(own / "metrics.csv")] == [1, 2, 3, 4]
 
 
 def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(

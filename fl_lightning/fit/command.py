@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
 from typing_extensions import override
@@ -30,8 +29,6 @@ from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.parser import Parser
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
-    BestCheckpoint,
-    LastCheckpoint,
     checkpoint_of,
     last_of_experiment,
     last_of_run,
@@ -39,14 +36,12 @@ from fl_lightning.runs.checkpoints import (
     run_of,
     sound_checkpoint,
 )
-from fl_lightning.runs.environment import RunTracking, SaveConfig
+from fl_lightning.runs.environment import SaveConfig
 from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.lock import Holds
 from fl_lightning.runs.mlflow import open_store
-from fl_lightning.runs.progress import RoundProgress
-from fl_lightning.runs.timer import RoundTimer
+from fl_lightning.runs.recorded import run_callbacks
 from fl_lightning.runs.tracked import tracked_run
-from fl_lightning.runs.traffic import TrafficMonitor
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
 
 TRAINER_DEFAULTS: dict[str, Any] = {
@@ -172,13 +167,11 @@ class FederatedCLI(OpenCLI):
         config = self.setting(self.config_init, "trainer")
         callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
         check_once(callbacks)
-        if config.enable_checkpointing is not False:
-            chosen = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
-            callbacks += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
-        callbacks[:0] = [timer := RoundTimer(), RunTracking(), TrafficMonitor()]
-        callbacks.append(self.stopping)
-        if config.enable_progress_bar is not False:
-            callbacks.append(RoundProgress(timer))
+        callbacks = run_callbacks(
+            [*callbacks, self.stopping],
+            checkpoints=config.enable_checkpointing is not False,
+            progress=config.enable_progress_bar is not False,
+        )
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         loggers = [logger for logger in loggers if isinstance(logger, Logger)]
         for logger in loggers:

@@ -1,0 +1,33 @@
+"""run_callbacks: the callbacks with which the command line records and shows a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint
+from fl_lightning.runs.environment import RunTracking
+from fl_lightning.runs.progress import RoundProgress
+from fl_lightning.runs.timer import RoundTimer
+from fl_lightning.runs.traffic import TrafficMonitor
+
+
+def run_callbacks(own: Iterable[Callback] = (), checkpoints: bool = True, progress: bool = True) -> list[Callback]:
+    """Add to a run's own callbacks those of the command line, in the order in which they work.
+
+    With the logger :class:`RunFolder`, the run folder of a run from Python holds what the command line's would hold,
+    without ``config.yaml``.
+
+    Args:
+        own: the rules, monitors and other callbacks of the run, in their order.
+        checkpoints: whether to save ``last.ckpt`` and, unless the run has a ModelCheckpoint of its own, ``best.ckpt``;
+            False beside ``enable_checkpointing=False``.
+        progress: whether to show the progress; False beside ``enable_progress_bar=False``.
+    """
+    own, timer = list(own), RoundTimer()
+    if checkpoints:
+        chosen = any(isinstance(callback, ModelCheckpoint) for callback in own)
+        own += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
+    return [timer, RunTracking(), TrafficMonitor(), *own, *([RoundProgress(timer)] if progress else [])]
