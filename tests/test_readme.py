@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, contents, fit_on, rows, run
+from command import TINY, contents, fit, process, rows, run
 from resumed import assert_same
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -99,7 +99,7 @@ def test_the_guides_run_from_python_records_what_the_command_line_records(
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
     Path("tiny.yaml").write_text(TINY)
-    fit_on(1, "--trainer.callbacks", "[FedNova, GradientHarmonization]", "--trainer.max_epochs", 3)
+    fit("--trainer.callbacks", "[FedNova, GradientHarmonization]", "--trainer.max_epochs", 3)
     own, command = Path("runs/my_run/version_0"), Path("runs/tiny/version_0")
     assert {*contents(own)} == {path.replace("tiny", "my_run") for path in contents(command)} - {f"{own}/config.yaml"}
     assert [[*row] for row in rows(own / "metrics.csv")] == [[*row] for row in rows(command / "metrics.csv")]
@@ -121,10 +121,12 @@ def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(
     Path("my_rule.py").write_text(text)
     Path("tiny.yaml").write_text(TINY)
     rule = ("--trainer.callbacks", "my_rule.Restraint", "--trainer.max_epochs", 3)
-    fit_on(1, "--experiment", "plain", "--trainer.max_epochs", 3)
-    fit_on(1, "--experiment", "one", *rule)
-    fit_on(2, "--experiment", "two", *rule, "--model.client_states", "disk")
-    plain, one, two = (Path("runs", name, "version_0") for name in ("plain", "one", "two"))
-    assert_same(one / "checkpoints/last.ckpt", two / "checkpoints/last.ckpt")
+    fit("--experiment", "plain", "--trainer.max_epochs", 3)
+    fit("--experiment", "one", *rule)
+    two = ("--experiment", "two", *rule, "--model.client_states", "disk", "--trainer.devices", 2)
+    result = process("fit", "--config", "tiny.yaml", *two)
+    assert result.returncode == 0, result.stderr
+    plain, one, several = (Path("runs", name, "version_0") for name in ("plain", "one", "two"))
+    assert_same(one / "checkpoints/last.ckpt", several / "checkpoints/last.ckpt")
     losses = zip(*([row["val/loss"] for row in rows(folder / "metrics.csv")] for folder in (plain, one)), strict=True)
     assert [without == with_it for without, with_it in losses] == [True, False, False]
