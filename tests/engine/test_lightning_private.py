@@ -32,6 +32,7 @@ FOREIGN = {  # private names of other libraries
     "engine/resident.py": {"_version"},  # torch
     "engine/module_state.py": {"_buffers"},  # torch
     "engine/params.py": {"_modules"},  # torch
+    "engine/sealed_state.py": {"_version"},  # torch
     "fit/parser.py": {"_actions"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces
