@@ -9,21 +9,55 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-# Commands about many runs or about finished runs, each with the module whose ``command`` function takes the arguments.
-# ``fit.command`` handles all other commands, and a command line without a command.
-COMMANDS = {
-    "reproduce": "reproduce.command",
-    "sweep": "reproduce.command",
-    "report": "report.command",
-    "dashboard": "report.dashboard",
-    "export": "fit.export",
+from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.messages import reported
+
+
+class Command(NamedTuple):
+    """A command of the command line.
+
+    Attributes:
+        about: what it does.
+        module: the module whose ``command`` function takes the arguments.
+        arguments: module and function that find mistakes in them, and answer ``--help``, without importing torch.
+    """
+
+    about: str
+    module: str = "fit.command"
+    arguments: tuple[str, str] = ("fit.configs", "resolve_configs")
+
+
+RUNS = ("reproduce.arguments", "arguments")
+TOPICS = {
+    "One run": {
+        "fit": Command("train a federation as a config says"),
+        "validate": Command("evaluate the global model on the validation data"),
+        "test": Command("evaluate the global model on the test data"),
+        "predict": Command("predict with the global model"),
+        "data": Command("show the examples and classes of each client, without training"),
+    },
+    "Many runs": {
+        "reproduce": Command("train a paper's table or figure: ours beside theirs", "reproduce.command", RUNS),
+        "sweep": Command("train a grid of your own over any config", "reproduce.command", RUNS),
+    },
+    "Runs that are over": {
+        "report": Command("write one HTML page about runs", "report.command", ("report.arguments", "report_arguments")),
+        "export": Command(
+            "write the global model to a file that needs no fl-lightning",
+            "fit.export",
+            ("fit.arguments", "export_arguments"),
+        ),
+        "dashboard": Command(
+            "lay out W&B workspaces for federated runs",
+            "report.dashboard",
+            ("report.arguments", "dashboard_arguments"),
+        ),
+    },
 }
-EPILOG = (
-    f"On many runs, or on runs that are over: fl-lightning {' --help, '.join(COMMANDS)} --help. What is installed: "
-    "fl-lightning --version"
-)
+COMMANDS = {name: command for topic in TOPICS.values() for name, command in topic.items()}
+TITLE = "Federated learning as plain Lightning: an epoch is a round, a batch is a client"
 IMPORTING = "importing PyTorch and Lightning …"
 
 
@@ -38,7 +72,6 @@ def main(args: Sequence[str] | None = None) -> int:
         return 0
     sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
     try:
-        reported = _import("fit.messages").reported
         return int(reported(_dispatch, args))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -52,10 +85,29 @@ def versions() -> str:
 
 
 def _dispatch(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if args[0] not in COMMANDS and not args[0].startswith("-"):
+        near = nearest(args[0], COMMANDS)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConfigurationError(f"there is no command {args[0]}: the commands are {', '.join(COMMANDS)}{hint}")
+    command = COMMANDS.get(args[0], COMMANDS["fit"])  # options before a command are of the parser of fit
+    module, function = command.arguments
+    getattr(importlib.import_module(f"fl_lightning.{module}"), function)(args)
     # Only the module of the given command is imported: importing pandas takes a while.
-    if args and args[0] in COMMANDS:
-        return int(_import(COMMANDS[args[0]]).command(args))
-    return int(_import("fit.command").command(args, EPILOG))
+    return int(_import(command.module).command(args))
+
+
+def overview() -> str:
+    """The text of ``fl-lightning --help``: all commands."""
+    lines = ["usage: fl-lightning COMMAND …", "", f"{TITLE}."]
+    for topic, commands in TOPICS.items():
+        lines += ["", f"{topic}:", *(f"  {name:11}{command.about}" for name, command in commands.items())]
+    lines += ["", "fl-lightning COMMAND --help describes the arguments of a command."]
+    lines += ["fl-lightning --version names what is installed."]
+    lines += ["A first run: fl-lightning fit --config digits_gh.yaml"]
+    return "\n".join(lines)
 
 
 def _import(module: str) -> Any:
@@ -65,6 +117,7 @@ def _import(module: str) -> Any:
     words = IMPORTING if sys.stderr.isatty() else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:
+        importlib.import_module("lightning.pytorch")
         return importlib.import_module(f"fl_lightning.{module}")
     finally:
         print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import inf
@@ -63,6 +64,17 @@ def check_at_least(least: int, **values: int) -> None:
     for name, value in values.items():
         if not value >= least:  # also refuses nan
             raise ConfigurationError(f"{name} must be at least {least}, got {value}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Find the known name that is most like a name which does not exist, in whatever case; None if none is like it.
+
+    >>> nearest("fednova", ["FedAvg", "FedNova"])
+    'FedNova'
+    """
+    names = {candidate.lower(): candidate for candidate in sorted(known)}
+    near = difflib.get_close_matches(name.lower(), names, n=1)
+    return names[near[0]] if near else None
 
 
 # Errors that libraries raise

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import fl_lightning.fit.messages  # noqa: F401  # before rich, as the command line does: see fl_lightning/cli.py
+import lightning.pytorch  # noqa: F401  # before rich, as the command line does: see fl_lightning/cli.py
+
 from fl_lightning.cli import main
 
 CHATTERERS = [

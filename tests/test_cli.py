@@ -10,6 +10,7 @@ import pytest
 
 import fl_lightning
 from fl_lightning import cli
+from fl_lightning.fit.command import FederatedCLI
 
 
 class Terminal(io.StringIO):
@@ -50,6 +51,45 @@ def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.Monk
 
 def missing(name: str) -> str:
     raise PackageNotFoundError(name)
+
+
+QUICK = {  # command lines that are answered at once: exit status, and words of the answer
+    "": (0, "fl-lightning COMMAND --help"),
+    "--help": (0, "fl-lightning COMMAND --help"),
+    "fitt": (2, "there is no command fitt: the commands are fit, validate, "),
+    "reproduse --list": (2, "did you mean reproduce?"),
+    "fit --config cifar10_ghh": (2, "there is no config cifar10_ghh here"),
+    "test --config=CIFAR10_ghh.yaml": (2, "; did you mean cifar10_gh.yaml?"),
+    "sweep --config nowhere.yaml": (2, "there is no config nowhere.yaml here"),
+    "reproduce": (2, "reproduce needs the id of an experiment"),
+    "reproduce --help": (0, "usage: fl-lightning reproduce"),
+    "report --help": (0, "usage: fl-lightning report"),
+    "report nowhere": (2, "but nowhere does not exist"),
+    "dashboard --help": (0, "usage: fl-lightning dashboard"),
+    "export --help": (0, "usage: fl-lightning export"),
+    "export nowhere": (2, "the following arguments are required: --out"),
+}
+
+
+@pytest.mark.parametrize("line", QUICK)
+def test_help_and_mistakes_are_answered_before_torch_is_imported(line: str) -> None:
+    slow = {"torch", "lightning", "pandas", "rich", "wandb"}
+    code = f"import atexit, sys; atexit.register(lambda: print({slow} & set(sys.modules)))"
+    code += "; from fl_lightning.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True)
+    status, words = QUICK[line]
+    assert done.returncode == status
+    assert words in (done.stderr if status else done.stdout)
+    assert done.stdout.endswith("set()\n")
+
+
+def test_help_names_every_command_with_what_it_does() -> None:
+    """Those of one run are the ones that the parser takes."""
+    lines = cli.overview().splitlines()
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name:11}{command.about}" in lines
+    assert max(map(len, lines)) <= 80
+    assert set(cli.TOPICS["One run"]) == set(FederatedCLI.subcommands())
 
 
 def test_a_terminal_shows_what_takes_long_and_forgets_it(monkeypatch: pytest.MonkeyPatch) -> None:

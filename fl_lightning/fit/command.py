@@ -76,13 +76,12 @@ class FederatedCLI(OpenCLI):
 
     Args:
         args: the command line, with configs given as paths.
-        epilog: text at the end of ``--help``.
         holds: the locks of the process, to which that of the run folder is added; None for no lock.
     """
 
     own_subcommands = frozenset({"data"})
 
-    def __init__(self, args: Sequence[str], epilog: str = "", holds: Holds | None = None) -> None:
+    def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
         self.holds, self.stopping = holds, Stopping()
         super().__init__(
             FederatedOrchestrator,
@@ -93,7 +92,6 @@ class FederatedCLI(OpenCLI):
             trainer_defaults=TRAINER_DEFAULTS,
             save_config_callback=SaveConfig,
             trainer_class=CommandTrainer,
-            parser_kwargs={"epilog": epilog},
             seed_everything_default=1,
             auto_configure_optimizers=False,
         )
@@ -235,12 +233,11 @@ def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
     return "," in str(devices).rstrip(",") or (str(devices).isdigit() and int(devices) > 1)
 
 
-def command(args: Sequence[str], epilog: str = "") -> int:
+def command(args: Sequence[str]) -> int:
     """Run ``fit …``, ``validate …``, ``test …``, ``predict …`` or ``data …``.
 
     Args:
         args: the command line as typed, without the program's name.
-        epilog: text at the end of ``--help``.
 
     Returns:
         The exit status: 0, or 128 and the number of the signal that stopped a fit.
@@ -248,7 +245,7 @@ def command(args: Sequence[str], epilog: str = "") -> int:
     keep_freed_memory()
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
     with Holds() as holds:
-        cli = FederatedCLI(resolve_configs(args), epilog, holds)
+        cli = FederatedCLI(resolve_configs(args), holds)
     if cli.stopping.stopped_by and cli.trainer.is_global_zero:  # the launcher takes another rank's status for a crash
         return 128 + cli.stopping.stopped_by
     return 0

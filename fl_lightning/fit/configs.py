@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, nearest
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Keys that a config file may have beside those of the command line.
@@ -39,14 +39,16 @@ def find_config(name: str) -> str:
     """Find a config: a path, or the name of a shipped config (``cifar10_gh.yaml``, ``papers/….yaml``).
 
     Raises:
-        ConfigurationError: there is no such config; the message names the shipped ones.
+        ConfigurationError: there is no such config; the message names the shipped ones, last the most like it.
     """
     if Path(name).is_file():
         return name
     if found := _shipped(name):
         return str(found)
-    shipped = ", ".join(shipped_configs())
-    raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {shipped}")
+    shipped = shipped_configs()
+    near = nearest(Path(name).with_suffix(".yaml").as_posix(), shipped)
+    hint = f"; did you mean {near}?" if near else ""
+    raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {', '.join(shipped)}{hint}")
 
 
 def _shipped(name: str) -> Path | None:

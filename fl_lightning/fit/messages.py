@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import errno
 import inspect
 import logging
@@ -14,27 +12,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
-import torch
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import nn
-from typing_extensions import override
+from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
 
-from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, of_user, system_error
-
-NAMED_IN_YAML: tuple[type, ...] = (
-    Callback,
-    LightningDataModule,
-    LightningModule,
-    Logger,
-    nn.Module,
-    torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
-)
 # Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
 CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
 UNHELPFUL = (
@@ -47,15 +27,6 @@ UNHELPFUL = (
     ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
     ".*Checkpoint directory .* exists and is not empty.*",
 )
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Parses a command that trains nothing itself, and reports a mistake in one line."""
-
-    @override
-    def error(self, message: str) -> NoReturn:
-        """Raise an error; argparse would print its usage and exit."""
-        raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 
 class ParsingError(Exception):
@@ -86,7 +57,9 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         status = command(args)
         sys.stdout.flush()  # here, because Python reports an error at its own exit in several lines
         return status
-    except SIGTERMException:  # Lightning leaves with status 0
+    except SystemExit as leaving:
+        if not _is_lightnings(leaving, "SIGTERMException"):  # with which Lightning leaves with status 0
+            raise
         return 128 + signal.SIGTERM
     except BrokenPipeError:  # whoever reads the output, such as head, has read enough
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # takes what is still to be printed at exit
@@ -117,7 +90,7 @@ def mistake_in(error: BaseException) -> str | None:
     for cause in causes(error):
         if isinstance(cause, ParsingError):
             return explain(cause.message, cause.options)
-        if isinstance(cause, ConfigurationError | MisconfigurationException | RankError):
+        if isinstance(cause, ConfigurationError | RankError) or _is_lightnings(cause, "MisconfigurationException"):
             return " ".join(str(cause).split())
     return None
 
@@ -141,6 +114,11 @@ def _extra_for(error: BaseException) -> str | None:
             if known is not None:
                 return f"{known} is not installed: pip install 'fl-lightning[{EXTRAS[known]}]'"
     return None
+
+
+def _is_lightnings(error: BaseException, name: str) -> bool:
+    """Whether an error is of a class of Lightning's, which takes seconds to import and need not be imported."""
+    return any(cls.__name__ == name and cls.__module__.startswith("lightning.") for cls in type(error).__mro__)
 
 
 REMEDIES = {  # by the number of an OSError
@@ -211,9 +189,7 @@ def _plain(expected: str) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    names = {candidate.lower(): candidate for candidate in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near else "; --help lists what there is"
+    return f"; did you mean {near}?" if (near := nearest(name, known)) else "; --help lists what there is"
 
 
 def _subclasses(of: type) -> set[type]:
@@ -229,7 +205,16 @@ def _ours() -> set[type]:
 
 
 def _classes() -> set[str]:
-    return {cls.__name__ for cls in _ours().union(*map(_subclasses, NAMED_IN_YAML))}
+    """The names of the classes that a config may name."""
+    # Imported here, where a parser has imported them before: whatever prints messages would else wait for seconds.
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule
+    from lightning.pytorch.loggers import Logger
+    from torch import nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
+
+    named = (Callback, LightningDataModule, LightningModule, Logger, nn.Module, Optimizer, LRScheduler)
+    return {cls.__name__ for cls in _ours().union(*map(_subclasses, named))}
 
 
 def _parameters() -> set[str]:

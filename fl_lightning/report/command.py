@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.messages import CommandParser
+from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
@@ -20,7 +20,7 @@ from fl_lightning.runs.reader import Run, read_runs
 
 def command(args: Sequence[str]) -> int:
     """Run ``report …`` and return the exit status, 0."""
-    options = _parser().parse_args(args[1:])
+    options = report_arguments(args)
     runs = read_runs(map(Path, options.run))
     # Folders that are named one by one, and methods that are given names, are to be compared.
     together = len(options.run) > 1 or options.names
@@ -47,21 +47,6 @@ def command(args: Sequence[str]) -> int:
         for comparison in part.comparisons:
             print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
     return 0
-
-
-def _parser() -> CommandParser:
-    about = "One HTML page about some runs, which needs no network: curves, conflict, clients, settings, times."
-    parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
-    parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
-    parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
-    parser.add_argument("--figures", metavar="DIR", help="also write every chart as PDF, SVG and CSV into this folder")
-    parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
-    parser.add_argument("--metric", help="the metric that methods are compared by (default: the first of val/*)")
-    parser.add_argument("--baseline", help="the method that the others are compared with (default FedAvg)")
-    parser.add_argument(
-        "--target", type=float, help="value of the metric whose cost is compared (default: about the baseline's last)"
-    )
-    return parser
 
 
 def _default(runs: Sequence[Run]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from wandb_workspaces.reports.v2.interface import H2, P, PanelGrid, Report, Runs
 from wandb_workspaces.workspaces import interface as workspaces
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.messages import CommandParser
+from fl_lightning.report.arguments import dashboard_arguments
 from fl_lightning.report.panels import METHODS, SECTIONS, Section, panels
 from fl_lightning.runs.wandb import has_wandb_key
 
@@ -31,20 +30,7 @@ def command(args: Sequence[str]) -> int:
     Raises:
         ConfigurationError: there is no key for W&B and no ``--out``; W&B refuses, or the file cannot be written.
     """
-    parser = CommandParser(
-        f"fl-lightning {args[0]}",
-        description="W&B workspaces for federated runs, by method and by seed, or a W&B report.",
-        allow_abbrev=False,
-    )
-    project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # the default of Lightning's WandbLogger
-    parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: the key's)")
-    parser.add_argument("--project", default=project, help="whose runs to show (default %(default)s)")
-    parser.add_argument("--name", default="Federated", help="of the workspaces or the report (default %(default)s)")
-    parser.add_argument(
-        "--report", action="store_true", help="make a report, which can be shared, with the same panels"
-    )
-    parser.add_argument("--out", type=Path, help="write the layout to this JSON file instead; nobody is contacted")
-    options = parser.parse_args(args[1:])
+    options = dashboard_arguments(args)
     if not options.out and not has_wandb_key():
         raise ConfigurationError(
             "dashboard saves to W&B, and there is no API key: run wandb login, which says where to get one, or set "

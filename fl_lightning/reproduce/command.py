@@ -14,8 +14,8 @@ from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell, find_config, option
-from fl_lightning.fit.messages import CommandParser
 from fl_lightning.reproduce import tables
+from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
@@ -27,9 +27,6 @@ from fl_lightning.runs.lock import held
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
 
-SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
-PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
-
 
 def command(args: Sequence[str]) -> int:
     """Run ``reproduce …`` or ``sweep …``.
@@ -38,14 +35,11 @@ def command(args: Sequence[str]) -> int:
         The exit status: 0; 1 if a run failed, which the tables then lack; 130 after Ctrl-C, with tables of the finished
         runs.
     """
-    parser = _parser(args[0])
-    options, passed_on = parser.parse_known_args(args[1:])
+    options, passed_on = arguments(args)
     if args[0] == "sweep":
         chosen = [(experiment := _sweep(options), _refined(experiment.cells(), options.grid))]
-    elif options.list or options.id == ["list"]:
+    elif options.list:
         return _list()
-    elif not options.id:
-        raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
@@ -66,34 +60,6 @@ def command(args: Sequence[str]) -> int:
     if stopped:
         print("stopped: the same command goes on from here")
     return 130 if stopped else 1 if failed else 0
-
-
-def _parser(name: str) -> CommandParser:
-    about = {"reproduce": "A paper's table: ours beside theirs.", "sweep": "A grid of your own over any config."}[name]
-    parser = CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
-    if name == "sweep":
-        parser.add_argument("--config", required=True, help="what every run has in common; its own grid is kept")
-        parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
-        parser.add_argument(
-            "--measures", nargs="+", default=["val/top1"], help="metrics to tabulate (default val/top1)"
-        )
-    else:
-        parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
-        parser.add_argument("--list", action="store_true", help="name all experiments")
-    parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds (default 3)")
-    parser.add_argument("--first_seed", type=int, default=1, help="the first of them (default 1)")
-    parser.add_argument("--rounds", type=_positive, help="rounds of every run, in place of the config's")
-    parser.add_argument("--subset", nargs="+", metavar="AXIS=LABELS", help="some rows: method=FedAvg alpha=0.1,1")
-    parser.add_argument("--jobs", type=_positive, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--accelerator", help="cpu, gpu, …")
-    parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
-    return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return int(text)
 
 
 def _list() -> int:

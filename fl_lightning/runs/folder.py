@@ -17,11 +17,12 @@ from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.finding import METRICS
 from fl_lightning.runs.lock import Holds, held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines
 
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
-METRICS, TIMINGS = "metrics.csv", "timings.csv"
+TIMINGS = "timings.csv"
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
 MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file
 

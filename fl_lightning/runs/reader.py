@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
-from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, METRICS, TIMINGS, array_file, read_mapping
+from fl_lightning.runs.finding import METRICS, folders_in
+from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, TIMINGS, array_file, read_mapping
 from fl_lightning.runs.settings import RULES, named_settings
 from fl_lightning.runs.timer import RoundTime
 
@@ -177,15 +178,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def _find(path: Path) -> list[Path]:
-    if (path / METRICS).is_file():
-        return [path]
-    found = [file.parent for file in path.rglob(METRICS)]
-    if not found:
-        came = "does not exist" if not path.exists() else "is no folder" if not path.is_dir() else "holds none"
-        raise ConfigurationError(
-            f"report: expected a run folder with a {METRICS}, or a folder of such, but {path} {came}: "
-            "give one that fit has made, runs/<experiment>/<version>"
-        )
+    found = folders_in(path)
     return sorted(found, key=lambda folder: (_natural(experiment_folder(folder)), _start(folder), _natural(folder)))
 
 

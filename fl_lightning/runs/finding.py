@@ -1,0 +1,36 @@
+"""Finds run folders, without importing torch or pandas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fl_lightning.errors import ConfigurationError
+
+METRICS = "metrics.csv"  # every run folder has one
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path that is no folder."""
+    if not path.is_dir():
+        raise _without_runs(path, "is no folder" if path.exists() else "does not exist")
+
+
+def folders_in(path: Path) -> list[Path]:
+    """Find the run folders within a folder, or that folder itself if it is one.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    check_folder(path)
+    if (path / METRICS).is_file():
+        return [path]
+    if not (found := [file.parent for file in path.rglob(METRICS)]):
+        raise _without_runs(path, "holds none")
+    return found
+
+
+def _without_runs(path: Path, came: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"report: expected a run folder with a {METRICS}, or a folder of such, but {path} {came}: "
+        "give one that fit has made, runs/<experiment>/<version>"
+    )
