@@ -1,6 +1,5 @@
 """WithGroupNorm: replaces BatchNorm with GroupNorm."""
 
-from timm.layers.norm_act import GroupNormAct
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -46,6 +45,8 @@ class WithGroupNorm(nn.Module):
 
 
 def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
+    from timm.layers.norm_act import GroupNormAct  # here, because the import takes a second
+
     channels = norm.num_features
     groups = max(divisor for divisor in range(1, min(groups, channels) + 1) if channels % divisor == 0)
     made = GroupNormAct(channels, groups, eps=norm.eps, affine=norm.affine, apply_act=False)

@@ -1,6 +1,5 @@
 """CifarResNet: residual networks for 32×32 images."""
 
-from timm.models.resnet import BasicBlock
 from torch import nn
 
 from fl_lightning import ConfigurationError
@@ -45,6 +44,8 @@ class CifarResNet(nn.Sequential):
 
 def _stage(entering: int, leaving: int, num_blocks: int, stride: int) -> nn.Sequential:
     """Make a stage of blocks of two 3×3 convolutions; the first convolution of the stage has the stride."""
+    from timm.models.resnet import BasicBlock  # here, because the import takes a second
+
     shortcut = None
     if stride != 1:
         shortcut = nn.Sequential(nn.Conv2d(entering, leaving, 1, stride, bias=False), nn.BatchNorm2d(leaving))

@@ -4,7 +4,6 @@ import copy
 import difflib
 from typing import Any, Literal
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +32,8 @@ class TimmNetwork(nn.Module):
     """
 
     def __init__(self, name: str, num_classes: int = 10, in_channels: int = 3, stride: Literal[8, 16, 32] = 8) -> None:
+        import timm  # here, because the import takes a second
+
         super().__init__()
         if not timm.is_model(name):
             near = difflib.get_close_matches(name, timm.list_models(), n=1)

@@ -111,3 +111,19 @@ def test_every_public_name_is_there() -> None:
         assert getattr(fl_lightning, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'fl_lightning' has no attribute 'nope'"):
         _ = fl_lightning.nope  # type: ignore[attr-defined]  # on purpose
+
+
+def test_what_few_runs_need_is_imported_when_it_is_used() -> None:
+    """Late imports draw no random numbers: a network is the same whether timm was there before the seed was set."""
+    code = """
+import random, sys
+import numpy, torch
+import fl_lightning.fit.command
+print({"timm", "wandb", "pandas", "mlflow", "datasets"} & set(sys.modules))
+states = lambda: (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist())
+before = states()
+import timm.layers.norm_act, timm.models.resnet
+print(states() == before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\nTrue\n"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.contour import QuadContourSet
     from matplotlib.figure import Figure
@@ -81,7 +81,8 @@ def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
         cosines: (K, K) cosines in [-1, 1]; nan is drawn grey.
         clients: K client ids, which name rows and columns; with many clients, only some ids are written.
     """
-    from matplotlib.figure import Figure  # here, because the import takes half a second
+    import pandas as pd  # here, because the import takes half a second
+    from matplotlib.figure import Figure
 
     size = min(3.0 + 0.2 * len(clients), 10.0)  # inches
     figure = Figure((size + 0.8, size), dpi=100, layout="constrained")
