@@ -35,11 +35,17 @@ class ParsingError(Exception):
     Args:
         message: the parser's message.
         options: the parser's long options, without dashes.
+        owner: the class whose arguments the parser parses, if it parses those of one class.
     """
 
-    def __init__(self, message: str, options: Iterable[str]) -> None:
+    def __init__(self, message: str, options: Iterable[str], owner: str = "") -> None:
         super().__init__(message)
-        self.message, self.options = message, options
+        self.message, self.options, self.owner = message, options, owner
+
+    @property
+    def accepted(self) -> list[str]:
+        """The options without those that only give help or append to a list, or that are parts of others."""
+        return [name for name in self.options if name.isidentifier() and name != "help"]
 
 
 def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
@@ -71,6 +77,15 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         return 2
 
 
+def counted(number: int, what: str) -> str:
+    """Write a number of things.
+
+    >>> counted(1, "run"), counted(1200, "round"), counted(0, "client")
+    ('1 run', '1,200 rounds', '0 clients')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _quiet() -> None:
     """Hide unhelpful messages of Lightning and torch."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
@@ -89,7 +104,7 @@ def mistake_in(error: BaseException) -> str | None:
         return missing
     for cause in causes(error):
         if isinstance(cause, ParsingError):
-            return explain(cause.message, cause.options)
+            return explain(cause, next(each for each in [*causes(error)][::-1] if isinstance(each, ParsingError)))
         if isinstance(cause, ConfigurationError | RankError) or _is_lightnings(cause, "MisconfigurationException"):
             return " ".join(str(cause).split())
     return None
@@ -152,22 +167,25 @@ def _lack_in(error: BaseException) -> str | None:
     return None
 
 
-def explain(message: str, options: Iterable[str]) -> str:
+def explain(error: ParsingError, innermost: ParsingError) -> str:
     """Shorten a message of the argument parser to one line.
 
     Args:
-        message: the parser's message.
-        options: the command line's long options, without dashes.
+        error: the error of the command line's parser.
+        innermost: the error that led to it, of the parser of a class whose arguments are refused; or the same one.
     """
-    text = " ".join(message.split())
+    text, options = " ".join(error.message.split()), error.options
     keys = re.findall(r'Parser key "([^"]+)":', text)
     where = f"{'.'.join(keys)}: " if keys else ""
     if found := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text):
         return f"there is no option --{found[1]}{_nearest(found[1], options)}"
     if found := re.search(r"does not accept option '([\w.]+)'", text):
         return f"there is no option {found[1]}{_nearest(found[1], options)}"
-    if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in _parameters():
-        return f"{where}there is no option {found[1]}{_nearest(found[1], _parameters())}"
+    if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in innermost.accepted:
+        there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}"
+        near = _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted)
+        hint = f"; did you mean {near}?" if near else ""
+        return f"{where}there is no option {found[1]}: {there}{hint}"
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
@@ -190,6 +208,12 @@ def _plain(expected: str) -> str:
 
 def _nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near}?" if (near := nearest(name, known)) else "; --help lists what there is"
+
+
+def _short(name: str, known: Iterable[str]) -> str | None:
+    """Find the known name that is short for a name, as lr is for learning_rate."""
+    initials = "".join(word[:1] for word in name.split("_"))
+    return initials if initials in known else None
 
 
 def _subclasses(of: type) -> set[type]:
@@ -215,7 +239,3 @@ def _classes() -> set[str]:
 
     named = (Callback, LightningDataModule, LightningModule, Logger, nn.Module, Optimizer, LRScheduler)
     return {cls.__name__ for cls in _ours().union(*map(_subclasses, named))}
-
-
-def _parameters() -> set[str]:
-    return {name for cls in _ours() for name in inspect.signature(cls.__init__).parameters}  # type: ignore[misc]  # of classes, not instances

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.messages import counted
 from fl_lightning.runs.pictures import bubbles
 
 SHOWN = 30  # clients in the terminal's table, and classes in the summary, at most
@@ -41,7 +42,7 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
 
 def table(sizes: Tensor, counts: Tensor | None) -> Table:
     """Make a table of at most 30 clients, one row per client: examples, number of classes, largest class."""
-    shown = Table(title=f"{len(sizes):,} clients" + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
+    shown = Table(title=counted(len(sizes), "client") + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
     for name in ("client", "examples") + (("classes", "largest class") if counts is not None else ()):
         shown.add_column(name, justify="right")
     for client, size in enumerate(sizes[:SHOWN].tolist()):
@@ -58,7 +59,7 @@ def summary(data: FederatedDataModule, counts: Tensor | None) -> str:
     sizes = data.sizes.double()
     held = sizes[sizes > 0]
     lines = [
-        f"{int(sizes.sum()):,} training examples; {len(held):,} of {len(sizes):,} clients hold some",
+        f"{counted(int(sizes.sum()), 'training example')}; {len(held):,} of {counted(len(sizes), 'client')} hold some",
         f"examples per client with data: {held.min():,.0f} to {held.max():,.0f}, median {held.median():,.0f}",
         f"clients per round: {data.cohort_size:,}; local steps per epoch: "
         f"{data.num_batches(int(held.min())):,} to {data.num_batches(int(held.max())):,}",

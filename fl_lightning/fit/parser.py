@@ -18,7 +18,7 @@ class Parser(LightningArgumentParser):
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
-        raise ParsingError(message, _options(self)) from ex
+        raise ParsingError(message, _options(self), next(iter(self.groups or ()), "")) from ex
 
     @override
     def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.messages import counted
 from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.figures import write_figures
@@ -39,10 +40,10 @@ def command(args: Sequence[str]) -> int:
         raise ConfigurationError(f"--out must be an HTML file that can be written, got {out}: {error}") from None
     methods = [method for part in parts for method in part.methods]
     counts = {"experiment": len(parts), "run": sum(len(method.runs) for method in methods), "method": len(methods)}
-    counted = ", ".join(_count(number, what) for what, number in counts.items() if what != "experiment" or number > 1)
-    print(f"report: {out} ({counted}, {out.stat().st_size / 1e6:.1f} MB)")
+    about = ", ".join(counted(number, what) for what, number in counts.items() if what != "experiment" or number > 1)
+    print(f"report: {out} ({about}, {out.stat().st_size / 1e6:.1f} MB)")
     if options.figures:
-        print(f"figures: {options.figures} ({_count(write_figures(parts, Path(options.figures)), 'chart')})")
+        print(f"figures: {options.figures} ({counted(write_figures(parts, Path(options.figures)), 'chart')})")
     for part in parts:
         for comparison in part.comparisons:
             print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
@@ -52,7 +53,3 @@ def command(args: Sequence[str]) -> int:
 def _default(runs: Sequence[Run]) -> Path:
     common = os.path.commonpath([run.folder.resolve() for run in runs])
     return Path(os.path.relpath(common)) / "report.html"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"

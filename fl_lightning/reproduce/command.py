@@ -14,6 +14,7 @@ from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell, find_config, option
+from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.claims import judge
@@ -123,7 +124,7 @@ def _plan(
     more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     chosen, pairs = select(cells, options.subset or (), experiment.id), []
-    announce(f"planning {experiment.id}: {len(chosen)} cells …")
+    announce(f"planning {experiment.id}: {counted(len(chosen), 'cell')} …")
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
@@ -174,9 +175,9 @@ def _write_tables(
     results = collect(experiment, pairs)
     compared, verdicts = compare(experiment, results), judge(experiment, results)
     finished = sum(job.finished for _, job in pairs)
-    facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {len(pairs)} runs finished"]
+    facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {counted(len(pairs), 'run')} finished"]
     if rounds:
-        facts.append(f"{rounds} rounds in place of the config's")
+        facts.append(f"{counted(rounds, 'round')} in place of the config's")
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"seeds {seeds}; {_versions(pairs)}")

@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce.jobs import Job, train
 from fl_lightning.reproduce.tables import DIGITS, number, with_interval
 from fl_lightning.reproduce.tracker import Planned, Row, Tracker
@@ -32,7 +33,7 @@ def train_with_progress(planned: Planned, processes: int) -> list[Job]:
     """
     tracker = Tracker(planned, processes)
     starting = "; starting the next …" if len(tracker.finished) < len(tracker.jobs) else ""
-    announce(f"{len(tracker.jobs)} runs, {len(tracker.finished)} of them finished before{starting}")
+    announce(f"{counted(len(tracker.jobs), 'run')}, {len(tracker.finished)} of them finished before{starting}")
     console = Console(stderr=True)
     return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
 
@@ -102,7 +103,7 @@ def lines(tracker: Tracker, job: Job, position: int) -> list[str]:
         if len(row.jobs) > 1 and all(each.folder in tracker.finished for each in row.jobs):
             middle, half_width = interval([tracker.value(row, each) for each in row.jobs])
             result = with_interval(middle, half_width, DIGITS[measured(row.measure)[1]])
-            made.append(f"{row.name}: {row.measure} {result} over {len(row.jobs)} seeds")
+            made.append(f"{row.name}: {row.measure} {result} over {counted(len(row.jobs), 'seed')}")
     return made
 
 
@@ -133,7 +134,7 @@ def cells(tracker: Tracker, height: int) -> RenderableType:
             Text(f"round {rounds}: {so_far}" if busy else "", "dim"),
         )
     finished = sum(all(job.folder in tracker.finished for job in row.jobs) for row in hidden)
-    more = f"{len(hidden)} more cells, {finished} of them finished"
+    more = f"{len(hidden)} more cell{'' if len(hidden) == 1 else 's'}, {finished} of them finished"
     return Group(table, Text(more, "dim", no_wrap=True)) if hidden else table
 
 

@@ -159,7 +159,8 @@ class RoundProgress(ProgressBar):
             self._display.start()
         else:
             which = f"rounds {self._first + 1} to {self._last}" if self._last else f"from round {self._first + 1}"
-            print(f"training {which}, {self._cohort_size(trainer)} clients each …", flush=True)
+            size = self._cohort_size(trainer)
+            print(f"training {which}, {size} client{'' if size == 1 else 's'} each …", flush=True)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

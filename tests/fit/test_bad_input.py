@@ -132,11 +132,25 @@ OPTIONS = {
 }
 
 
+OTHERS = {
+    "--model.client.optimizer.learning_rate=1": "; did you mean lr?",
+    "--model.client.network.width=3": "there is no option width: TwoNN has num_classes, in_features",
+    "--data.partition.mu=3": "there is no option mu: Dirichlet has alpha, form, min_samples",
+    "--data.partition.alphas=3": "Dirichlet has alpha, form, min_samples; did you mean alpha?",
+}
+
+
 @pytest.mark.parametrize("argument", OPTIONS)
 def test_misspelt_option(argument: str) -> None:
-    assert re.search(
-        rf"there is no option -*[\w.]+; did you mean -*(\w+\.)*{OPTIONS[argument]}\?$", refused(*TINY_FIT, argument)
-    )
+    message = refused(*TINY_FIT, argument)
+    assert re.search(r"there is no option -*[\w.]+(: \w+ has [\w, ]+)?; did you mean [^;]+$", message)
+    assert re.search(rf"did you mean -*(\w+\.)*{OPTIONS[argument]}\?$", message)
+
+
+@pytest.mark.parametrize("argument", OTHERS)
+def test_option_of_another_class(argument: str) -> None:
+    """The options of the class that is meant are named, though some other class has that option."""
+    assert refused(*TINY_FIT, argument).endswith(OTHERS[argument])
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_list_names_every_experiment() -> None:
 def test_help_leads_to_the_commands() -> None:
     help_page = run("--help")
     assert help_page.status == 0
-    assert all(word in help_page.out for word in ("fit", "data", "reproduce --help", "sweep"))
+    assert all(word in help_page.out for word in ("fit", "data", "reproduce", "sweep", "COMMAND --help"))
     assert "--subset" in run("reproduce", "--help").out
 
 

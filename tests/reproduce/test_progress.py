@@ -139,3 +139,12 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
     assert any(re.match(r"IID +1/1 +0\.\d{4}", line) for line in shown)
     assert any(line.startswith("failed: tiny ClassesPerClient(classes=11)") for line in shown)
     assert "1/2 IID" not in result.out, "plain lines would break the display"
+
+
+@pytest.mark.usefixtures("_tiny")
+def test_one_is_not_several() -> None:
+    result = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1)
+    assert result.out.startswith("planning tiny: 1 cell …\n1 run, 0 of them finished before; ")
+    text = Path("runs/sweep/tiny/table.md").read_text()
+    assert "1 of 1 run finished" in text
+    assert "1 round in place of the config's" in text
