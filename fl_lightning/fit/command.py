@@ -26,6 +26,7 @@ from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import name_of, resolve_configs
+from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.parser import Parser
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
@@ -107,6 +108,8 @@ class FederatedCLI(OpenCLI):
             default=int(os.environ.get("OMP_NUM_THREADS", "1")),
             help="CPU threads of each process. Several devices use more cores better, and change no result.",
         )
+        for group in ("trainer", "model"):
+            parser.add_argument(f"--{group}.help", action=GroupHelp, help=f"Show the options of the {group} and exit.")
         parser.add_argument("--base", type=Any, help="In a config: files it builds on, relative to itself, or shipped.")
         parser.add_argument("--grid", type=Any, help="In a config: what the experiment varies; no part of one run.")
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)

@@ -9,6 +9,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from fl_lightning.fit.configs import KEYS
+from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
 
 
@@ -19,6 +20,14 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
         raise ParsingError(message, _options(self), next(iter(self.groups or ()), "")) from ex
+
+    @override
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Write a page of help for a command; the parser would write hundreds of lines, Lightning's first."""
+        groups = self.groups or {}
+        if {"trainer", "model", "data"} <= set(groups):
+            return brief(self.prog.split()[-1], self._actions, groups)
+        return str(super().format_help(*args, **kwargs))
 
     @override
     def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
