@@ -4,13 +4,17 @@ import io
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 import fl_lightning
 from fl_lightning import cli
 from fl_lightning.fit.command import FederatedCLI
+from fl_lightning.fit.messages import reported
 
 
 class Terminal(io.StringIO):
@@ -127,3 +131,18 @@ print(states() == before)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\nTrue\n"
+
+
+@pytest.mark.parametrize(("error", "status"), [(SIGTERMException(), 143), (MisconfigurationException("no"), 2)])
+def test_errors_of_lightning_are_known_without_importing_it(error: BaseException, status: int) -> None:
+    """By the names of their classes."""
+
+    def leave(args: Sequence[str]) -> int:
+        raise error
+
+    assert reported(leave, []) == status
+
+
+def test_other_exits_go_on() -> None:
+    with pytest.raises(SystemExit):
+        reported(lambda args: sys.exit(3), [])
