@@ -21,6 +21,8 @@ sys.exit(main(sys.argv[1:]))
 
 def run(folder: Path, *args: str) -> "subprocess.CompletedProcess[str]":
     (folder / "tiny.yaml").write_text(TINY)
+    (metrics := folder / "runs/old/version_0/metrics.csv").parent.mkdir(parents=True)
+    metrics.write_text("round,val/top1\n1,0.5\n")
     environment = {**os.environ, "WANDB_MODE": "offline"}
     command = [sys.executable, "-c", SCRIPT, *args]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
@@ -34,7 +36,7 @@ def test_training_needs_no_extra(tmp_path: Path) -> None:
 
 CASES = [
     (["report", "runs"], "plotly", "report"),
-    (["dashboard", "runs"], "wandb", "wandb"),
+    (["dashboard", "--project", "mine"], "wandb", "wandb"),
     (["fit", "--config", "tiny.yaml", "--trainer.logger", "WandbLogger"], "wandb", "wandb"),
     (
         ["fit", "--config", "tiny.yaml", "--trainer.logger", "TensorBoardLogger", "--trainer.logger.save_dir", "logs"],
