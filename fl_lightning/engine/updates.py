@@ -86,8 +86,8 @@ class Updates:
             weights, first = self.shares, first_above(self.shares, 0.0)
         else:
             weights, first = coefficients, first_above(coefficients, TINY * float(coefficients.abs().max()))
-        if first is None:
-            return self.columns.joined(torch.zeros_like(self.own[0]))
+        if first is None:  # all are zero, or one is not finite, and so is the sum
+            return float(coefficients.sum()) * self.columns.joined(torch.zeros_like(self.own[0]))
         return float(coefficients[first]) * self.columns.joined(self.add_to(None, weights / weights[first]))
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
@@ -109,8 +109,8 @@ class Updates:
         if self.shares is None or not self.shares.any():
             return self.shares is not None and not coefficients.any()
         largest = self.shares.abs().argmax()
-        distance = coefficients - coefficients[largest] / self.shares[largest] * self.shares
-        return bool(distance.abs().max() <= SAME * coefficients.abs().max())
+        expected = coefficients[largest] / self.shares[largest] * self.shares
+        return bool((coefficients - expected).abs().max() <= SAME * expected.abs().max())
 
     def products(self, vector: Tensor) -> Tensor:
         """Inner products (K,) of the updates with a vector (P,), computed in the vector's dtype; float64 on the CPU."""

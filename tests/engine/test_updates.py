@@ -101,6 +101,13 @@ def test_a_tiny_first_coefficient_is_no_measure() -> None:
     assert not Updates.of(rows).combine(0 * coefficients).any()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("shares", [None, torch.ones(3, dtype=torch.float64)])
+def test_a_coefficient_that_is_not_finite_is_not_lost(bad: float, shares: Tensor | None) -> None:
+    coefficients = torch.tensor([0.5, bad, 0.5], dtype=torch.float64)
+    assert Updates(sent(3), Columns(PARAMETERS), range(3), shares).combine(coefficients).isnan().all()
+
+
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
     expected = results(Updates(rows, Columns(PARAMETERS), order))
