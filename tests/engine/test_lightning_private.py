@@ -30,9 +30,10 @@ FOREIGN = {  # private names of other libraries
     "engine/logged.py": {"_modules"},  # torch
     "engine/ranks.py": {"_exit"},  # os, where it is public
     "engine/resident.py": {"_version"},  # torch
-    "engine/module_state.py": {"_buffers"},  # torch
-    "engine/params.py": {"_modules"},  # torch
+    "engine/module_state.py": {"_buffers", "_parameters"},  # torch
+    "engine/params.py": {"_modules", "_parameters"},  # torch
     "engine/sealed_state.py": {"_version"},  # torch
+    "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces
