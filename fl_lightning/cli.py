@@ -19,7 +19,7 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        about: what it does.
+        about: what the command does, for the overview.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that find mistakes in them, and answer ``--help``, without importing torch.
     """

@@ -225,16 +225,20 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
-class Scheduled(Net):
+class DecaysEverySecondStep(LightningModule):
+    """A tenth of the learning rate from the third step on, for the optimizer of the next class."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer: Any = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Scheduled(DecaysEverySecondStep, Net):
     """Momentum, weight decay, batch normalisation, and a tenth of the learning rate from the third step on."""
 
     def between(self) -> list[nn.Module]:
         return [nn.BatchNorm1d(8), nn.Tanh()]
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class Capture(FederatedCallback):

@@ -95,7 +95,8 @@ class Collection(ClientHost):
     def _sum(self, summed: Summed) -> None:
         updates, results = self._gather()
         if results:
-            cohort = Cohort.collect(self.round, self._anchor, updates, results)
+            bare = [replace(result, buffers=[]) for result in results]  # buffers are averaged at the round's end
+            cohort = Cohort.collect(self.round, self._anchor, updates, bare)
             summed.take_in(updates, stream_weights(self.callbacks, cohort))
         self._taken += results
         self._results = []

@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.module_state import Buffers
 
+Places = dict[int, tuple[int, int]]  # the device and slot that hold each client's update
 AT_ONCE = 16 << 20  # bytes of a device's results that travel together
 ALIGNED = 16  # bytes; the parts of a message begin at multiples of it
 
@@ -34,22 +35,19 @@ def gather_clients(
     """
     places = {client: (trainer.global_rank, slot) for client, slot in slots.items()}
     if trainer.world_size > 1:
-        shared = _gather_results(trainer.world_size, results, buffers, device)
-        parts: list[dict[int, tuple[int, int]]] = [{} for _ in shared]
-        torch.distributed.all_gather_object(parts, places)
-        results = [result for part in shared for result in part]
-        places = {client: place for part in parts for client, place in part.items()}
+        results, places = _gather_results(trainer.world_size, results, places, buffers, device)
     results = sorted(results, key=lambda result: result.client)
     return results, [places[result.client] for result in results]
 
 
 def _gather_results(
-    world_size: int, results: Sequence[ClientResult], buffers: Buffers, device: torch.device
-) -> list[list[ClientResult]]:
-    """Gather the results of each device: numbers and outlines of tensors as objects, the tensors as bytes."""
+    world_size: int, results: Sequence[ClientResult], places: Places, buffers: Buffers, device: torch.device
+) -> tuple[list[ClientResult], Places]:
+    """Gather the results of all devices: numbers and outlines of tensors as objects, the tensors as bytes."""
     own = [_buffers_replaced(result, buffers, by=None) for result in results]
-    parts: list[list[ClientResult]] = [[] for _ in range(world_size)]
-    torch.distributed.all_gather_object(parts, [_with_tensors(result, _outline) for result in own])
+    objects: list[tuple[list[ClientResult], Places]] = [([], {}) for _ in range(world_size)]
+    torch.distributed.all_gather_object(objects, ([_with_tensors(result, _outline) for result in own], places))
+    parts = [part for part, _ in objects]
     largest = max((_size([result]) for part in parts for result in part), default=0)
     most, each = max(map(len, parts)) if largest else 0, max(1, AT_ONCE // max(1, largest))
     for start in range(0, most, each):
@@ -61,7 +59,8 @@ def _gather_results(
         for part, message in zip(parts, received, strict=True):
             take = _taking(message)
             part[now] = [_with_tensors(result, take) for result in part[now]]
-    return [[_buffers_replaced(result, [None] * len(buffers), by=buffers) for result in part] for part in parts]
+    gathered = [_buffers_replaced(result, [None] * len(buffers), by=buffers) for part in parts for result in part]
+    return gathered, {client: place for _, known in objects for client, place in known.items()}
 
 
 def _buffers_replaced(result: ClientResult, old: Buffers, by: Buffers | None) -> ClientResult:

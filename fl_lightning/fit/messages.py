@@ -124,9 +124,8 @@ def _extra_for(error: BaseException) -> str | None:
     """Say which of the package's extras brings a package that an error misses; None for other errors."""
     for cause in causes(error):
         if isinstance(cause, ModuleNotFoundError):
-            named = (cause.name or "").partition(".")[0]
-            known = named if named in EXTRAS else next((each for each in EXTRAS if each in str(cause)), None)
-            if known is not None:
+            missing = [cause.name.partition(".")[0]] if cause.name else re.findall(r"\w+", str(cause))
+            if (known := next((each for each in missing if each in EXTRAS), None)) is not None:
                 return f"{known} is not installed: pip install 'fl-lightning[{EXTRAS[known]}]'"
     return None
 

@@ -134,7 +134,7 @@ def cells(tracker: Tracker, height: int) -> RenderableType:
             Text(f"round {rounds}: {so_far}" if busy else "", "dim"),
         )
     finished = sum(all(job.folder in tracker.finished for job in row.jobs) for row in hidden)
-    more = f"{len(hidden)} more cell{'' if len(hidden) == 1 else 's'}, {finished} of them finished"
+    more = f"{counted(len(hidden), 'more cell')}, {finished} of them finished"
     return Group(table, Text(more, "dim", no_wrap=True)) if hidden else table
 
 

@@ -17,7 +17,7 @@ from recorded import Recorder
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanMetric
-from toy import Capture, trainer
+from toy import Capture, DecaysEverySecondStep, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks import FedAdam, FedNova, FedProx, FedSAM, FocalLoss, GradientHarmonization, Scaffold
@@ -151,11 +151,7 @@ def test_replayed_steps_end_at_the_same_bits(case: str, recorder: type[Recorder]
     assert 1 <= sum(len(each.recordings) for each in Recorder.all) <= 4  # one for each size of a batch
 
 
-class Scheduled(Net):
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+class Scheduled(DecaysEverySecondStep, Net): ...
 
 
 class Hooked(Net):

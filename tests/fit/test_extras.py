@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from command import TINY
 
+from fl_lightning.fit.messages import mistake_in
+
 MISSING = ["wandb", "wandb_workspaces", "tensorboard", "tensorboardX", "plotly", "pycocotools", "faster_coco_eval"]
 MISSING += ["pyarrow", "datasets", "mlflow"]
 SCRIPT = f"""
@@ -32,6 +34,13 @@ def test_training_needs_no_extra(tmp_path: Path) -> None:
     done = run(tmp_path, "fit", "--config", "tiny.yaml", "--trainer.max_epochs", "1")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/tiny/version_0/metrics.csv").is_file()
+
+
+def test_a_module_of_the_users_that_is_missing_is_no_extra() -> None:
+    for error in (ModuleNotFoundError("No module named 'my_wandb_rules'", name="my_wandb_rules"), ImportError("wandb")):
+        assert mistake_in(error) is None
+    told = mistake_in(ModuleNotFoundError("Neither `tensorboard` nor `tensorboardX` is available."))
+    assert told == "tensorboard is not installed: pip install 'fl-lightning[tensorboard]'"
 
 
 CASES = [
