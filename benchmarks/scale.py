@@ -1,7 +1,8 @@
 """Measure what many clients cost: the setup, and a round beyond training, with 10 clients per round.
 
 A client holds 8 of 1,000 shared examples; or, with the name of a partition, the part of 5 × NUM_CLIENTS examples that
-the partition deals to the client, and only the setup is measured. Each size runs in a process of its own:
+the partition deals to the client: then 100 clients take part in a round, and the most memory beyond the examples is
+measured, too, in MiB. Each size runs in a process of its own:
 
     python -m benchmarks.scale NUM_CLIENTS [PARTITION]
 """
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from benchmarks.common import bare_trainer, quiet
 from benchmarks.environments import UnavailableError, last_line
 from benchmarks.local import Module
+from benchmarks.memory import Watch, held
 from benchmarks.rows import Row, duration
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.datamodules import IID, Dirichlet, Partition, Tensors
@@ -81,16 +83,20 @@ def measure(num_clients: int) -> dict[str, float]:
 
 
 def deal(num_clients: int, partition: Partition) -> dict[str, float]:
-    """Return the seconds of the setup, with the first round, where a partition deals 5 examples per client."""
+    """Return what :func:`measure` does, and the memory in MiB, where a partition deals 5 examples per client."""
     quiet()
-    count, beyond = 5 * num_clients, Beyond()
+    count, beyond, watch = 5 * num_clients, Beyond(), Watch()
     train = torch.randn(count, 10), torch.randint(10, (count,))
     test = train[0][:SHARED], train[1][:SHARED]
-    settings: dict[str, Any] = {"batch_size": SAMPLES, "participation": COHORT, "num_classes": 10}
+    settings: dict[str, Any] = {"batch_size": SAMPLES, "participation": 10 * COHORT, "num_classes": 10}
+    before = held()[0]
+    watch.start()
     start = time.perf_counter()
     data = Tensors(train=train, test=test, num_clients=num_clients, partition=partition, **settings)
-    bare_trainer(1, beyond).fit(FederatedOrchestrator(Module(nn.Linear(10, 10))), datamodule=data)
-    return {"setup": beyond.ready - start + beyond.seconds[0]}
+    bare_trainer(ROUNDS, beyond).fit(FederatedOrchestrator(Module(nn.Linear(10, 10))), datamodule=data)
+    watch.done.set()
+    setup = beyond.ready - start + beyond.seconds[0]
+    return {"setup": setup, "round": median(beyond.seconds[WARM_UP:]), "memory": 1024 * (watch.own - before)}
 
 
 def rows(quick: bool, install: bool) -> Iterator[Row]:
