@@ -121,9 +121,10 @@ def stable_order(numbers: Ints) -> Ints:
     of ``np.argsort(numbers, kind="stable")``.
     """
     order = np.argsort(numbers.astype(np.uint16), kind="stable")  # the cast keeps the lowest 16 bits
-    if numbers.max(initial=0) < 1 << 16:
-        return order
-    return order[stable_order(numbers[order] >> 16)]
+    for shift in range(16, int(numbers.max(initial=0)).bit_length(), 16):
+        digits = (numbers >> shift).astype(np.uint16)[order]
+        order = order[np.argsort(digits, kind="stable")]
+    return order
 
 
 def equal_owners(num_examples: int, num_clients: int, generator: np.random.Generator) -> Ints:
