@@ -115,12 +115,12 @@ class Parts(Linear):
         return (torch.cat([self.w, layer.weight.flatten(), layer.bias]) * batch[0]).sum()  # type: ignore[list-item, operator]  # of a Linear
 
 
-def test_each_layer_has_its_own_ratio() -> None:
+def test_each_layer_has_its_own_ratio(tmp_path: Path) -> None:
     """Products of the first parts: -1, 1, -1; of the layer's: 0.5 (biases alone -0.5), 5, 3.5; of all: -0.5, 6, 2.5."""
     updates = [[1, 0, 1, 0, 1], [-1, 0, 1, 0, -0.5], [1, 0, 4, 0, 1]]
     logged = {}
     for monitor in (ConflictMonitor(), ConflictMonitor(layers=True)):
-        run = trainer(monitor)
+        run = trainer(monitor, default_root_dir=tmp_path)
         run.fit(FederatedOrchestrator(Parts()), datamodule=GivenData(-torch.tensor(updates, dtype=torch.float64)))
         logged[monitor.layers] = conflict(run.callback_metrics)
     layers = {"conflict/layer/w": 2 / 3, "conflict/layer/net.2": 0.0}
