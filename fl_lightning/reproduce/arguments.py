@@ -3,33 +3,95 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.arguments import CommandParser
 from fl_lightning.fit.configs import find_config
+from fl_lightning.fit.messages import counted
+from fl_lightning.reproduce.figures import borrowed, tables_and_figures
+from fl_lightning.reproduce.papers import experiments
 
 SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
-PASSED_ON = "Everything else goes to every run as it is: --data.root DIR, --trainer.precision bf16-mixed, …"
+PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
+PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on
+# Options of fit that the command sets for each run, and what to give in their place.
+SET = {
+    "seed_everything": "--seeds and --first_seed choose the seeds",
+    "ckpt_path": "a run that was stopped goes on by itself, and --model.init_from gives an initial model",
+    "trainer.default_root_dir": "--out names the folder of all results",
+    "experiment": "results are named by the id of the table or figure, and --out names another folder",
+}
 
 
 def arguments(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Parse ``reproduce …`` or ``sweep …``.
 
     Returns:
-        The command's own options, and the arguments that it passes on to every run.
+        The command's own options, and the options of ``fit`` that it passes on to every run.
 
     Raises:
-        ConfigurationError: no experiment is named, or there is no such config.
+        ConfigurationError: there is no such option, experiment or config, or no experiment is named.
+        SystemExit: help or the list of all experiments is asked for, and has been printed.
     """
-    options, passed_on = _parser(args[0]).parse_known_args(args[1:])
+    own, passed_on = _divided(args[1:], [*PARTS, "config"] if args[0] == "reproduce" else PARTS)
+    options, unknown = _parser(args[0]).parse_known_args(own)
+    if unknown:
+        raise ConfigurationError(_unknown(unknown[0], vars(options)))
     if args[0] == "sweep":
         find_config(options.config)
         return options, passed_on
-    options.list = options.list or options.id == ["list"]
-    if not options.list and not options.id:
+    if options.list or options.id == ["list"]:
+        print(_listed(), flush=True)
+        raise SystemExit(0)
+    if not options.id:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
+    for name in options.id:
+        tables_and_figures(name)  # refuses an unknown name
     return options, passed_on
+
+
+def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide arguments into the command's own, and options of ``fit`` with their values."""
+    own: list[str] = []
+    passed_on: list[str] = []
+    rest = deque(args)
+    while rest:
+        argument = rest.popleft()
+        name = _name(argument)
+        if not argument.startswith("--") or name.partition(".")[0] not in parts or name in SET:
+            own.append(argument)
+            continue
+        passed_on.append(argument)
+        if "=" not in argument and rest and not rest[0].startswith("--"):
+            passed_on.append(rest.popleft())
+    return own, passed_on
+
+
+def _name(argument: str) -> str:
+    """Name the option of an argument: "trainer.callbacks" of "--trainer.callbacks+=FedNova"."""
+    return argument.removeprefix("--").partition("=")[0].rstrip("+")
+
+
+def _unknown(argument: str, known: Iterable[str]) -> str:
+    """Say what is wrong with an argument that is none of the command's own."""
+    name = _name(argument)
+    if not argument.startswith("-"):
+        return f"expected an option, got {argument}: --help lists the options"
+    if name in SET:
+        return f"--{name} is set for each run: {SET[name]}"
+    part, dot, below = name.partition(".")
+    near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
+    if near:
+        return f"there is no option --{name}; did you mean --{near}{dot}{below}?"
+    return f"there is no option --{name}: --help lists the options; those of fit begin with trainer., model. or data."
+
+
+def _listed() -> str:
+    """Name all experiments, one a line."""
+    known = [*((each, each.cells()) for each in experiments().values()), *borrowed()]
+    return "\n".join(f"{each.id:30} {counted(len(cells), 'cell'):9} {each.claim}" for each, cells in known)
 
 
 def _parser(name: str) -> CommandParser:
@@ -37,6 +99,9 @@ def _parser(name: str) -> CommandParser:
     parser = CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
     if name == "sweep":
         parser.add_argument("--config", required=True, help="what every run has in common; its own grid is kept")
+        parser.add_argument(
+            "--experiment", metavar="NAME", help="name of the folder of results (default: the config's)"
+        )
         parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
         parser.add_argument(
             "--measures", nargs="+", default=["val/top1"], help="metrics to tabulate (default val/top1)"

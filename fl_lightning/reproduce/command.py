@@ -13,20 +13,23 @@ import yaml
 from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import Cell, find_config, option
+from fl_lightning.fit.configs import Cell, experiment_in, find_config, option
 from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.ending import write_comparison
-from fl_lightning.reproduce.figures import borrowed, is_trained, picture, tables_and_figures
+from fl_lightning.reproduce.figures import is_trained, tables_and_figures
 from fl_lightning.reproduce.jobs import Job, plan
-from fl_lightning.reproduce.papers import Experiment, experiments
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
 from fl_lightning.runs.lock import held
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
+
+RUNS = "runs"  # in the folder of all results, the folder of the runs
 
 
 def command(args: Sequence[str]) -> int:
@@ -39,8 +42,6 @@ def command(args: Sequence[str]) -> int:
     options, passed_on = arguments(args)
     if args[0] == "sweep":
         chosen = [(experiment := _sweep(options), _refined(experiment.cells(), options.grid))]
-    elif options.list:
-        return _list()
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
@@ -63,17 +64,18 @@ def command(args: Sequence[str]) -> int:
     return 130 if stopped else 1 if failed else 0
 
 
-def _list() -> int:
-    for experiment, cells in [*((each, each.cells()) for each in experiments().values()), *borrowed()]:
-        print(f"{experiment.id:30} {len(cells):3} cells  {experiment.claim}")
-    return 0
-
-
 def _sweep(options: argparse.Namespace) -> Experiment:
     """Make a user's own experiment, without numbers of a paper to compare with."""
     config = find_config(options.config)
     measures = tuple(dict.fromkeys(options.measures))
-    return Experiment(Path(config).stem, f"Sweep of {options.config}", ", ".join(measures), "", (), config, measures)
+    name = options.experiment or experiment_in(config)
+    parts = Path(name).parts
+    if Path(name).is_absolute() or not parts or ".." in parts or parts[0] == RUNS:
+        raise ConfigurationError(
+            f"experiment must name a folder in {options.out}, and not {RUNS}, which holds the runs, got {name}: "
+            "choose another name by --experiment, and another place by --out"
+        )
+    return Experiment(name, f"Sweep of {options.config}", ", ".join(measures), "", (), config, measures)
 
 
 def _refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
@@ -128,7 +130,7 @@ def _plan(
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
-        pairs += [(cell, job) for job in plan(group, arguments, seeds, Path(options.out) / "runs")]
+        pairs += [(cell, job) for job in plan(group, arguments, seeds, Path(options.out) / RUNS)]
     return pairs
 
 
@@ -180,7 +182,7 @@ def _write_tables(
         facts.append(f"{counted(rounds, 'round')} in place of the config's")
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
-        facts.append(f"seeds {seeds}; {_versions(pairs)}")
+        facts.append(f"{'seeds' if ',' in seeds else 'seed'} {seeds}; {_versions(pairs)}")
         facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
     results.to_csv(folder / "results.csv", index=False)
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))

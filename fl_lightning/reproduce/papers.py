@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, Cell, grid
+from fl_lightning.fit.configs import CONFIGS, LOADER, Cell, grid
 from fl_lightning.runs.catalogue import PAPER_NAMES
 
 
@@ -86,7 +86,7 @@ class Experiment:
 @cache
 def experiments() -> dict[str, Experiment]:
     """All experiments of the papers, by id."""
-    content = yaml.safe_load((Path(__file__).parent / "papers.yaml").read_text())
+    content = yaml.load((Path(__file__).parent / "papers.yaml").read_text(), LOADER)
     return {id: _experiment(id, **facts) for id, facts in content.items()}
 
 

@@ -32,10 +32,16 @@ def train_with_progress(planned: Planned, processes: int) -> list[Job]:
         The jobs that failed.
     """
     tracker = Tracker(planned, processes)
-    starting = "; starting the next …" if len(tracker.finished) < len(tracker.jobs) else ""
-    announce(f"{counted(len(tracker.jobs), 'run')}, {len(tracker.finished)} of them finished before{starting}")
+    announce(_begun(len(tracker.jobs), len(tracker.finished)))
     console = Console(stderr=True)
     return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
+
+
+def _begun(runs: int, finished: int) -> str:
+    if finished == runs:
+        return f"{counted(runs, 'run')}, finished before"
+    before = f", {finished:,} finished before; starting the next …" if finished else "; starting the first …"
+    return f"{counted(runs, 'run')}{before}"
 
 
 def announce(words: str) -> None:

@@ -180,7 +180,7 @@ def test_unknown_command() -> None:
 def test_no_yaml() -> None:
     Path("broken.yaml").write_text("trainer: [\n")
     said = refused("fit", "--config", "broken.yaml")
-    assert said.startswith("broken.yaml is no YAML: line 2, column 1: expected the node content")
+    assert said.startswith("broken.yaml is no YAML: line 2, column 1: did not find expected node content")
 
 
 def bomb() -> str:

@@ -18,9 +18,10 @@ from fl_lightning.datamodules import CIFAR10
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.drawing import SIMILARITIES
-from fl_lightning.reproduce.figures import borrowed, picture, plots, tables_and_figures
+from fl_lightning.reproduce.figures import borrowed, plots, tables_and_figures
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment, experiments
+from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.results import same
 from fl_lightning.runs.catalogue import PAPER_NAMES
 
@@ -108,7 +109,7 @@ class TestIds:
         assert [each.id for each, _ in borrowed()] == [
             line.split()[0] for line in listed.splitlines()[len(experiments()) :]
         ]
-        assert "fedlaw/fig-13                    1 cells  Of 20 clients the first ten" in listed
+        assert "fedlaw/fig-13                  1 cell    Of 20 clients the first ten" in listed
 
 
 class TestPicture:

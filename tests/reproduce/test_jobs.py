@@ -17,6 +17,7 @@ from wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
+from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.jobs import Job, plan
 from fl_lightning.reproduce.papers import experiments
 from fl_lightning.runs.settings import settings_fingerprint
@@ -253,3 +254,31 @@ def test_interrupted_it_tabulates_what_is_there() -> None:
     assert command.returncode == 130
     assert "the same command goes on from here" in out
     assert len(results()) == 1
+
+
+def test_options_of_fit_may_come_first() -> None:
+    """The value of an option that is passed on is no experiment's id."""
+    options, passed_on = arguments(
+        ["reproduce", "--data.root", "DIR", "--rounds", "3", "fedlaw", "--trainer.devices=2"]
+    )
+    assert (options.id, options.rounds) == (["fedlaw"], 3)
+    assert passed_on == ["--data.root", "DIR", "--trainer.devices=2"]
+
+
+@pytest.mark.parametrize(("given", "expected"), [([], "base/name"), (["--experiment", "own"], "own")])
+def test_results_are_named_by_the_experiment(given: list[str], expected: str) -> None:
+    """Of the command line, else of the config or a file that it builds on."""
+    Path("tiny.yaml").write_text(f"experiment: base/name\n{TINY}")
+    Path("mine.yaml").write_text("base: tiny.yaml\n")
+    result = run("sweep", "--config", "mine.yaml", "--seeds", 1, "--rounds", 1, *given)
+    assert result.status == 0, result.err
+    assert Path("runs/sweep", expected, "results.csv").is_file()
+    assert result.out.startswith(f"planning {expected}: 1 cell")
+    assert not Path("runs/sweep/mine").exists()
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "runs", "runs/deeper"])
+def test_names_of_experiments_stay_in_the_folder_of_results(name: str) -> None:
+    result = run("sweep", "--config", "tiny.yaml", "--experiment", name)
+    assert result.status == 2
+    assert "experiment must" in result.err
