@@ -15,12 +15,12 @@ from rich.console import Console
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell, experiment_in, find_config, option
 from fl_lightning.fit.messages import counted
-from fl_lightning.reproduce import tables
+from fl_lightning.reproduce import drawing, tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import is_trained, tables_and_figures
-from fl_lightning.reproduce.jobs import Job, plan
+from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
@@ -44,7 +44,8 @@ def command(args: Sequence[str]) -> int:
         chosen = [(experiment := _sweep(options), _refined(experiment.cells(), options.grid))]
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
-    planned = [(each, _plan(each, cells, options, passed_on)) for each, cells in chosen]
+    known = Folders(Path(options.out) / RUNS)
+    planned = [(each, _plan(each, cells, options, passed_on, known)) for each, cells in chosen]
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped = [], False
     folders = [Path(options.out) / experiment.id for experiment, _ in planned]
@@ -120,7 +121,11 @@ def _called(part: dict[str, Any]) -> str:
 
 
 def _plan(
-    experiment: Experiment, cells: Sequence[Cell], options: argparse.Namespace, passed_on: Sequence[str]
+    experiment: Experiment,
+    cells: Sequence[Cell],
+    options: argparse.Namespace,
+    passed_on: Sequence[str],
+    folders: Folders,
 ) -> list[tuple[Cell, Job]]:
     given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
     more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
@@ -130,7 +135,8 @@ def _plan(
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options, *more]
-        pairs += [(cell, job) for job in plan(group, arguments, seeds, Path(options.out) / RUNS)]
+        called = ", ".join(filter(None, (experiment.id, drawing.name(cell.labels, list(cell.labels)))))
+        pairs += [(cell, job) for job in plan(group, arguments, seeds, folders, called)]
     return pairs
 
 

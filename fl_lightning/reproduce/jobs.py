@@ -6,6 +6,7 @@ import atexit
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import threading
@@ -31,6 +32,8 @@ from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
+DIGITS = 16  # of a fingerprint of settings
+LONGEST = 80  # characters of a cell's name in its folder's
 GRACE_S = 10  # for a run that is told to stop
 # Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
@@ -91,20 +94,48 @@ class Job:
         return f"failed: {self.name}: {lines[-1] if lines else 'it left no message'} (all of it: {self.log})"
 
 
-def plan(group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folder: Path) -> list[Job]:
+class Folders:
+    """The folders of cells: ``<name>-<fingerprint>``, of which the fingerprint of the settings decides.
+
+    A cell keeps the folder that it has, whatever the folder's name before the fingerprint: another table may have named
+    it, or an earlier version of this package, whose names are the fingerprint alone.
+
+    Args:
+        folder: the folder of all cells, which need not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        found = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+        self._known = {path.name[-DIGITS:]: path for path in found}
+
+    def of(self, fingerprint: str, name: str) -> Path:
+        """Return a cell's folder by its fingerprint; a new folder begins with ``name``, made safe for file systems.
+
+        >>> Folders(Path("runs")).of("0123456789abcdef", "fedlaw/table-1, alpha 0.1, FedProx(mu=0.1) + GH").name
+        'fedlaw-table-1-alpha-0.1-FedProx-mu=0.1+GH-0123456789abcdef'
+        """
+        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST].strip("-.")
+        return self._known.setdefault(fingerprint, self.folder / f"{safe}-{fingerprint}")
+
+
+def plan(
+    group: Sequence[str], arguments: Sequence[str], seeds: Sequence[int], folders: Folders, name: str
+) -> list[Job]:
     """Plan the jobs of one cell, one job per seed.
 
     Args:
         group: the experiment's id and the labels of the cell.
         arguments: the arguments of ``fl-lightning fit``: a config and options.
         seeds: the runs' seeds.
-        folder: the folder of all jobs.
+        folders: the folders of all cells.
+        name: the name of the cell for readers, with which a new folder begins.
 
     Raises:
         ConfigurationError: ``fit`` would refuse the arguments.
     """
     config = config_of(arguments)
-    folder = folder / settings_fingerprint(config)
+    folder = folders.of(settings_fingerprint(config), name)
     rounds = int(config["trainer"]["max_epochs"])
     return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
 
@@ -194,7 +225,7 @@ def _for_wandb(job: Job) -> list[str]:
         "group": " ".join(job.group),
         "name": job.name,
         "tags": [*job.group, f"seed {job.seed}"],
-        "id": f"{job.folder.parent.name}-{job.seed}",
+        "id": f"{job.folder.parent.name[-DIGITS:]}-{job.seed}",
         "resume": "allow",
         "save_dir": str(job.folder),
     }

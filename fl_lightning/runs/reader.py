@@ -21,7 +21,7 @@ from fl_lightning.runs.settings import RULES, named_settings
 from fl_lightning.runs.timer import RoundTime
 
 PARTS = ("trainer", "model", "data")  # of config.yaml, each with names and values
-OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<hash>/seed_<n>/run/version_0, up to <name>
+OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<cell>/seed_<n>/run/version_0, up to <name>
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +186,7 @@ def experiment_folder(folder: Path) -> Path:
     """Return the folder of a run's experiment.
 
     The folder is the one above ``version_N``; for runs of ``sweep`` and ``reproduce``, which lie in
-    ``<name>/runs/<hash>/seed_<n>/run/version_0``, it is ``<name>``.
+    ``<name>/runs/<cell>/seed_<n>/run/version_0``, it is ``<name>``.
     """
     levels = [folder, *folder.parents]
     swept = len(levels) > OWNER and levels[2].name.startswith("seed_") and levels[OWNER - 1].name == "runs"

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from wandb_files import wandb_records
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
 from fl_lightning.reproduce.arguments import arguments
-from fl_lightning.reproduce.jobs import Job, plan
+from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.papers import experiments
 from fl_lightning.runs.settings import settings_fingerprint
 
@@ -145,7 +146,7 @@ def test_a_run_that_fails_does_not_stop_the_others() -> None:
 
 def test_a_run_stopped_before_its_first_round_starts_anew() -> None:
     """A folder without a checkpoint that can be read is no obstacle."""
-    (planned,) = plan(["tiny"], ["--config=tiny.yaml"], [1], Path("runs/runs"))
+    (planned,) = plan(["tiny"], ["--config=tiny.yaml"], [1], Folders(Path("runs/runs")), "tiny")
     assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
     metrics = planned.run.folder / "metrics.csv"
     expected = metrics.read_bytes()
@@ -192,7 +193,7 @@ def test_wandb_groups_by_cell_and_tags_by_label() -> None:
     for file in Path("runs/sweep/runs").glob("*/seed_1/wandb/offline-run-*/run-*.wandb"):
         (record,) = (each.run for each in wandb_records(file) if each.WhichOneof("record_type") == "run")
         found[record.run_group] = (record.display_name, set(record.tags), record.run_id)
-        assert record.run_id == f"{file.parents[3].name}-1"
+        assert record.run_id == f"{file.parents[3].name[-16:]}-1"
     assert {group: kept[:2] for group, kept in found.items()} == {
         f"tiny {size}": (f"tiny {size} seed 1", {"tiny", str(size), "seed 1"}) for size in (16, 32)
     }
@@ -282,3 +283,47 @@ def test_names_of_experiments_stay_in_the_folder_of_results(name: str) -> None:
     result = run("sweep", "--config", "tiny.yaml", "--experiment", name)
     assert result.status == 2
     assert "experiment must" in result.err
+
+
+def test_folders_have_names_to_read() -> None:
+    """The experiment and the labels of all axes, by the axes' last words; then 16 digits that tell the cells apart."""
+    grid = "trainer.callbacks=[[{class_path: FedProx, init_args: {mu: 0.1}}, {class_path: FedNova}], []]"
+    arguments = ["--grid", grid, "--grid", "data.partition.alpha=0.1,.inf", "--experiment", "my/first study"]
+    assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1, *arguments).status == 0
+    found = sorted(folder.name for folder in Path("runs/sweep/runs").iterdir())
+    assert all(re.fullmatch("[0-9a-f]{16}", name[-16:]) for name in found)
+    assert [name[:-17] for name in found] == [
+        "my-first-study-FedProx-mu=0.1+FedNova-IID",
+        "my-first-study-FedProx-mu=0.1+FedNova-alpha-0.1",
+        "my-first-study-IID",
+        "my-first-study-alpha-0.1",
+    ]
+
+
+def test_names_of_folders_are_safe_and_short() -> None:
+    name = Folders(Path("runs")).of(16 * "0", "../ε: *?|<>\0 " + 300 * "long ").name
+    assert re.fullmatch(r"long[-long]{,75}-0{16}", name)
+
+
+def test_a_cell_keeps_its_folder_whatever_it_is_called() -> None:
+    """Of two tables that share a cell, the first names it; a folder that is there keeps its name."""
+    one, other = 16 * "1", 16 * "2"
+    planned = Folders(Path("runs"))
+    first = planned.of(one, "table 1")
+    assert planned.of(one, "table 2") == first == Path("runs", f"table-1-{one}")
+    assert planned.of(other, "table 1") != first
+    Path("runs", other).mkdir(parents=True)  # as earlier versions named it
+    first.mkdir()
+    later = Folders(Path("runs"))
+    assert later.of(one, "table 2") == first
+    assert later.of(other, "table 1") == Path("runs", other)
+
+
+def test_finished_runs_of_earlier_versions_count() -> None:
+    """Their folders are named by the fingerprint alone."""
+    assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1).status == 0
+    (folder,) = Path("runs/sweep/runs").iterdir()
+    folder.rename(folder.with_name(folder.name[-16:]))
+    again = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1)
+    assert "1 run, finished before" in again.out
+    assert [each.name for each in Path("runs/sweep/runs").iterdir()] == [folder.name[-16:]]
