@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
+from typing_extensions import override
 
-from fl_lightning.datamodules.vision import VisionData
+from fl_lightning.datamodules.vision import Archive, VisionData
 from fl_lightning.errors import check_choice
 
 SPLITS = {  # classes, training images, test images
@@ -58,6 +59,15 @@ class EMNIST(VisionData):
         self.num_classes, *sizes = SPLITS[split]
         self.published = (sizes[0], sizes[1])
 
+    @override
+    def archives(self) -> list[Archive]:
+        return [Archive([self.source.url], f"{self.folder}/{Path(self.source.url).name}", self.source.md5)]
+
+    @override
+    def files(self) -> list[str]:
+        kinds = ("images-idx3", "labels-idx1")
+        return [f"emnist-{self.split}-{part}-{kind}-ubyte" for part in ("train", "test") for kind in kinds]
+
     def open(self, root: Path, train: bool, download: bool = False) -> Any:
         """Open torchvision's data set; a single archive holds all splits."""
         return self.source(root, split=self.split, train=train, download=download)
@@ -84,6 +94,11 @@ class QMNIST(VisionData):
     num_classes = 10
     mean = (0.1307,)
     std = (0.3081,)
+
+    @override
+    def archives(self) -> list[Archive]:
+        found = [*self.source.resources["train"], *self.source.resources["test"]]
+        return [Archive([url], f"{self.folder}/{Path(url).name}", md5) for url, md5 in found]
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Read torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""

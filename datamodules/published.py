@@ -1,15 +1,18 @@
 """PublishedImages: the base class of published data sets with files of their own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.datamodules.cache import CACHE
 from fl_lightning.datamodules.download import download_whole
 from fl_lightning.datamodules.folder import find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
+from fl_lightning.datamodules.places import VARIABLE, data_folder, data_folders
 from fl_lightning.errors import ConfigurationError
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AssertionError, EOFError, OSError)
@@ -23,28 +26,36 @@ class PublishedImages(ImageData):
     they are never repaired or deleted. A number of images other than published gives a warning.
 
     Args:
-        root: folder of the data.
+        root: folder of the data. By default, ``data`` in the working directory if that folder holds the data set, else
+            the data folder, to which downloads go: ``~/.cache/fl_lightning/data``. ``$FL_LIGHTNING_DATA`` names another
+            data folder, which comes before ``data`` in the working directory.
         download: whether to download the data set if it is missing.
         cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``
-            takes the place of ``~/.cache`` if it is set.
+            takes the place of ``~/.cache`` if it is set, as in the default of ``root``.
         images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid.
+        ConfigurationError: an argument is outside its range; on loading, the data are missing or invalid, or cannot be
+            downloaded.
     """
 
     name: str
     folder: str  # folder of the data set's own files, below root
-    layout = "the files as published"
     image_size: tuple[int, int]  # height, width
     published: tuple[int, int]  # numbers of training and test images
     decodes = False  # whether the data set's own files are images to be decoded
 
-    def __init__(self, root: str = "data", download: bool = False, cache: str | None = CACHE, **images: Any) -> None:
+    def __init__(
+        self, root: str | None = None, download: bool = True, cache: str | None = CACHE, **images: Any
+    ) -> None:
         super().__init__(**images)
         self.root = root
         self.download = download
         self.cache = cache
+
+    def files(self) -> list[str]:
+        """Return the names of the data set's own files, without which it is incomplete; none by default."""
+        return []
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Read training or test set from the data set's own files, as :meth:`load`; may raise one of ``UNREADABLE``."""
@@ -54,12 +65,30 @@ class PublishedImages(ImageData):
         """Download and check ``root/folder``; raise RuntimeError or OSError if that fails."""
         raise ConfigurationError(f"{type(self).__name__} must define fetch(root)")
 
+    @override
+    def missing(self) -> str | None:
+        if self.image_folder() is not None:
+            return None
+        root, folder, files = self.absolute_root(), self.own_folder(), self.files()
+        if _is_filled(folder):
+            return None if all((folder / file).exists() for file in files) else self._damaged()
+        places = (
+            f"{folder}{_listed(files)} or as an image folder {{train,test}}/<class>/* in {root / self.name} or {root}"
+        )
+        remedy = (
+            "a run (from Python: prepare_data) downloads it"
+            if self.download
+            else f"set download: true (--data.download true), or {self._by_hand()}"
+        )
+        return f"expected {self.name} in {places}, got neither: {remedy}"
+
     def prepare_data(self) -> None:
         """Download the data if ``download`` is set and they are missing; decode images into the cache."""
-        found = self.image_folder()
-        if self.download and found is None and not self.own_folder().exists():
-            download_whole(self.absolute_root(), self.folder, self.fetch, self.name)
-        if self.cache is not None and (found is not None or self.decodes):
+        if (message := self.missing()) is not None:
+            if not self.download or _is_filled(self.own_folder()):
+                raise ConfigurationError(message)
+            download_whole(self.absolute_root(), self.folder, self.fetch, self.name, self._by_hand())
+        if self.cache is not None and (self.image_folder() is not None or self.decodes):
             self.setup("fit")
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
@@ -70,7 +99,7 @@ class PublishedImages(ImageData):
             images, labels = read_images(files, (len(self.mean), *self.image_size), self.cache)
         else:
             folder = self.own_folder()
-            images, labels = self._read_own(folder, train)
+            images, labels = self._read_own(train)
         if len(images) != (expected := self.published[not train]):
             rank_zero_warn(
                 f"{self.name}: {len(images):,} of {expected:,} {'training' if train else 'test'} images are in "
@@ -79,29 +108,49 @@ class PublishedImages(ImageData):
         return images, labels
 
     def absolute_root(self) -> Path:
-        """Return ``root`` as an absolute path."""
-        return Path(self.root).expanduser().absolute()
+        """Return ``root`` as an absolute path; by default, the folder that holds the data set or is to hold it."""
+        if self.root is not None:
+            return Path(self.root).expanduser().absolute()
+        holding = (root for root in data_folders() if _is_filled(self._own_in(root)) or self._images_in(root))
+        return next(holding, data_folder())
 
     def own_folder(self) -> Path:
         """Return the folder of the data set's own files, which need not exist."""
-        return self.absolute_root() / self.folder
+        return self._own_in(self.absolute_root())
 
     def image_folder(self) -> tuple[Path, str] | None:
         """Return the image folder and the name of its test set; None if there is no image folder."""
-        return find_image_folder(self.absolute_root(), [self.name])
+        return self._images_in(self.absolute_root())
 
-    def _read_own(self, folder: Path, train: bool) -> tuple[Tensor, Tensor]:
-        root = self.absolute_root()
+    def _own_in(self, root: Path) -> Path:
+        return root / self.folder
+
+    def _images_in(self, root: Path) -> tuple[Path, str] | None:
+        return find_image_folder(root, [self.name])
+
+    def _by_hand(self) -> str:
+        return (
+            f"put its files into {self.own_folder()}{_listed(self.files())}, or name the folder that holds them "
+            f"(--data.root DIR, or the variable {VARIABLE})"
+        )
+
+    def _damaged(self) -> str:
+        folder = self.own_folder()
+        return (
+            f"expected {self.name} in {folder}, got damaged or incomplete files: delete {folder} and fetch them again "
+            "(--data.download true)"
+        )
+
+    def _read_own(self, train: bool) -> tuple[Tensor, Tensor]:
         try:
             return self.read(train)
         except UNREADABLE:
-            if folder.exists():
-                raise ConfigurationError(
-                    f"expected {self.name} in {folder}, got damaged or incomplete files: delete {folder} and fetch "
-                    "them again (--data.download true)"
-                ) from None
-            raise ConfigurationError(
-                f"expected {self.name} in {folder} ({self.layout}) or as an image folder {{train,test}}/<class>/*"
-                f" in {root / self.name} or {root}, got neither: set download: true (--data.download true), point root "
-                "to the data, or put an image folder there"
-            ) from None
+            raise ConfigurationError(self.missing() or self._damaged()) from None
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _listed(files: Sequence[str]) -> str:
+    return f" ({', '.join(files)})" if files else ""

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.datasets.utils import download_and_extract_archive  # type: ignore[import-untyped]  # torchvision ships no types
+from typing_extensions import override
 
+from fl_lightning.datamodules.download import download, unpack
 from fl_lightning.datamodules.folder import ImageFiles, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.published import PublishedImages
 from fl_lightning.errors import ConfigurationError
@@ -36,23 +37,30 @@ class TinyImageNet(PublishedImages):
     std = (0.2770, 0.2691, 0.2821)
     decodes = True
 
+    @override
+    def files(self) -> list[str]:
+        return ["wnids.txt", "train", "val"]
+
     def fetch(self, root: Path) -> None:
-        """Download the archive and check its MD5 sum."""
-        download_and_extract_archive(URL, str(root), md5=MD5)
+        """Download the archive, check its MD5 sum and unpack it."""
+        archive = root / Path(URL).name
+        download([URL], archive, MD5)
+        unpack(archive)
 
-    def own_folder(self) -> Path:
+    @override
+    def _own_in(self, root: Path) -> Path:
         """Return ``root`` if it holds ``wnids.txt``, else ``root/tiny-imagenet-200``."""
-        root = self.absolute_root()
-        return root if (root / "wnids.txt").is_file() else super().own_folder()
+        return root if (root / "wnids.txt").is_file() else super()._own_in(root)
 
-    def image_folder(self) -> tuple[Path, str] | None:
+    @override
+    def _images_in(self, root: Path) -> tuple[Path, str] | None:
         """Return the image folder and the name of its test set; None if there is none, or for the published files."""
-        own = self.own_folder()
+        own = self._own_in(root)
         splits = (own / split for split in ("val", "test"))
         rearranged = any(split.is_dir() and set(class_names(split)) - {"images"} for split in splits)
         if (own / "wnids.txt").is_file() and not rearranged:
             return None
-        return find_image_folder(self.absolute_root(), [self.name, self.folder], tests=("val", "test"))
+        return find_image_folder(root, [self.name, self.folder], tests=("val", "test"))
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Read the published files: uint8 images (n, 3, 64, 64) and int64 labels (n,)."""

@@ -2,12 +2,14 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
+from typing_extensions import override
 
+from fl_lightning.datamodules.download import download
 from fl_lightning.datamodules.published import PublishedImages
 
 # torchvision's data sets by HTTPS alone. Their names are those of torchvision's folders.
@@ -31,23 +33,59 @@ SecureFashionMNIST = type(
 )
 
 
+class Archive(NamedTuple):
+    """A file to download.
+
+    Attributes:
+        urls: addresses that serve the file, the preferred one first.
+        file: path of the file below the folder of the data.
+        md5: MD5 sum in hexadecimal digits.
+    """
+
+    urls: list[str]
+    file: str
+    md5: str
+
+
 class VisionData(PublishedImages):
     """One of torchvision's data sets, in its own files or as an image folder. A subclass sets ``source``.
 
     Arguments are those of :class:`PublishedImages`; ``root`` has the same meaning as in torchvision.
     """
 
-    layout = "torchvision's files"
     source: ClassVar[type[datasets.MNIST] | type[datasets.CIFAR10]]
+
+    def archives(self) -> list[Archive]:
+        """Return what torchvision would download."""
+        if issubclass(self.source, datasets.CIFAR10):
+            return [Archive([self.source.url], self.source.filename, self.source.tgz_md5)]
+        return [
+            Archive([mirror + name for mirror in self.source.mirrors], f"{self.folder}/{name}", md5)
+            for name, md5 in self.source.resources
+        ]
+
+    @override
+    def files(self) -> list[str]:
+        if issubclass(self.source, datasets.CIFAR10):
+            batches = [*self.source.train_list, *self.source.test_list]
+            return [self.source.meta["filename"], *(name for name, _ in batches)]
+        return [Path(archive.file).stem for archive in self.archives()]
 
     def open(self, root: Path, train: bool, download: bool = False) -> Any:
         """Open torchvision's data set, which raises errors of its own if files are missing or damaged."""
         return self.source(root, train=train, download=download)
 
     def fetch(self, root: Path) -> None:
-        """Download training and test set; torchvision checks MD5 sums, this method the SHA-256 sums that are known."""
+        """Download the archives; torchvision, which finds them there, checks their MD5 sums and unpacks them.
+
+        Of the files for which the SHA-256 sums are known, these are checked, too.
+        """
+        for archive in self.archives():
+            download(archive.urls, root / archive.file, archive.md5)
         for train in (True, False):
             self.open(root, train, download=True)
+        for archive in self.archives():
+            (root / archive.file).unlink()
         for file, digest in self.source.sha256.items() if hasattr(self.source, "sha256") else ():
             if hashlib.sha256((root / self.folder / file).read_bytes()).hexdigest() != digest:
                 raise RuntimeError(f"{file} does not have the SHA-256 sum {digest}")

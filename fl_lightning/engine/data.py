@@ -144,6 +144,14 @@ class FederatedDataModule(CohortDraws):
         loaders = Loaders(train, batch_size or 32, collate_fn, val=val, test=test, predict=predict)
         return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
 
+    def missing(self) -> str | None:
+        """Say in one line which data are missing and how to get them; None if the data are there, or nobody knows.
+
+        The method looks for files; it neither reads nor downloads them. ``prepare_data`` downloads what can be
+        downloaded, and raises an error for the rest.
+        """
+        return None
+
     def client_dataset(self, client: int) -> Dataset[Any]:
         """Return the training examples of one client, 0 <= client < num_clients: a dataset with length and indices."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")

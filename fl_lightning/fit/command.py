@@ -51,22 +51,24 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "log_every_n_steps": 1,
     "enable_model_summary": False,
 }
+PLOT = "partition.png"
 
 
 class CommandTrainer(Trainer):
     """A Trainer with the command ``data``, which Lightning's Trainer lacks."""
 
-    def data(self, model: LightningModule, datamodule: FederatedDataModule, plot: str) -> None:
+    def data(self, model: LightningModule, datamodule: FederatedDataModule, plot: str | None) -> None:
         """Show the clients, examples and classes of a run, without training.
 
         Args:
             model: the orchestrator.
             datamodule: the data module.
-            plot: PNG file for the bubble plot.
+            plot: PNG file for the bubble plot; None for ``partition.png`` in the experiment's folder.
         """
         datamodule.prepare_data()
         datamodule.setup("fit")
-        overview.show(datamodule, Path(plot))
+        experiment = self.logger.root_dir if isinstance(self.logger, RunFolder) else self.default_root_dir
+        overview.show(datamodule, Path(plot or os.path.relpath(Path(experiment, PLOT))))
 
 
 class FederatedCLI(OpenCLI):
@@ -122,7 +124,12 @@ class FederatedCLI(OpenCLI):
 
     @override
     def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-        parser.add_argument("--plot", type=str, default="partition.png", help="PNG to write the bubble plot to.")
+        parser.add_argument(
+            "--plot",
+            type=str | None,
+            default=None,
+            help=f"PNG for the bubble plot, by default runs/<experiment>/{PLOT}.",
+        )
         return ["plot"]
 
     @override
@@ -199,7 +206,12 @@ class FederatedCLI(OpenCLI):
 
     @override
     def run_subcommand(self, subcommand: str) -> None:
-        """Run a subcommand; one of the Trainer says first what it loads, because that may take minutes."""
+        """Run a subcommand; one of the Trainer says first what it loads, because that may take minutes.
+
+        Missing data are downloaded, or reported, before other devices' processes start.
+        """
+        if self.datamodule.missing() is not None:
+            self.datamodule.prepare_data()
         if subcommand not in self.own_subcommands:
             self._say(f"loading {type(self.datamodule).__name__} …")
         super().run_subcommand(subcommand)

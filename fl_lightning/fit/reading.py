@@ -1,8 +1,8 @@
-"""config_of: the config of a run, read without running anything."""
+"""config_of: the config of a run, read without running anything. data_of: the data module of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,10 +11,12 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
+from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import resolve_configs
 from fl_lightning.fit.messages import mistake_in
+from fl_lightning.fit.parser import Parser
 
 
 class ConfigReader(FederatedCLI):
@@ -73,3 +75,24 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
         if (mistake := mistake_in(error)) is None:
             raise
         raise ConfigurationError(mistake) from None
+
+
+def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
+    """Make the data module of a run's config, which loads nothing yet.
+
+    Args:
+        config: a config as :func:`config_of` returns it.
+
+    Raises:
+        ConfigurationError: an argument of the data module is outside its range.
+    """
+    parser = Parser()
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    try:
+        made = parser.instantiate_classes(parser.parse_object({"data": config["data"]}))
+    except Exception as error:
+        if (mistake := mistake_in(error)) is None:
+            raise
+        raise ConfigurationError(mistake) from None
+    data: FederatedDataModule = made.data
+    return data

@@ -73,7 +73,7 @@ def test_says_how_many_images_are_there(root: Path) -> None:
 
 
 def test_says_what_is_missing(tmp_path: Path) -> None:
-    data = TinyImageNet(root=str(tmp_path / "nowhere"))
+    data = TinyImageNet(root=str(tmp_path / "nowhere"), download=False)
     with pytest.raises(ConfigurationError) as caught:
         data.setup("fit")
     for part in ("expected TinyImageNet in", str(tmp_path / "nowhere" / "tiny-imagenet-200"), "--data.download true"):

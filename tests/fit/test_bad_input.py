@@ -14,6 +14,8 @@ import pytest
 import torch
 from command import HANG, TINY, Result, contents, fit, process, run
 
+from fl_lightning.datamodules.places import data_folder
+
 MINE = """
 from fl_lightning import FederatedCallback
 from fl_lightning.models import ImageClassifier
@@ -278,12 +280,13 @@ def test_epochs_and_steps_at_once() -> None:
 
 @pytest.mark.parametrize("root", [[], ["--data.root", "images"]])
 def test_data_that_is_not_there(root: list[str], tmp_path: Path) -> None:
-    """Says what it looked for, where, and how to get it."""
-    folder = tmp_path / (root[-1] if root else "data")
-    message = refused("fit", "--config", "mnist_gh.yaml", *root)
-    assert f"expected MNIST in {folder}/MNIST/raw (torchvision's files)" in message
+    """Says what it looked for, where, and how to get it, and begins nothing."""
+    folder = tmp_path / root[-1] if root else data_folder()
+    message = refused("fit", "--config", "mnist_gh.yaml", *root, "--data.download", "false")
+    assert f"expected MNIST in {folder}/MNIST/raw (train-images-idx3-ubyte, " in message
     assert f"or as an image folder {{train,test}}/<class>/* in {folder}/MNIST or {folder}" in message
     assert "--data.download true" in message
+    assert not Path("runs").exists()
 
 
 # What does not fit together

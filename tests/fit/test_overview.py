@@ -80,6 +80,18 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
+def test_the_plot_belongs_to_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default; no version of the experiment is taken."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    result = run("data", "--config", "tiny.yaml")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.endswith("plot: runs/tiny/partition.png\n")
+    assert sorted(map(str, Path().rglob("*"))) == ["runs", "runs/tiny", "runs/tiny/partition.png", "tiny.yaml"]
+    moved = run("data", "--config", "tiny.yaml", "--experiment", "mine", "--trainer.default_root_dir", "elsewhere")
+    assert moved.out.endswith("plot: elsewhere/mine/partition.png\n")
+
+
 @pytest.mark.parametrize("plot", ["tiny.yaml/plot.png", "plot.nope"])
 def test_a_plot_that_cannot_be_written_is_one_line(plot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
