@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow attack format layers lists benchmark clean
+.PHONY: demo test test-slow attack format layers lists docs benchmark clean
 
 demo: .venv/installed
 	$(BIN)/python examples/demo.py
@@ -29,6 +29,9 @@ format: .venv/installed
 lists: .venv/installed
 	$(BIN)/python tools/lists.py
 	PYTHONPATH=tests:tools $(BIN)/python tests/callbacks/test_properties.py
+
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 layers: .venv/installed
 	$(BIN)/python tools/layers.py

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from benchmarks.rows import HEADER, Row, markdown, record, write_page
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "performance.md"
 Group = Callable[[bool, bool], Iterator[Row]]  # of whether few repetitions do, and whether to install other frameworks
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few repetitions")
     parser.add_argument("--only", metavar="GROUP", help=f"one group: {', '.join(GROUPS)}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file, runs/benchmarks/<date>.json by default")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a JSON file's table into docs/performance.md")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a JSON file's table into docs/results/performance.md")
     asked = parser.parse_args(arguments)
     if asked.page:
         if not asked.page.is_file():

@@ -1,4 +1,4 @@
-"""Print val/top1 of robust server rules under attacks, as the Markdown table of docs/byzantine.md.
+"""Print val/top1 of robust server rules under attacks, as the Markdown table of docs/reference/attacks.md.
 
     python -m benchmarks.byzantine [SEEDS]
 

@@ -1,4 +1,4 @@
-"""The table's rows: as cells, as JSON, and as the table of docs/performance.md."""
+"""The table's rows: as cells, as JSON, and as the table of docs/results/performance.md."""
 
 import json
 import os

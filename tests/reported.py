@@ -10,7 +10,7 @@ from command import rows, run
 from fl_lightning.runs.catalogue import is_item
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-MEASURES = (Path(__file__).parents[1] / "docs" / "measures.md").read_text()
+MEASURES = (Path(__file__).parents[1] / "docs" / "reference" / "measures.md").read_text()
 DOCUMENTED = [re.sub("<.*?>", "[^/]+", name) for name in re.findall(r"`([\w<>]+(?:/[\w<>]+)*)`", MEASURES)]
 CONTENT = ("td", "li", "figure", "pre")
 
@@ -51,9 +51,9 @@ class Page(HTMLParser):
 
 
 def check_documented(folder: Path) -> None:
-    """Every metric of a run has its name in docs/measures.md, where <k> and the like stand for anything."""
+    """Every metric of a run has its name in docs/reference/measures.md, where <k> and the like stand for anything."""
     unknown = [name for name in rows(folder / "metrics.csv")[-1] if not re.fullmatch("|".join(DOCUMENTED), name)]
-    assert not unknown, f"not in docs/measures.md: {unknown}"
+    assert not unknown, f"not in docs/reference/measures.md: {unknown}"
 
 
 def check_reported(folder: Path) -> None:

@@ -100,7 +100,7 @@ def test_mistakes_get_one_line(
 
 
 def test_shipped_page_has_the_markers(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, page = module("rows", monkeypatch), (REPOSITORY / "docs" / "performance.md").read_text()
+    rows, page = module("rows", monkeypatch), (REPOSITORY / "docs" / "results" / "performance.md").read_text()
     assert page.count(rows.START) == page.count(rows.END) == 1
 
 

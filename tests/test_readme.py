@@ -9,6 +9,7 @@ import pytest
 from command import TINY, contents, fit, process, rows, run
 from resumed import assert_same
 
+DOCS = Path(__file__).parents[1] / "docs"
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
@@ -58,7 +59,7 @@ def test_configs_named_in_the_readme_exist() -> None:
 def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each of the 20 clients a number in every round, their mean, and all of them in a file after the last round."""
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    guide = (DOCS / "how-to" / "own-measure.md").read_text()
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_measure.py" in text)
     Path("my_measure.py").write_text(text)
     result = run(
@@ -81,7 +82,7 @@ def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_the_guides_test_of_a_rule_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    guide = (DOCS / "how-to" / "test-a-rule.md").read_text()
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# test_my_rule.py" in text)
     names: dict[str, Any] = {}
     exec(text, names)
@@ -93,7 +94,7 @@ def test_the_guides_run_from_python_records_what_the_command_line_records(
 ) -> None:
     """The same files but for config.yaml, the same metrics by name, the same display; a stopped run goes on there."""
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    guide = (DOCS / "how-to" / "python.md").read_text()
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_run.py" in text)
     exec(text, {})
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
@@ -116,7 +117,7 @@ def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(
 ) -> None:
     """All four clients take part in each of three rounds, so that from the second on, the state changes the result."""
     monkeypatch.chdir(tmp_path)
-    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
+    guide = (DOCS / "reference" / "hooks.md").read_text()
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_rule.py" in text)
     Path("my_rule.py").write_text(text)
     Path("tiny.yaml").write_text(TINY)

@@ -161,10 +161,10 @@ def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
         ROOT / "README.md": {"callbacks": by_kind()},
-        ROOT / "docs" / "rules.md": {"server rules": table("server")},
-        ROOT / "docs" / "client_rules.md": {"client rules": table("client")},
-        ROOT / "docs" / "byzantine.md": {"attacks": table("attacks")},
-        ROOT / "docs" / "measures.md": {"monitors": table("monitors")},
+        ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server")},
+        ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
+        ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
+        ROOT / "docs" / "reference" / "measures.md": {"monitors": table("monitors")},
     }
 
 

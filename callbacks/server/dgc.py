@@ -53,7 +53,7 @@ class DominantGradientCorrection(FederatedCallback):
 
     Args:
         ratio: λ in (0, 1], share of the updates that are dominant. The published slides state no value; 0.7 did best on
-            the digits under strong skew (docs/results.md).
+            the digits under strong skew (docs/results/index.md).
     """
 
     settles = frozenset({"updates", "base weights"})

@@ -1,4 +1,4 @@
-"""The table of properties in docs/rules.md: the tests try every cell, in both directions.
+"""The table of properties in docs/reference/server-rules.md: the tests try every cell, in both directions.
 
 Run as a script (by ``make lists``), this file measures the properties of all rules and writes the table.
 """
@@ -30,7 +30,7 @@ from fl_lightning.callbacks import (
     TrimmedMean,
 )
 
-DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "server-rules.md"
 START = (0.3, -0.2, 0.1, 0.4)
 CLIENTS = 5
 TOLERANCE = 1e-6  # of the step's size: quadratic programs are solved to about 1e-7

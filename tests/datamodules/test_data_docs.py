@@ -1,4 +1,4 @@
-"""What docs/data.md shows runs as printed."""
+"""What the pages about data show runs as printed."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,10 @@ import pytest
 
 from fl_lightning.datamodules import Natural, Tensors
 
-TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS, WORLD = re.findall(
-    r"```python\n(.*?)```", TEXT, flags=re.DOTALL
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
+ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS, WORLD = (
+    text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
 
 

@@ -1,4 +1,4 @@
-"""Two nodes on one machine, started as docs/cluster.md says: the bits of one process."""
+"""Two nodes on one machine, started as docs/how-to/cluster.md says: the bits of one process."""
 
 import os
 import signal

@@ -125,7 +125,7 @@ def test_a_rule_that_does_not_keep_its_word_is_told(rule: FederatedCallback, sai
 
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_the_guides_rule_streams_as_printed() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "concepts" / "cohort.md").read_text()
     text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "class ByLoss" in text)
     names: dict[str, Any] = {"FederatedCallback": FederatedCallback}
     exec(text, names)
