@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.datamodules.folder import SUFFIXES
 from fl_lightning.datamodules.images import ImageData
@@ -58,23 +59,37 @@ class BoxFolder(ImageData):
             )
         self.root, self.num_classes, self.image_size = root, num_classes, image_size
 
+    @override
+    def missing(self) -> str | None:
+        try:
+            for train in (True, False):
+                self._files(train)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
-        root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
-        folder = root / "images" / split
-        files = sorted(p for p in folder.glob("*") if p.suffix.lower() in SUFFIXES)
-        if not files or not (root / "labels" / split).is_dir():
-            raise ConfigurationError(
-                f"expected png or jpg images in {folder} and a folder {root / 'labels' / split}, got "
-                f"{len(files)} images{' and no such folder' if files else ''}: point root to the data"
-            )
+        files, labels = self._files(train)
         pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
         boxes = []
         for row, path in zip(pixels, files, strict=True):
             square, place = letterbox(path, self.image_size)
             row[:] = np.asarray(square).transpose(2, 0, 1)
-            boxes.append(read_boxes(root / "labels" / split / f"{path.stem}.txt", self.num_classes, place))
+            boxes.append(read_boxes(labels / f"{path.stem}.txt", self.num_classes, place))
         return torch.from_numpy(pixels), _padded(boxes)
+
+    def _files(self, train: bool) -> tuple[list[Path], Path]:
+        """List the images of the training or the test set; return the list, and the folder of the text files."""
+        root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
+        images, labels = root / "images" / split, root / "labels" / split
+        files = sorted(path for path in images.glob("*") if path.suffix.lower() in SUFFIXES)
+        if not files or not labels.is_dir():
+            raise ConfigurationError(
+                f"expected png or jpg images in {images} and a folder {labels}, got {len(files)} images"
+                f"{' and no such folder' if files else ''}: point root to the data (--data.root DIR)"
+            )
+        return files, labels
 
     def labels(self, targets: Tensor) -> Tensor:
         """(n,) class of each image's first object, 0 for an image without objects."""

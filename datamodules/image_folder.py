@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.datamodules.cache import CACHE
 from fl_lightning.datamodules.folder import MODES, class_names, find_image_folder, list_images, read_images
@@ -60,6 +61,14 @@ class ImageFolder(ImageData):
     def num_classes(self) -> int:  # type: ignore[override]  # read only: counted in the folders
         """C, the number of class folders of the training set."""
         return len(class_names(self._folder()[0] / "train"))
+
+    @override
+    def missing(self) -> str | None:
+        try:
+            self._folder()
+        except ConfigurationError as error:
+            return str(error)
+        return None
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, where other processes find them."""

@@ -90,6 +90,13 @@ class Table(FederatedDataModule):
         return self._loaded.class_names
 
     @override
+    def missing(self) -> str | None:
+        for name, table in (("train", self.train), ("test", self.test)):
+            if isinstance(table, str | Path) and not _file(table).exists():
+                return _unreadable(_file(table), "No such file or directory", name)
+        return None
+
+    @override
     def setup(self, stage: str) -> None:
         self._loaded  # noqa: B018  # loads
 
@@ -187,16 +194,22 @@ def _frame(table: Any, name: str) -> DataFrame:
         raise ConfigurationError(
             f"expected {name} to be a pandas DataFrame or the path of a CSV or parquet file, got {type(table).__name__}"
         )
-    path = Path(table).expanduser().absolute()
+    path = _file(table)
     try:
         return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
     except ImportError:
         raise ConfigurationError("reading parquet files needs pyarrow: pip install 'fl-lightning[parquet]'") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors, too
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigurationError(
-            f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to one"
-        ) from None
+        raise ConfigurationError(_unreadable(path, reason, name)) from None
+
+
+def _file(table: str | Path) -> Path:
+    return Path(table).expanduser().absolute()
+
+
+def _unreadable(path: Path, reason: str, name: str) -> str:
+    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to one"
 
 
 def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:

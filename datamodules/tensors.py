@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.image_folder import check_constants
@@ -80,6 +81,12 @@ class Tensors(ImageData):
         """C, the number of classes: as given, else 1 + the largest label."""
         return self._num_classes or 1 + max(int(self._labels(name).max()) for name in ("train_y", "test_y"))
 
+    @override
+    def missing(self) -> str | None:
+        if self.path is None or self._file().exists():
+            return None
+        return _unreadable(self._file(), "No such file or directory")
+
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images or floats (n, ...), and int64 labels (n,)."""
         split = "train" if train else "test"
@@ -146,7 +153,7 @@ class Tensors(ImageData):
         """Return one of the arrays by name; None for groups that were not given."""
         if self._given is not None:
             return self._given[name]
-        path = Path(str(self.path)).expanduser().absolute()
+        path = self._file()
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 names = sorted(arrays.files)
@@ -155,9 +162,7 @@ class Tensors(ImageData):
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             said = getattr(error, "strerror", None) or " ".join(str(error).split())
             reason = "a single array" if isinstance(error, TypeError) else said
-            raise ConfigurationError(
-                f"expected an npz file of plain arrays in {path}, got {reason!r}: write it with numpy.savez"
-            ) from None
+            raise ConfigurationError(_unreadable(path, reason)) from None
         if name == GROUPS:
             return None
         raise ConfigurationError(
@@ -165,9 +170,16 @@ class Tensors(ImageData):
             "them"
         )
 
+    def _file(self) -> Path:
+        return Path(str(self.path)).expanduser().absolute()
+
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         if inputs.dtype != torch.uint8:
             return LabelledData._checked(self, inputs, targets)
         if not self.normalize:  # no mean was given, but ImageData counts the channels by the mean
             self.mean = (0.0,) * inputs.shape[1]
         return super()._checked(inputs, targets)
+
+
+def _unreadable(path: Path, reason: str) -> str:
+    return f"expected an npz file of plain arrays in {path}, got {reason!r}: write it with numpy.savez"

@@ -210,8 +210,7 @@ class FederatedCLI(OpenCLI):
 
         Missing data are downloaded, or reported, before other devices' processes start.
         """
-        if self.datamodule.missing() is not None:
-            self.datamodule.prepare_data()
+        fetch_missing(self.datamodule)
         if subcommand not in self.own_subcommands:
             self._say(f"loading {type(self.datamodule).__name__} …")
         super().run_subcommand(subcommand)
@@ -228,6 +227,18 @@ class FederatedCLI(OpenCLI):
         """Print words, unless the progress bar is off; on the first device only."""
         if self.setting(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
             print(words, flush=True)
+
+
+def fetch_missing(data: FederatedDataModule) -> None:
+    """Download what a data module lacks; of several processes, one downloads and the others wait.
+
+    Raises:
+        ConfigurationError: data are missing, and cannot be or must not be downloaded.
+    """
+    if data.missing() is not None:
+        data.prepare_data()
+    if (message := data.missing()) is not None:
+        raise ConfigurationError(message)
 
 
 def _stopped(rounds: int, checkpoint: Path) -> str:

@@ -289,6 +289,24 @@ def test_data_that_is_not_there(root: list[str], tmp_path: Path) -> None:
     assert not Path("runs").exists()
 
 
+OWN_DATA = {  # that are not there
+    "ImageFolder": (("root=nope", "image_size=8", "cache=null"), "expected an image folder {train,test}"),
+    "BoxFolder": (("root=nope",), "expected png or jpg images in "),
+    "Tensors": (("path=nope.npz",), "expected an npz file of plain arrays in "),
+    "Table": (("train=nope.csv", "client=a", "target=b"), "expected a CSV or parquet file in "),
+}
+
+
+@pytest.mark.parametrize("name", OWN_DATA)
+def test_data_of_your_own_that_are_not_there(name: str, tmp_path: Path) -> None:
+    """No run folder is begun for them."""
+    options, words = OWN_DATA[name]
+    message = refused("fit", "--config", "digits_gh.yaml", "--data", name, *(f"--data.{each}" for each in options))
+    assert message.startswith(words)
+    assert str(tmp_path / "nope") in message
+    assert not Path("runs").exists()
+
+
 # What does not fit together
 
 
