@@ -89,7 +89,7 @@ def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
     try:
-        made = parser.instantiate_classes(parser.parse_object({"data": config["data"]}))
+        made = parser.instantiate(parser.parse_object({"data": config["data"]}))
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise
