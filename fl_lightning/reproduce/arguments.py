@@ -115,6 +115,7 @@ def _parser(name: str) -> CommandParser:
     parser.add_argument("--subset", nargs="+", metavar="AXIS=LABELS", help="some rows: method=FedAvg alpha=0.1,1")
     parser.add_argument("--jobs", type=_positive, default=1, help="runs at a time (default 1)")
     parser.add_argument("--accelerator", help="cpu, gpu, …")
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell runs, hours and disk; train nothing")
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,13 +19,16 @@ from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import drawing, tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.claims import judge
+from fl_lightning.reproduce.dry_run import dry_run
 from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import is_trained, tables_and_figures
 from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.pictures import picture
+from fl_lightning.reproduce.preflight import preflight
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.lock import held
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
@@ -36,8 +40,8 @@ def command(args: Sequence[str]) -> int:
     """Run ``reproduce …`` or ``sweep …``.
 
     Returns:
-        The exit status: 0; 1 if a run failed, which the tables then lack; 130 after Ctrl-C, with tables of the finished
-        runs.
+        The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
+        unknown; 130 after Ctrl-C, with tables of the finished runs.
     """
     options, passed_on = arguments(args)
     if args[0] == "sweep":
@@ -47,6 +51,14 @@ def command(args: Sequence[str]) -> int:
     known = Folders(Path(options.out) / RUNS)
     planned = [(each, _plan(each, cells, options, passed_on, known)) for each, cells in chosen]
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
+    trials = Trials([job for _, pairs in trained for _, job in pairs])
+    findings = preflight(planned, trials, fetch=not options.dry_run)
+    if options.dry_run:
+        return dry_run(planned, findings, trials, options.jobs, Path(options.out))
+    for problem in findings.problems:
+        print(f"fl-lightning: error: {problem}", file=sys.stderr)
+    if findings.problems:
+        return 2
     failed, stopped = [], False
     folders = [Path(options.out) / experiment.id for experiment, _ in planned]
     with ExitStack() as holds:

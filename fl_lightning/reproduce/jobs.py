@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from multiprocessing.connection import wait
@@ -49,6 +49,7 @@ class Job:
         seed: the run's seed.
         rounds: number of rounds of the run.
         folder: the job's folder; jobs of different experiments with the same settings and seed have the same folder.
+        config: the run's whole config, as ``fit`` would read it.
     """
 
     group: tuple[str, ...]
@@ -56,6 +57,7 @@ class Job:
     seed: int
     rounds: int
     folder: Path
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -90,8 +92,13 @@ class Job:
     @property
     def failure(self) -> str:
         """One line about a failed job: its name, the last line of its log, and where the log is."""
+        return f"failed: {self.name}: {self.last_words} (all of it: {self.log})"
+
+    @property
+    def last_words(self) -> str:
+        """The last line of the log."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
-        return f"failed: {self.name}: {lines[-1] if lines else 'it left no message'} (all of it: {self.log})"
+        return lines[-1] if lines else "it left no message"
 
 
 class Folders:
@@ -137,7 +144,7 @@ def plan(
     config = config_of(arguments)
     folder = folders.of(settings_fingerprint(config), name)
     rounds = int(config["trainer"]["max_epochs"])
-    return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}") for seed in seeds]
+    return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}", config) for seed in seeds]
 
 
 def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], Sequence[Job]], None]) -> list[Job]:

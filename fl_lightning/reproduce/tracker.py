@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -85,7 +85,7 @@ class Tracker:
         self._results: dict[tuple[str, Path], float] = {}
         self._left: tuple[float | None, float] = None, time.monotonic()  # the estimate, and when it was made
         todo = {job.folder.parent for job in self.jobs if job.folder not in self.finished}
-        self._paces = {job.folder: pace for job in self.jobs if job.folder.parent in todo and (pace := _pace(job))}
+        self._paces = {job.folder: own for job in self.jobs if job.folder.parent in todo and (own := pace(job))}
 
     def update(self, busy: Sequence[Job], failed: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """Read what the jobs have reached.
@@ -106,7 +106,7 @@ class Tracker:
         for job in self.busy:
             if (done := job.rounds_done) != self._rounds[job.folder][0]:
                 self._rounds[job.folder] = done, now
-        self._paces |= {job.folder: pace for job in [*new, *self.busy] if (pace := _pace(job))}
+        self._paces |= {job.folder: own for job in [*new, *self.busy] if (own := pace(job))}
         self._left = self._estimate(now), now
         return new, lost
 
@@ -145,18 +145,34 @@ class Tracker:
         over = self.finished.keys() | self.failed | under_way
         waiting = [job for job in self.jobs if job.folder not in over]
         by_settings: dict[Path, list[float]] = {}
-        for folder, pace in self._paces.items():
-            by_settings.setdefault(folder.parent, []).append(pace)
+        for folder, own in self._paces.items():
+            by_settings.setdefault(folder.parent, []).append(own)
         usual = fmean(self._paces.values())
-        ends = [0.0] * self.processes
+        seconds = []
         for job in [*self.busy, *waiting]:
-            pace = fmean(by_settings.get(job.folder.parent, [usual]))
+            own = fmean(by_settings.get(job.folder.parent, [usual]))
             since = now - self._rounds[job.folder][1] if job.folder in under_way else 0.0
-            heapq.heapreplace(ends, ends[0] + time_left(pace, self.rounds(job), job.rounds, since))
-        return max(ends)
+            seconds.append(time_left(own, self.rounds(job), job.rounds, since))
+        return last_end(seconds, self.processes)
 
 
-def _pace(job: Job) -> float | None:
+def last_end(seconds: Iterable[float], processes: int) -> float:
+    """Deal jobs to processes, each job to the process that is free first, and return when the last job ends.
+
+    >>> last_end([3.0, 1.0, 1.0, 4.0], processes=2)
+    6.0
+
+    Args:
+        seconds: what each job takes, in the order of the jobs.
+        processes: number of jobs at a time.
+    """
+    ends = [0.0] * processes
+    for each in seconds:
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
+
+
+def pace(job: Job) -> float | None:
     """Seconds per round of a job, for a finished job with the time to start; None before the first round."""
     try:
         seconds = Run(job.run.folder).timings["seconds"]  # read anew: the run may be under way

@@ -1,0 +1,154 @@
+"""Pre-flight: finds what would make runs fail, or tables lack a measure, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.reading import data_of
+from fl_lightning.reproduce.figures import is_trained
+from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.progress import announce
+from fl_lightning.reproduce.tracker import Planned
+from fl_lightning.reproduce.trials import Trials
+from fl_lightning.runs.catalogue import is_item, measured
+
+LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")  # whose classes log at once or never
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the pre-flight has found, each in one line.
+
+    Attributes:
+        problems: missing data and unknown measures.
+        to_come: data that are missing and will be downloaded.
+        data_missing: whether any data are missing; no round is then tried, and measures are not looked for.
+    """
+
+    problems: Sequence[str]
+    to_come: Sequence[str]
+    data_missing: bool
+
+
+def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
+    """Look for the data and the measures of all experiments.
+
+    Args:
+        planned: the experiments, each with the jobs of its cells.
+        trials: the trials of all jobs that are trained.
+        fetch: whether to download data that are missing and can be downloaded.
+    """
+    lacking, to_come = missing_data([job for _, pairs in planned for _, job in pairs], fetch)
+    if lacking or to_come:
+        return Findings(lacking, to_come, True)
+    trained = [(experiment, [job for _, job in pairs]) for experiment, pairs in planned if is_trained(experiment)]
+    unknown = [line for experiment, jobs in trained for line in unknown_measures(experiment, jobs, trials)]
+    return Findings(unknown, (), False)
+
+
+def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]]:
+    """Look for the data of all jobs that are not finished, without reading them.
+
+    Args:
+        jobs: the jobs.
+        fetch: whether to download data that are missing and can be downloaded.
+
+    Returns:
+        One line for each data set that is missing, or that a job's arguments do not allow; and one for each data set
+        that is missing and will be downloaded.
+    """
+    configs = {json.dumps(job.config["data"], sort_keys=True, default=str): job for job in jobs if not job.finished}
+    missing: dict[str, FederatedDataModule] = {}
+    lacking: dict[str, None] = {}
+    for job in configs.values():
+        try:
+            data = data_of(job.config)
+        except ConfigurationError as error:
+            lacking[f"{' '.join(job.group)}: {error}"] = None
+        else:
+            if (words := data.missing()) is not None:
+                missing.setdefault(words, data)
+    to_come = [words for words, data in missing.items() if not fetch and _is_downloaded(data)]
+    for words in missing.keys() - set(to_come):
+        try:
+            missing[words].prepare_data()
+        except ConfigurationError as error:
+            lacking[str(error)] = None
+    return list(lacking), to_come
+
+
+def _is_downloaded(data: FederatedDataModule) -> bool:
+    """Whether a run downloads data that are missing; damaged files are not replaced."""
+    if not isinstance(data, PublishedImages) or not data.download:
+        return False
+    return not data.own_folder().is_dir() or not any(data.own_folder().iterdir())
+
+
+def unknown_measures(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> list[str]:
+    """Look for the measures of an experiment in what its runs log.
+
+    A measure that the first round does not log is unknown, unless a class of the user's own may log it later.
+
+    Args:
+        experiment: the experiment, which names the measures.
+        jobs: the experiment's jobs.
+        trials: the trials of all jobs.
+
+    Returns:
+        One line for each unknown measure; none if a trial fails, because the run then says why.
+    """
+    wanted = {_starred(measured(name)[0]) for name in experiment.measures}
+    if (logged := _logged(wanted, jobs, trials)) is None:
+        return []
+    classes = (name for job in jobs for name in _classes(job.config))
+    own = next((name for name in classes if name.partition(".")[0] not in LIBRARIES), None)
+    lines = []
+    for name in sorted(wanted - logged):
+        near = nearest(name, logged)
+        if own and not near:
+            announce(f"{experiment.id}: nothing logs {name} in the first round; {own} may log it later")
+            continue
+        hint = f"; did you mean {near}?" if near else ""
+        lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
+    return lines
+
+
+def _logged(wanted: Set[str], jobs: Sequence[Job], trials: Trials) -> set[str] | None:
+    """Name what runs log: read runs that have begun, then try kinds of cells until all that is wanted is there.
+
+    Returns:
+        The names, all of them unless those that are wanted are there before; None if a trial fails.
+    """
+    logged: set[str] = set()
+    for job in jobs:
+        if not wanted <= logged and job.rounds_done:
+            with suppress(ConfigurationError):  # the tables, made at the end, report the damage
+                logged |= set(map(_starred, job.run.names))
+    for kind in trials.kinds(jobs):
+        if wanted <= logged:
+            break
+        if (trial := trials.of(kind)) is None:
+            return None
+        logged |= set(map(_starred, trial.metrics))
+    return logged
+
+
+def _starred(name: str) -> str:
+    """Leave out the number of a client or a class, which need not be in the first round."""
+    return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
+
+
+def _classes(value: Any) -> Iterator[str]:
+    """Name all classes in a config."""
+    if isinstance(value, dict):
+        yield from ([str(value["class_path"])] if "class_path" in value else [])
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _classes(each)

@@ -1,0 +1,116 @@
+"""The pre-flight: missing data and unknown measures, found before anything is trained."""
+
+from pathlib import Path
+
+import pytest
+from command import TINY, run
+
+from fl_lightning.datamodules.places import data_folder
+
+MINE = """
+from fl_lightning.models import ImageClassifier
+
+class Mine(ImageClassifier):
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val/mine", 1.0)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("mine.py").write_text(MINE)
+
+
+def sweep(*options: object) -> list[object]:
+    return ["sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1, *options]
+
+
+def test_measures_that_nothing_logs_are_refused() -> None:
+    """With the names that there are, and the one that is most like it."""
+    result = run(*sweep("--measures", "val/topp1", "val/top1", "conflict/ratio"))
+    assert result.status == 2
+    assert result.err.splitlines() == [
+        "fl-lightning: error: tiny: the runs log no conflict/ratio, but bytes/down, bytes/total, bytes/up, "
+        "clients/quarantined, train/loss, val/loss, val/top1, val/top3",
+        "fl-lightning: error: tiny: the runs log no val/topp1, but bytes/down, bytes/total, bytes/up, "
+        "clients/quarantined, train/loss, val/loss, val/top1, val/top3; did you mean val/top1?",
+    ]
+    assert not Path("runs").exists()
+
+
+def test_what_some_cells_log_is_known() -> None:
+    """The first kind of cell lacks ConflictMonitor, the second has it."""
+    grid = "trainer.callbacks=[[], [{class_path: ConflictMonitor}]]"
+    result = run(*sweep("--grid", grid, "--measures", "conflict/ratio", "--dry-run"))
+    assert result.status == 0
+    assert result.out.count("trying a round") == 2
+
+
+def test_what_is_logged_now_and_then_is_known() -> None:
+    """PersonalEvaluation is not due in the first round."""
+    personal = "[{class_path: PersonalEvaluation, init_args: {every: 5}}]"
+    options = ["--trainer.callbacks", personal, "--data.held_out", 0.2, "--trainer.check_val_every_n_epoch", 5]
+    result = run(*sweep(*options, "--measures", "held_out/top1_mean", "val/top1", "--dry-run"))
+    assert result.status == 0, result.out
+
+
+def test_clients_that_are_not_in_the_first_round_are_known() -> None:
+    """The first cohort has one of four clients."""
+    options = ["--data.participation", 1, "--trainer.callbacks", "ClientMonitor"]
+    measures = [f"clients/update_norm/{client}" for client in range(4)]
+    result = run(*sweep(*options, "--measures", *measures, "--dry-run"))
+    assert result.status == 0, result.out
+
+
+def test_what_a_module_of_ones_own_logs_is_known() -> None:
+    result = run(*sweep("--model.client", "mine.Mine", "--measures", "val/mine"))
+    assert result.status == 0, result.err
+    assert "val/mine" in Path("runs/sweep/tiny/results.csv").read_text().splitlines()[0]
+
+
+def test_what_a_class_of_ones_own_may_log_later_is_not_refused() -> None:
+    """Unless it is like a name that is there: then it is a slip."""
+    own = ["--model.client", "mine.Mine"]
+    later = run(*sweep(*own, "--measures", "late/f_score", "val/top1", "--dry-run"))
+    assert later.status == 0
+    assert "tiny: nothing logs late/f_score in the first round; mine.Mine may log it later" in later.out
+    slip = run(*sweep(*own, "--measures", "val/min"))
+    assert slip.status == 2
+    assert "did you mean val/mine?" in slip.err
+
+
+def test_runs_that_have_begun_say_what_they_log() -> None:
+    """No round is tried then."""
+    assert "trying a round of tiny …" in run(*sweep()).out
+    more = run(*sweep("--grid", "data.partition.alpha=0.1,1"))
+    assert more.status == 0
+    assert "trying" not in more.out
+    unknown = run(*sweep("--measures", "val/top9"))
+    assert unknown.status == 2
+    assert "trying" not in unknown.out
+
+
+def test_missing_data_are_told_once_each() -> None:
+    """Six cells, of two data sets that are not there."""
+    data = (
+        "data=[{class_path: MNIST, init_args: {download: false}}, {class_path: CIFAR10, init_args: {download: false}}]"
+    )
+    config = TINY.replace("in_features: 64", "in_features: 784").partition("data:")[0]
+    Path("tiny.yaml").write_text(config)
+    result = run(*sweep("--grid", data, "--grid", "model.local_epochs=1,2,3"))
+    assert result.status == 2
+    first, second = sorted(result.err.splitlines())
+    assert first.startswith(f"fl-lightning: error: expected CIFAR10 in {data_folder()}/cifar-10-batches-py")
+    assert second.startswith(f"fl-lightning: error: expected MNIST in {data_folder()}/MNIST/raw")
+    assert not Path("runs").exists()
+
+
+def test_arguments_of_the_data_are_looked_at_before_training() -> None:
+    """The other cell is not trained either."""
+    result = run(*sweep("--grid", "data.batch_size=-1,32"))
+    assert result.status == 2
+    assert result.err.startswith("fl-lightning: error: tiny -1: batch_size and clients_per_batch must be at least 1")
+    assert not Path("runs").exists()
