@@ -77,12 +77,19 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
             if (words := data.missing()) is not None:
                 missing.setdefault(words, data)
     to_come = [words for words, data in missing.items() if not fetch and _is_downloaded(data)]
-    for words in missing.keys() - set(to_come):
-        try:
-            missing[words].prepare_data()
-        except ConfigurationError as error:
-            lacking[str(error)] = None
+    for words in missing:
+        if words not in to_come and (still := _missing_still(missing[words])) is not None:
+            lacking[still] = None
     return list(lacking), to_come
+
+
+def _missing_still(data: FederatedDataModule) -> str | None:
+    """Download data that are missing, if that can be done, and say in one line what is missing then."""
+    try:
+        data.prepare_data()
+    except ConfigurationError as error:
+        return str(error)
+    return data.missing()
 
 
 def _is_downloaded(data: FederatedDataModule) -> bool:

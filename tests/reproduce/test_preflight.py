@@ -108,6 +108,17 @@ def test_missing_data_are_told_once_each() -> None:
     assert not Path("runs").exists()
 
 
+def test_files_of_ones_own_that_are_missing() -> None:
+    """Nobody can download these."""
+    data = "data: {class_path: ImageFolder, init_args: {root: mine, image_size: 8}}"
+    Path("tiny.yaml").write_text(TINY.partition("data:")[0] + data)
+    for dry in ([], ["--dry-run"]):
+        result = run(*sweep(*dry))
+        assert result.status == 2
+        lines = [line for line in (result.out if dry else result.err).splitlines() if "mine" in line]
+        assert [line.partition(": ")[0] for line in lines] == ["pre-flight failed" if dry else "fl-lightning"]
+
+
 def test_arguments_of_the_data_are_looked_at_before_training() -> None:
     """The other cell is not trained either."""
     result = run(*sweep("--grid", "data.batch_size=-1,32"))

@@ -117,9 +117,9 @@ def test_a_sweep_without_terminal_is_told_in_lines() -> None:
     result = run(*SWEEP)
     told = result.out.splitlines()
     assert result.err == ""
-    assert told[:2] == ["planning tiny: 2 cells …", "2 runs; starting the first …"]
-    assert re.fullmatch(r"1/2 IID seed 1: val/top1 0\.\d{4}(; about \d+ s left)?", told[2]), told[2]
-    assert told[3].startswith("failed: tiny ClassesPerClient(classes=11)")
+    assert told[:3] == ["planning tiny: 2 cells …", "trying a round of tiny IID …", "2 runs; starting the first …"]
+    assert re.fullmatch(r"1/2 IID seed 1: val/top1 0\.\d{4}(; about \d+ s left)?", told[3]), told[3]
+    assert told[4].startswith("failed: tiny ClassesPerClient(classes=11)")
     assert re.search(r"^- \d+ s of training in all$", Path("runs/sweep/tiny/table.md").read_text(), re.MULTILINE)
 
 
@@ -144,7 +144,7 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("_tiny")
 def test_one_is_not_several() -> None:
     result = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1)
-    assert result.out.startswith("planning tiny: 1 cell …\n1 run; starting the first …\n")
+    assert result.out.startswith("planning tiny: 1 cell …\ntrying a round of tiny …\n1 run; starting the first …\n")
     text = Path("runs/sweep/tiny/table.md").read_text()
     assert "1 of 1 run finished" in text
     assert "1 round in place of the config's" in text
