@@ -22,11 +22,13 @@ class Command(NamedTuple):
         about: what the command does, for the overview.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that find mistakes in them, and answer ``--help``, without importing torch.
+        trains: whether the command needs Lightning.
     """
 
     about: str
     module: str = "fit.command"
     arguments: tuple[str, str] = ("fit.configs", "resolve_configs")
+    trains: bool = True
 
 
 RUNS = ("reproduce.arguments", "arguments")
@@ -43,7 +45,9 @@ TOPICS = {
         "sweep": Command("train a grid of your own over any config", "reproduce.command", RUNS),
     },
     "Runs that are over": {
-        "report": Command("write one HTML page about runs", "report.command", ("report.arguments", "report_arguments")),
+        "report": Command(
+            "write one HTML page about runs", "report.command", ("report.arguments", "report_arguments"), trains=False
+        ),
         "export": Command(
             "write the global model to a file that needs no fl-lightning",
             "fit.export",
@@ -96,7 +100,9 @@ def _dispatch(args: Sequence[str]) -> int:
     module, function = command.arguments
     getattr(importlib.import_module(f"fl_lightning.{module}"), function)(args)
     # Only the module of the given command is imported: importing pandas takes a while.
-    return int(_import(command.module).command(args))
+    if command.trains:
+        return int(_import(command.module).command(args))
+    return int(importlib.import_module(f"fl_lightning.{command.module}").command(args))
 
 
 def overview() -> str:

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import pytest
+from command import TINY, fit
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -95,6 +97,20 @@ def test_help_and_mistakes_are_answered_before_torch_is_imported(line: str) -> N
     assert done.returncode == status
     assert words in (done.stderr if status else done.stdout)
     assert done.stdout.endswith("set()\n")
+
+
+def test_a_report_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run with rules and monitors of all kinds, whose folder holds arrays; in a fresh process."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    names = ("FedNova", "ConflictMonitor", "CoherenceMonitor", "ClientMonitor", "LossSurface")
+    fit("--trainer.callbacks", f"[{', '.join(f'{{class_path: {name}}}' for name in names)}]")
+    code = "import atexit, sys; atexit.register(lambda: print({'torch', 'lightning'} & set(sys.modules)))"
+    code += "; from fl_lightning.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "report", "runs"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("set()\n")
+    assert "Client coherence" in Path("runs/tiny/version_0/report.html").read_text()
 
 
 def test_help_names_every_command_with_what_it_does() -> None:

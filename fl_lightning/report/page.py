@@ -12,7 +12,6 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.callbacks.monitors.coherence import critical_round
 from fl_lightning.report import charts, clients, explorers, holdings, resources, screen, tables
 from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method
@@ -21,6 +20,7 @@ from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
 from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
+from fl_lightning.runs.critical import critical_round
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
 COHERENCE = "coherence/local"

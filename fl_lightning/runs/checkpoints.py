@@ -19,7 +19,8 @@ from typing_extensions import override
 from fl_lightning.engine.files import DAMAGED, is_damaged
 from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.folder import CHECKPOINTS, CONFIG, RunFolder
+from fl_lightning.runs.files import CHECKPOINTS, CONFIG
+from fl_lightning.runs.folder import RunFolder
 
 LAST, BEST = "last", "best"  # file names without suffix
 LIGHTNING = "pytorch-lightning_version"

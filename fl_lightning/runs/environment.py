@@ -24,13 +24,15 @@ from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import remove_parts, whole
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import CONFIG, ENVIRONMENT, RunFolder, read_mapping, run_folder
+from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
+from fl_lightning.runs.fingerprint import data_fingerprint
+from fl_lightning.runs.folder import RunFolder, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
 from fl_lightning.runs.secrets import hidden, hidden_arguments
-from fl_lightning.runs.settings import RULES, data_fingerprint
+from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")

@@ -26,7 +26,7 @@ from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.engine.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
-from fl_lightning.runs.folder import CONFIG, read_mapping
+from fl_lightning.runs.files import CONFIG, read_mapping
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.

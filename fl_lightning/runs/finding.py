@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
-
-METRICS = "metrics.csv"  # every run folder has one
+from fl_lightning.runs.files import METRICS
 
 
 def check_folder(path: Path) -> None:

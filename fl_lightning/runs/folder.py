@@ -10,48 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.finding import METRICS
+from fl_lightning.runs.files import METRICS
 from fl_lightning.runs.lock import Holds, held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines
-
-CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
-TIMINGS = "timings.csv"
-CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
-MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file
 
 
 def run_folder(trainer: Trainer) -> Path:
     """Return the folder of the Trainer's run. All devices must call this, or the calling ones wait for the others."""
     return Path(trainer.log_dir or trainer.default_root_dir)
-
-
-def array_file(folder: Path, name: str) -> Path:
-    """Path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
-    return folder / ARRAYS / f"{name}.npz"
-
-
-def read_mapping(path: Path) -> Mapping[str, Any]:
-    """Read a YAML file of a run folder; empty if there is no such file.
-
-    Raises:
-        ConfigurationError: the file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
-        content = None
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
-    return content
 
 
 class RunFolder(CSVLogger):

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.engine.files import whole
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.folder import array_file, run_folder
+from fl_lightning.runs.files import array_file
+from fl_lightning.runs.folder import run_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

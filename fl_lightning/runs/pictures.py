@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.contour import QuadContourSet
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
+    from torch import Tensor
 
 # Colours for light and for dark ground, which colour-blind readers can tell apart. The contrast to white and to the
 # dark page is at least 4.5, so that thin lines and text can have them.

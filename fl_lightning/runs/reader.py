@@ -15,10 +15,19 @@ from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
-from fl_lightning.runs.finding import METRICS, folders_in
-from fl_lightning.runs.folder import ARRAYS, CONFIG, ENVIRONMENT, MEND, TIMINGS, array_file, read_mapping
+from fl_lightning.runs.files import (
+    ARRAYS,
+    CONFIG,
+    ENVIRONMENT,
+    MEND,
+    METRICS,
+    TIMINGS,
+    RoundTime,
+    array_file,
+    read_mapping,
+)
+from fl_lightning.runs.finding import folders_in
 from fl_lightning.runs.settings import RULES, named_settings
-from fl_lightning.runs.timer import RoundTime
 
 PARTS = ("trainer", "model", "data")  # of config.yaml, each with names and values
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<cell>/seed_<n>/run/version_0, up to <name>

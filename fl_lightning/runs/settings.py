@@ -1,4 +1,4 @@
-"""Tell runs apart: fingerprints of settings and of data, the chain of rules, settings by dotted names."""
+"""Tell runs apart: fingerprints of settings, the chain of rules, settings by dotted names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-import numpy as np
-import torch
 from jsonargparse import ArgumentParser
-from torch import Tensor
-
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.seeding import isolated, seed_globals
 
 # Settings of where and how a run is trained, which do not change its result.
 ELSEWHERE = {
@@ -24,8 +18,6 @@ ELSEWHERE = {
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
-SAMPLED = 16  # clients at most, two examples of each, in a fingerprint of data
-CPU = torch.device("cpu")
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 # Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
@@ -146,48 +138,3 @@ def _is_rule(path: str, rules: Sequence[str] | None) -> bool:
     if rules is not None:
         return name in rules
     return not path.startswith("lightning.") and not name.endswith("Monitor") and name not in ONCE_NO_RULES
-
-
-def data_fingerprint(data: FederatedDataModule) -> str:
-    """Hash every client's size and class counts, and some examples, to 16 hexadecimal digits.
-
-    The examples are the first and the last one of up to 16 clients. They are read with fixed seeds, as in local
-    training, so augmentation makes no difference. A client whose examples cannot be read, or differ when they are read
-    twice, is left out.
-
-    Args:
-        data: a data module that is set up.
-    """
-    digest = hashlib.sha256()
-    for known in (data.sizes, data.class_counts()):
-        if known is not None:
-            digest.update(_content(known))
-    holders = data.sizes.nonzero().flatten().tolist()
-    for client in holders[:: max(1, -(-len(holders) // SAMPLED))]:
-        digest.update(_examples(data, client))
-    return digest.hexdigest()[:16]
-
-
-def _examples(data: FederatedDataModule, client: int) -> bytes:
-    def read() -> bytes:
-        with isolated(CPU):
-            seed_globals(0, CPU)
-            dataset = data.client_dataset(client)
-            return b"".join(_content(dataset[index]) for index in (0, len(dataset) - 1))  # type: ignore[arg-type]  # map-style
-
-    try:
-        return first if (first := read()) == read() else b""
-    except Exception:  # training reports the error more clearly
-        return b""
-
-
-def _content(value: Any) -> bytes:
-    """Convert an example to bytes: tensors, arrays, images, numbers and texts, also in lists, tuples and dicts."""
-    if isinstance(value, Mapping):
-        value = [each for pair in value.items() for each in pair]
-    if isinstance(value, list | tuple):
-        return b"".join(map(_content, value))
-    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-    if array.dtype == object:
-        raise TypeError(f"{type(value).__name__} has no bytes of its own")  # only addresses, which differ each time
-    return f"{array.dtype}{array.shape}".encode() + array.tobytes()

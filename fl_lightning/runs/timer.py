@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import chain
 from statistics import fmean, median
 from typing import Any, cast
@@ -23,39 +23,10 @@ from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.files import whole
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.folder import MEND, TIMINGS, run_folder
+from fl_lightning.runs.files import MEND, TIMINGS, RoundTime
+from fl_lightning.runs.folder import run_folder
 
 MIB = 2**20
-
-
-@dataclass(frozen=True)
-class RoundTime:
-    """Time and memory of one round.
-
-    Attributes:
-        round: number of the round: 1, 2, …
-        seconds: wall time since the previous round ended: the parts below, evaluation, logging and checkpoints.
-        local: seconds of local training; with several devices, until the last device has sent its updates.
-        server: seconds from then on until the new global model is ready: aggregation, server step, refinement.
-        monitors: seconds that monitors took, which count in no other part; only their hook ``loss``, called in every
-            local step, counts as ``local``.
-        memory_mib: resident memory of this process at the end of the round, in MiB.
-        gpu_mib: peak memory of tensors on this process's GPU so far, in MiB; 0 without a GPU.
-    """
-
-    round: int
-    seconds: float
-    local: float
-    server: float
-    monitors: float
-    memory_mib: float
-    gpu_mib: float
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Seconds by part: ``local``, ``server``, ``monitors`` and the ``rest``."""
-        known = {"local": self.local, "server": self.server, "monitors": self.monitors}
-        return known | {"rest": max(self.seconds - sum(known.values()), 0.0)}
 
 
 RECENT = 100  # rounds that the pace of a run is told from

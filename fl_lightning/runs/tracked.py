@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
-from fl_lightning.runs.folder import ENVIRONMENT, TIMINGS
+from fl_lightning.runs.files import ENVIRONMENT, TIMINGS
 
 NAMES = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml
 

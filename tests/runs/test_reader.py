@@ -9,8 +9,8 @@ from command import run
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.files import RoundTime
 from fl_lightning.runs.reader import Run, load, read_runs
-from fl_lightning.runs.timer import RoundTime
 
 COSINES = {"clients": [0, 1], "before": [[1, 0], [0, 1]], "after": [[1, 0], [0, 1]]}
 

@@ -12,8 +12,9 @@ from toy import Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.timer
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, Monitor
+from fl_lightning.runs.files import RoundTime
 from fl_lightning.runs.folder import RunFolder
-from fl_lightning.runs.timer import RoundTime, RoundTimer
+from fl_lightning.runs.timer import RoundTimer
 
 COLUMNS = ["round", "seconds", "local", "server", "monitors", "memory_mib", "gpu_mib"]
 PARTS = ["seconds", "local", "server", "monitors", "rest"]

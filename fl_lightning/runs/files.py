@@ -1,0 +1,70 @@
+"""The files of a run folder: their names, and what the timings hold. Imports neither torch nor pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.errors import ConfigurationError
+
+METRICS = "metrics.csv"  # every run folder has one
+TIMINGS = "timings.csv"
+CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
+CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
+MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file
+
+
+def array_file(folder: Path, name: str) -> Path:
+    """Path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
+    return folder / ARRAYS / f"{name}.npz"
+
+
+def read_mapping(path: Path) -> Mapping[str, Any]:
+    """Read a YAML file of a run folder; empty if there is no such file.
+
+    Raises:
+        ConfigurationError: the file is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError):
+        content = None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
+    return content
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Time and memory of one round.
+
+    Attributes:
+        round: number of the round: 1, 2, …
+        seconds: wall time since the previous round ended: the parts below, evaluation, logging and checkpoints.
+        local: seconds of local training; with several devices, until the last device has sent its updates.
+        server: seconds from then on until the new global model is ready: aggregation, server step, refinement.
+        monitors: seconds that monitors took, which count in no other part; only their hook ``loss``, called in every
+            local step, counts as ``local``.
+        memory_mib: resident memory of this process at the end of the round, in MiB.
+        gpu_mib: peak memory of tensors on this process's GPU so far, in MiB; 0 without a GPU.
+    """
+
+    round: int
+    seconds: float
+    local: float
+    server: float
+    monitors: float
+    memory_mib: float
+    gpu_mib: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by part: ``local``, ``server``, ``monitors`` and the ``rest``."""
+        known = {"local": self.local, "server": self.server, "monitors": self.monitors}
+        return known | {"rest": max(self.seconds - sum(known.values()), 0.0)}
