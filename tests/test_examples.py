@@ -98,6 +98,21 @@ def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.testing.assert_close(program(images), module(images))
 
 
+def test_conflict_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates (1, -1) and (0, 2), product -2: the first gains 2/4 of the second, the second 2/2 of the first.
+
+    Both halves of the picture name three arrows. The page shows the same picture.
+    """
+    monkeypatch.setattr(sys, "argv", ["conflict_picture.py", "--out", str(tmp_path / "made.svg")])
+    names = runpy.run_path(str(EXAMPLES / "conflict_picture.py"), run_name="__main__")
+    updates = torch.tensor([[1.0, -1.0], [0.0, 2.0]], dtype=torch.float64)
+    assert names["harmonized"](updates).tolist() == [[1, 0], [1, 1]]
+    shown = EXAMPLES.parent / "docs" / "figures" / "conflict.svg"
+    labels = [re.findall("<!-- (.*?) -->", path.read_text()) for path in (tmp_path / "made.svg", shown)]
+    assert labels[0] == labels[1]
+    assert [labels[0].count(name) for name in ("client A", "client B", "average")] == [2, 2, 2]
+
+
 def states(checkpoint: Path) -> dict[str, Any]:
     state: dict[str, Any] = torch.load(checkpoint, weights_only=True)["state_dict"]
     return state
