@@ -18,7 +18,8 @@ from fl_lightning.errors import ConfigurationError
 class FlowerDatasets(FederatedDataModule):
     """The partitions of a ``flwr_datasets`` partitioner, or of a ``FederatedDataset``: partition k is client k.
 
-    Examples are as for :class:`HuggingFace`. The partitioner's own seed governs the partition.
+    Examples are as for :class:`HuggingFace`. The partitioner's own seed governs the partition. The natural ids of a
+    ``NaturalIdPartitioner`` are the clients' names.
 
     Args:
         source: ``FederatedDataset``, which loads its data set in ``prepare_data``, or ``Partitioner`` with a data set.
@@ -61,6 +62,13 @@ class FlowerDatasets(FederatedDataModule):
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
         """N, the number of partitions."""
         return int(self._partitioner.num_partitions)
+
+    @cached_property
+    def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
+        """The natural id of each partition, as text; None for a partitioner without natural ids."""
+        partitions = range(self.num_clients)  # a NaturalIdPartitioner finds its ids when it counts its partitions
+        ids = getattr(self._partitioner, "partition_id_to_natural_id", None)
+        return None if ids is None else [str(ids[k]) for k in partitions]
 
     @override
     def prepare_data(self) -> None:

@@ -24,7 +24,7 @@ class HuggingFace(PartitionedData):
             both, if the other is missing) serve to evaluate.
         test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
         client: name of a column that tells the clients (writer, user), which examples then lack; each distinct value is
-            one client, in sorted order: client k is ``client_names[k]``.
+            one client, in sorted order, and names the client (``client_names``).
         columns: names of columns: examples become tuples of these columns, such as (image, label); dicts of all
             columns by default.
         label: name of the column of classes, for a partition by label; ignored if there is no such column.

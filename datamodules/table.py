@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class Table(FederatedDataModule):
     """The rows of a table, in memory. Each distinct value of one column (hospital, user, writer) is a client.
 
-    Clients are numbered in the sorted order of the values: client k is ``client_names[k]``. Batches are ``[features
-    (B, F), targets]``, floats of the default type and unscaled. A target column of integers, truth values or texts
-    holds classes: targets (B,) int64, numbered in the sorted order of the values in both sets, ``class_names``. A
-    target column of floats is for regression: targets (B,). Several target columns, or a list of one, become floats
-    (B, T).
+    Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
+    ``[features (B, F), targets]``, floats of the default type and unscaled. A target column of integers, truth values
+    or texts holds classes: targets (B,) int64, numbered in the sorted order of the values in both sets,
+    ``class_names``. A target column of floats is for regression: targets (B,). Several target columns, or a list of
+    one, become floats (B, T).
 
     The test set serves for validation, too; without a test set, the client module's own loaders serve. Clients evaluate
     on the rows of the test set that are their own.
@@ -77,12 +77,12 @@ class Table(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
         """N, the number of distinct values of the client column."""
-        return len(self.client_names)
+        return len(self._loaded.parts)
 
-    @property
-    def client_names(self) -> list[Any]:
-        """The value of the client column for each client, in sorted order."""
-        return self._loaded.client_names
+    @cached_property
+    def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
+        """The value of the client column for each client, as text, in the sorted order of the values."""
+        return [str(value) for value in self._loaded.clients]
 
     @property
     def class_names(self) -> list[Any]:
@@ -176,7 +176,7 @@ class Table(FederatedDataModule):
 
 @dataclass(frozen=True)
 class _Loaded:
-    client_names: list[Any]
+    clients: list[Any]  # the value of the client column for each client
     class_names: list[Any]
     train: TensorDataset
     parts: list[Tensor]  # each client's rows of train to train on

@@ -119,4 +119,6 @@ class ConflictMonitor(Monitor):
     def _save(self, orchestrator: Server, cohort: Cohort, corrected: Tensor) -> None:
         before, after = cosines(cohort.gram).numpy(), cosines(corrected).numpy()
         save_arrays(orchestrator, f"cosines_{cohort.round}", clients=cohort.clients, before=before, after=after)
-        log_figure(orchestrator, "conflict/cosines", lambda: draw_cosines(before, cohort.clients), cohort.round)
+        names = orchestrator.data.client_names
+        shown = cohort.clients if names is None else [str(names[client]) for client in cohort.clients]
+        log_figure(orchestrator, "conflict/cosines", lambda: draw_cosines(before, shown), cohort.round)

@@ -29,6 +29,7 @@ from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.devices import ClientParallelStrategy
 from fl_lightning.engine.lightning_private import synchronizes_batchnorm
 from fl_lightning.engine.local_work import LocalSettings
+from fl_lightning.engine.names import names_of
 from fl_lightning.engine.params import is_finite
 from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least, check_choice
 
@@ -179,11 +180,12 @@ ONCE: dict[Part, str] = {
 }
 
 
-def check_sampler(data: FederatedDataModule, max_epochs: int | None) -> None:
-    """Draw all cohorts of a sampler with a last round, so that a mistake in round 17 is reported before round 1.
+def check_data(data: FederatedDataModule, max_epochs: int | None) -> None:
+    """Refuse clients' names that are missing or the same, and a sampler or a trace that goes wrong in some round.
 
-    A trace is read through, too.
+    All cohorts of a sampler with a last round are drawn, so that a mistake in round 17 is reported before round 1.
     """
+    names_of(data)
     if data.sampler.num_rounds is not None:
         for round in range(1, max(data.sampler.num_rounds, max_epochs or 0) + 1):
             data.cohort(round)

@@ -106,7 +106,7 @@ class CohortTraining(Collection):
 
     def train_client(self, client: int) -> None:
         """Train a client from the global model, keep its update, and put the global model back."""
-        busy(self.trainer, f"client {client} of round {self.round}")
+        busy(self.trainer, f"client {self.data.client_label(client)} of round {self.round}")
         seed_globals(derive(self.seed, "client", self.round, client), self.device)
         failed = True
         try:
@@ -141,8 +141,8 @@ class CohortTraining(Collection):
         if changed and (new := sorted(set(changed) - self._told)):
             self._told.update(new)
             warnings.warn(
-                f"client {client} changed {', '.join(new)}: every client starts from the global model's own value, so "
-                "the change is dropped; register a buffer for what rounds should carry on",
+                f"client {self.data.client_label(client)} changed {', '.join(new)}: every client starts from the "
+                "global model's own value, so the change is dropped; register a buffer for what rounds should carry on",
                 stacklevel=2,
             )
 

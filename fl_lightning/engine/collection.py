@@ -175,7 +175,7 @@ class Collection(ClientHost):
             )
 
     def _leave_out(self, client: int, reason: str, error: Exception | None, speaks: bool = True) -> None:
-        message = f"round {self.round}: client {client} is left out: {reason}"
+        message = f"round {self.round}: client {self.data.client_label(client)} is left out: {reason}"
         if self.on_bad_update == "raise":
             raise ending(message, error) from error
         if speaks:

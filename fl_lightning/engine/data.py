@@ -54,6 +54,8 @@ class FederatedDataModule(CohortDraws):
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
         availability: who can take part in a round, drops out or is late; by default, every update arrives.
+        client_names: names of the clients 0, 1, …, one for each, all different, for messages, tables and plots;
+            settings and metrics go by the clients' numbers. A subclass may define ``client_names`` itself.
         clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
             0.6 ms, so group tiny clients.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
@@ -66,7 +68,8 @@ class FederatedDataModule(CohortDraws):
 
     Raises:
         ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
-            1, or ``num_workers`` is less than 0.
+            1, ``num_workers`` is less than 0, or ``client_names`` are given to a subclass whose names are a property;
+            when training begins, ``client_names`` are not N different names.
     """
 
     #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
@@ -87,6 +90,7 @@ class FederatedDataModule(CohortDraws):
         drop_last: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         availability: Availability | None = None,
+        client_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1 or clients_per_batch < 1:
@@ -109,6 +113,13 @@ class FederatedDataModule(CohortDraws):
         self.drop_last = drop_last
         self.collate_fn = collate_fn
         self._borrowed: list[str] = []
+        if client_names is not None:
+            try:
+                self.client_names = client_names
+            except AttributeError:
+                raise ConfigurationError(
+                    f"{type(self).__name__} names its clients itself, got client_names, too: leave them out"
+                ) from None
 
     @staticmethod
     def from_datamodule(datamodule: LightningDataModule, **settings: Any) -> "PartitionedData":
@@ -270,7 +281,8 @@ class PartitionedData(FederatedDataModule):
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Attributes:
-        client_names: the name of each client: its value in a stated partition, else its number.
+        client_names: as given; by default, the clients' values in a stated partition of one client for each example,
+            else None.
 
     Raises:
         ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
@@ -292,10 +304,12 @@ class PartitionedData(FederatedDataModule):
         self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
         self.datamodule, self.labels = datamodule, labels
         self.partition = partition if isinstance(partition, Partition | None) else Stated(partition)
-        names: Sequence[Any] = self.partition.names if isinstance(self.partition, Stated) else range(num_clients or 0)
-        if not names:
+        stated = self.partition if isinstance(self.partition, Stated) else None
+        self.num_clients = num_clients or (0 if stated is None else len(stated.parts))
+        if self.num_clients < 1:
             raise ConfigurationError(f"expected num_clients >= 1, or a stated partition, got {num_clients}: set it")
-        self.num_clients, self.client_names = num_clients or len(names), list(names)
+        if self.client_names is None and stated is not None:
+            self.client_names = stated.names
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
             if is_overridden(name, datamodule) and not is_overridden(name, self):

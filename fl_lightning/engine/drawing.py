@@ -1,7 +1,7 @@
 """CohortDraws: the part of the data module that draws the clients of each round."""
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.engine.availability import Availability, Turnout
+from fl_lightning.engine.names import label
 from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.engine.seeding import generator
 from fl_lightning.errors import ConfigurationError
@@ -28,6 +29,7 @@ class CohortDraws(LightningDataModule):
 
     Attributes:
         num_clients: N, the number of clients.
+        client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort.
         availability: who can take part in a round, drops out or is late; None if all updates arrive.
@@ -36,6 +38,7 @@ class CohortDraws(LightningDataModule):
     """
 
     num_clients: int
+    client_names: Sequence[str] | None = None
     participation: int | float
     sampler: ClientSampler
     availability: Availability | None
@@ -46,6 +49,10 @@ class CohortDraws(LightningDataModule):
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
         raise NotImplementedError
+
+    def client_label(self, client: int) -> str:
+        """Write a client for a message: "3", or "3 (oslo)" for a client with a name."""
+        return label(client, self.client_names)
 
     def num_batches(self, num_samples: int) -> int:
         """Return the number of batches in one epoch of a client with ``num_samples`` examples."""

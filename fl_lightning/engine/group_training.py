@@ -81,7 +81,7 @@ class GroupTraining(CohortTraining):
 
     def _train_group(self, training: StackedTraining, clients: Sequence[int]) -> Exception | None:
         """Train a group of clients at once; return an error in their steps, which training one by one will name."""
-        busy(self.trainer, f"clients {', '.join(map(str, clients[:3]))}, … of round {self.round}")
+        busy(self.trainer, f"clients {', '.join(map(self.data.client_label, clients[:3]))}, … of round {self.round}")
         runs = [self._new_row(client, self._anchor) for client in clients]
         steps = [run.work.total_batches for run in runs]
         failed = True

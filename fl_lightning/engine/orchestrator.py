@@ -22,9 +22,9 @@ from fl_lightning.engine.checkpoint_checks import check_orders
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
+    check_data,
     check_evaluation,
     check_rules,
-    check_sampler,
     check_settings,
     check_trainer,
     warn_of_slow_precision,
@@ -180,7 +180,7 @@ class FederatedOrchestrator(Aggregation):
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             check_rules(self.callbacks, self.data)
-            check_sampler(self.data, self.trainer.max_epochs)
+            check_data(self.data, self.trainer.max_epochs)
 
     def _order_memory(self) -> None:
         if self.channels_last:

@@ -146,7 +146,7 @@ class Stated(Partition):
 
     Attributes:
         parts: each client's example indices.
-        names: each client's name: the value, or else the client's position.
+        names: each client's value as text; None for a partition client by client.
 
     Raises:
         ConfigurationError: the partition is neither of the two; in :meth:`split`, the partition states other numbers of
@@ -157,13 +157,14 @@ class Stated(Partition):
 
     def __init__(self, partition: Sequence[Any]) -> None:
         self.count: int | None = None  # number of examples, if every example is stated
+        self.names: list[str] | None
         try:
             if len(partition) and np.ndim(next(iter(partition))) == 1:
-                self.parts, self.names = _client_by_client(partition), list(range(len(partition)))
+                self.parts, self.names = _client_by_client(partition), None
             else:
                 values = np.asarray(partition)
-                self.names, owners = _distinct(values)
-                self.parts, self.count = list(rows_of(owners, len(self.names))), len(values)
+                names, owners = _distinct(values)
+                self.names, self.parts, self.count = names, list(rows_of(owners, len(names))), len(values)
         except (TypeError, ValueError):
             raise ConfigurationError(
                 "expected partition to be a Partition, one list of example indices for each client, or one client (an "
@@ -195,11 +196,11 @@ def _client_by_client(partition: Sequence[Any]) -> list[Tensor]:
     return [torch.from_numpy(part.astype(np.int64)) for part in parts]
 
 
-def _distinct(values: NDArray[Any]) -> tuple[list[Any], Ints]:
-    """Return the distinct values in sorted order, and the (n,) position of each value among them."""
+def _distinct(values: NDArray[Any]) -> tuple[list[str], Ints]:
+    """Return the distinct values in sorted order, as texts, and the (n,) position of each value among them."""
     if values.dtype == object and all(isinstance(value, str) for value in values):  # a column of pandas
         values = values.astype(str)
     if values.ndim != 1 or not len(values) or values.dtype.kind not in "iuSU":
         raise TypeError("not names")
     names, owners = np.unique(values, return_inverse=True)
-    return names.tolist(), owners
+    return [str(name) for name in names.tolist()], owners

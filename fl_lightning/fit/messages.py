@@ -202,7 +202,8 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
 
 
 def _plain(expected: str) -> str:
-    return re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
+    plain = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
+    return plain.replace("collections.abc.Sequence", "a list")
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.names import names_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import counted
 from fl_lightning.runs.pictures import bubbles
@@ -28,25 +31,28 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
         ConfigurationError: the PNG file cannot be written.
     """
     console = console or Console()
-    counts = data.class_counts()
-    console.print(table(data.sizes, counts))
+    counts, names = data.class_counts(), names_of(data)
+    console.print(table(data.sizes, counts, names))
     console.print(summary(data, counts), highlight=False)
     if counts is not None:
         try:
             plot.parent.mkdir(parents=True, exist_ok=True)
-            bubbles(counts).savefig(plot)
+            bubbles(counts, names).savefig(plot)
         except (OSError, ValueError) as error:  # ValueError: a suffix that matplotlib does not know
             raise ConfigurationError(f"plot must be a PNG file that can be written, got {plot}: {error}") from None
         console.print(f"plot: {plot}", highlight=False)
 
 
-def table(sizes: Tensor, counts: Tensor | None) -> Table:
-    """Make a table of at most 30 clients, one row per client: examples, number of classes, largest class."""
+def table(sizes: Tensor, counts: Tensor | None, names: Sequence[str] | None = None) -> Table:
+    """Make a table of at most 30 clients, one row per client: name, examples, number of classes, largest class."""
     shown = Table(title=counted(len(sizes), "client") + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
-    for name in ("client", "examples") + (("classes", "largest class") if counts is not None else ()):
+    shown.add_column("client", justify="right")
+    if names is not None:
+        shown.add_column("name")
+    for name in ("examples", "classes", "largest class")[: None if counts is not None else 1]:
         shown.add_column(name, justify="right")
     for client, size in enumerate(sizes[:SHOWN].tolist()):
-        row = [str(client), f"{size:,}"]
+        row: list[str | Text] = [str(client), *([] if names is None else [Text(names[client])]), f"{size:,}"]
         if counts is not None and size:
             held = counts[client]
             row += [str(int((held > 0).sum())), f"{int(held.argmax())} ({held.max() / size:.0%})"]

@@ -23,6 +23,7 @@ from typing_extensions import override
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import remove_parts, whole
+from fl_lightning.engine.names import names_of
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
 from fl_lightning.runs.fingerprint import data_fingerprint
@@ -68,9 +69,9 @@ class RunTracking(Callback):
 
     When a fit begins, the run folder gets ``environment.yaml`` (versions, device, the rules in their order, a
     fingerprint of the data, the command, the state of the code, the host, the times of the start and of each
-    resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), and ``counts`` (N, C)
-    where there are classes). W&B gets the same facts in its config, MLflow the file. W&B, TensorBoard and MLflow get
-    the plot of the partition.
+    resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), ``counts`` (N, C)
+    where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, MLflow
+    the file. W&B, TensorBoard and MLflow get the plot of the partition.
     """
 
     @override
@@ -90,8 +91,10 @@ class RunTracking(Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
             return  # a fast_dev_run writes nothing
         orchestrator = cast(Server, pl_module)
-        sizes, counts = orchestrator.data.sizes, orchestrator.data.class_counts()
-        save_arrays(orchestrator, "partition", sizes=sizes, **({} if counts is None else {"counts": counts}))
+        counts, names = orchestrator.data.class_counts(), names_of(orchestrator.data)
+        known = {"sizes": orchestrator.data.sizes, "counts": counts, "names": names}
+        known = {name: each for name, each in known.items() if each is not None}
+        save_arrays(orchestrator, "partition", **known)
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             remove_parts(folder)
@@ -103,7 +106,7 @@ class RunTracking(Callback):
                 part.write_text(yaml.safe_dump(content, sort_keys=False))
             log_environment(trainer, facts, folder / ENVIRONMENT)
         if counts is not None and trainer.current_epoch == 0:
-            log_figure(orchestrator, "data/partition", lambda: bubbles(counts), 0)
+            log_figure(orchestrator, "data/partition", lambda: bubbles(counts, names), 0)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -15,7 +15,7 @@ from jsonargparse import ArgumentParser
 ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
-    "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed"),
+    "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
 RULES = "rules"

@@ -11,7 +11,7 @@ from fl_lightning.datamodules import Natural, Tensors
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
-ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, TEXTS, WORLD = (
+ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, TEXTS, WORLD = (
     text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
 
@@ -57,6 +57,15 @@ def test_table() -> None:
     exec(TABLE, names)
     assert names["data"].client_names == ["bern", "oslo", "rome"]
     assert names["data"].sizes.tolist() == [1, 1, 2]
+
+
+def test_names() -> None:
+    names: dict[str, Any] = {}
+    exec(ORDINARY, names)
+    exec(NAMED, names)
+    data = names["Cities"]()
+    assert data.sizes.tolist() == [8, 8]
+    assert data.client_label(1) == "1 (rome)"
 
 
 def test_hugging_face_and_flower() -> None:

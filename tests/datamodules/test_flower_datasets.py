@@ -64,6 +64,17 @@ def test_natural_ids() -> None:
     assert sorted(map(sorted, values(data)))[0] == [0, 4, 8]
 
 
+def test_natural_ids_name_the_clients() -> None:
+    """Rows 0, 4 and 8 are b's. Other partitioners know no ids, and an option comes before the ids."""
+    made = partitioners.NaturalIdPartitioner(partition_by="user")
+    data = FlowerDatasets(partitioner(made))
+    assert data.client_names is not None
+    assert sorted(data.client_names) == ["a", "b", "c"]
+    assert values(data)[data.client_names.index("b")] == [0, 4, 8]
+    assert FlowerDatasets(partitioner(partitioners.IidPartitioner(num_partitions=3))).client_names is None
+    assert FlowerDatasets(made, client_names=["x", "y", "z"]).client_names == ["x", "y", "z"]
+
+
 def test_a_federated_dataset_of_files(tmp_path: Path) -> None:
     """It reads its files in prepare_data; the split test serves to evaluate."""
     for name in ("train", "test"):

@@ -58,6 +58,15 @@ def test_each_value_is_a_client_in_sorted_order() -> None:
     assert (inputs.dtype, inputs.tolist()) == (torch.float32, [[50, 0], [80, 1]])
 
 
+def test_names_of_ones_own_replace_the_values() -> None:
+    """Codes become names in the order of the codes; without names, the codes are the names, as texts."""
+    coded = FRAME.assign(hospital=[30, 20, 30, 10, 20, 30])
+    assert table(coded).client_names == ["10", "20", "30"]
+    named = table(coded, client_names=["bern", "oslo", "rome"])
+    assert named.client_names == ["bern", "oslo", "rome"]
+    assert ages(named) == ages(table())
+
+
 def test_classes_are_numbered_in_sorted_order() -> None:
     """Dead, ill, well; the test set may have a class more."""
     data = table()

@@ -206,16 +206,16 @@ def test_equal_parts_by_default(seed: int) -> None:
 @pytest.mark.parametrize(
     ("partition", "names", "expected"),
     [
-        ([[7, 0], [1]], [0, 1], [[7, 0], [1]]),
-        ([np.array([2]), torch.tensor([], dtype=torch.int64)], [0, 1], [[2], []]),
+        ([[7, 0], [1]], None, [[7, 0], [1]]),
+        ([np.array([2]), torch.tensor([], dtype=torch.int64)], None, [[2], []]),
         (["b", "a", "c", "b", "b", "b", "b", "a"], ["a", "b", "c"], [[1, 7], [0, 3, 4, 5, 6], [2]]),
-        (np.array([9, 9, 9, 9, -1, 9, 9, 9]), [-1, 9], [[4], [0, 1, 2, 3, 5, 6, 7]]),
-        (torch.tensor([0, 1] * 4), [0, 1], [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        (np.array([9, 9, 9, 9, -1, 9, 9, 9]), ["-1", "9"], [[4], [0, 1, 2, 3, 5, 6, 7]]),
+        (torch.tensor([0, 1] * 4), ["0", "1"], [[0, 2, 4, 6], [1, 3, 5, 7]]),
         (pd.Series(["x", "y"] * 4, index=range(5, 13)), ["x", "y"], [[0, 2, 4, 6], [1, 3, 5, 7]]),
     ],
 )
-def test_stated_partitions(partition: Any, names: list[Any], expected: list[list[int]]) -> None:
-    """Lists of indices keep their order, and may leave examples out; names are sorted."""
+def test_stated_partitions(partition: Any, names: list[str] | None, expected: list[list[int]]) -> None:
+    """Lists of indices keep their order, and may leave examples out; the values name the clients, and are sorted."""
     data: Any = made(partition=partition)
     assert data.client_names == names
     assert values(data) == expected

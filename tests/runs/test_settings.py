@@ -12,7 +12,7 @@ from fl_lightning import FederatedDataModule
 from fl_lightning.datamodules import Digits
 from fl_lightning.datamodules.partition import Dirichlet
 from fl_lightning.runs.fingerprint import data_fingerprint
-from fl_lightning.runs.settings import method_name, named_settings
+from fl_lightning.runs.settings import method_name, named_settings, settings_fingerprint
 
 
 def test_settings_have_short_names() -> None:
@@ -23,6 +23,14 @@ def test_settings_have_short_names() -> None:
     assert found["data.partition.alpha"] == 0.3
     assert "seed_everything" not in found
     assert "experiment" not in found
+
+
+def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
+    named, plain, before = (config("FedProx") | {"model": {}} for _ in range(3))
+    named["data"]["init_args"]["client_names"] = ["bern", "lyon", "oslo", "rome"]
+    plain["data"]["init_args"]["client_names"] = None
+    assert named_settings(named, None) == named_settings(plain, None) == named_settings(before, None)
+    assert settings_fingerprint(named) == settings_fingerprint(plain) == settings_fingerprint(before)
 
 
 def test_the_rules_are_those_that_the_run_has_written_down() -> None:

@@ -27,6 +27,7 @@ from fl_lightning.callbacks import (
     GradientHarmonization,
     Scaffold,
 )
+from fl_lightning.runs.pictures import draw_cosines
 
 COSINE_12, COSINE_13, COSINE_23 = -2 / (4 * 2) ** 0.5, -2 / (4 * 5) ** 0.5, -1 / (2 * 5) ** 0.5  # g_i·g_j by norms
 BEFORE = {
@@ -193,6 +194,22 @@ def test_shows_the_cosines_to_loggers_that_take_pictures(tmp_path: Path) -> None
     events = EventAccumulator(str(run.log_dir))
     events.Reload()
     assert [event.step for event in events.Images("conflict/cosines")] == [2, 3]
+
+
+def test_the_picture_has_the_clients_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files keep the numbers."""
+    shown = []
+
+    def drawn(matrix: Any, clients: Any) -> Any:
+        shown.append(list(clients))
+        return draw_cosines(matrix, clients)
+
+    monkeypatch.setattr("fl_lightning.callbacks.monitors.conflict.draw_cosines", drawn)
+    for names in (None, ["oslo", "rome"]):
+        run = trainer(ConflictMonitor(every=1), logger=TensorBoardLogger(tmp_path))
+        run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData(client_names=names))
+    assert shown == [[0, 1], ["oslo", "rome"]]
+    assert all(arrays["clients"].tolist() == [0, 1] for arrays in saved(Path(str(run.log_dir))).values())
 
 
 MONITOR = "[{class_path: ConflictMonitor, init_args: {every: 2}}, {class_path: GradientHarmonization}]"
