@@ -177,6 +177,8 @@ def _(plot: Bars, axes: Axes, shared: Common) -> None:
 def _(plot: Heat, axes: Axes, shared: Common) -> None:
     named = int(shared.width / NAME_WIDTH)
     image = add_heat(axes, plot.values, (plot.low, plot.high), plot.diverging, named)
+    if any(isinstance(name, str) for name in plot.values.columns):
+        axes.tick_params("x", rotation=90)
     axes.set_aspect("equal" if plot.x.title == plot.y.title else "auto")
     axes.set(xlabel=plot.x.title, ylabel=plot.y.title)
     axes.grid(visible=False)
@@ -196,7 +198,7 @@ def _(plot: Surface, axes: Axes, shared: Common) -> None:
 def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
     from matplotlib.lines import Line2D
 
-    add_bubbles(axes, plot.counts, shared.largest)
+    add_bubbles(axes, plot.counts, shared.largest, plot.drawn)
     drawn = Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markersize=6)
     shared.legend[f"the largest bubble: {shared.largest:,} examples"] = ((0,), drawn)
     axes.grid(visible=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_lightning.report.frames import seed_of
+from fl_lightning.report.frames import client_name, client_names, seed_of
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Table, rounded, thin, written
 from fl_lightning.report.plots import Axis, Dots
@@ -136,17 +136,18 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
     one = max((len(table) for _, _, _, table in found), default=0)
     kept = seeds[: max(1, DOTS // max(1, one * len(methods)))]
     dots: dict[str, list[pd.DataFrame]] = {}
+    names = client_names(methods)
     for name, seed, _, table in found:
         if seed in kept and len(table):
-            names = [f"client {client}, seed {seed}" for client in table.index]
-            dots.setdefault(name, []).append(table.assign(name=names, client=table.index))
+            named = [f"client {client_name(client, names)}, seed {seed}" for client in table.index]
+            dots.setdefault(name, []).append(table.assign(name=named, client=table.index))
     if not dots:
         return None
     drawn = {name: pd.concat(tables) for name, tables in dots.items()}
     held_out = any(called == ACCURACY[0] for _, _, called, _ in found)
     x = "share of a client's pairs in conflict" if measured else "share of the update removed"
     y = "accuracy on what the client holds out" if held_out else "training accuracy of the client"
-    correlated = {name: float(each["x"].corr(each["y"], method="spearman")) for name, each in drawn.items()}
+    correlated = {name: _rank_correlation(each["x"], each["y"]) for name, each in drawn.items()}
     spoken = "; ".join(f"{name} {written(round(value, 2))}" for name, value in correlated.items())
     return Chart(
         key="scatter",
@@ -157,6 +158,11 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
         plot=Dots(Axis(x, percent=True), Axis(y, percent=True), drawn),
         numbers=_table(drawn, x, y),
     )
+
+
+def _rank_correlation(x: pd.Series, y: pd.Series) -> float:
+    """Spearman's correlation; nan if all values of x or of y are equal."""
+    return float(x.corr(y, method="spearman")) if x.nunique() > 1 and y.nunique() > 1 else math.nan
 
 
 def _accuracy(run: Run) -> tuple[str, pd.Series]:

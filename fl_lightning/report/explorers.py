@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.cluster import hierarchy  # type: ignore[import-untyped]  # it ships no types
 from scipy.spatial.distance import squareform  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report.frames import listed, of_files, seed_of
+from fl_lightning.report.frames import client_name, client_names, listed, of_files, seed_of
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Frames, rounded, written
 from fl_lightning.report.plots import Axis, Heat, Panels, Surface
@@ -55,7 +55,7 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
         + frames.note
         + (f" No more than the first {most} clients of a cohort are drawn." if cut else ""),
         alt="Heat maps of the cosine between the updates of every two clients of a round, one map per method",
-        plot=_printed(frames),
+        plot=_printed(frames, client_names(methods)),
         numbers=listed(frames, "Cosines by run and round"),
         frames=frames,
         wide=True,
@@ -90,7 +90,7 @@ def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
     return {"pairs in conflict": written(share, True), "smallest cosine": written(least), "mean cosine": written(mean)}
 
 
-def _printed(frames: Frames) -> Panels:
+def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
     """The last round of the first seed: a heat map for each method; if there is a correction, a second row after it."""
     client, found = Axis("client"), {}
     last = {run["panel"]: run["frames"][-1] for run in frames.runs if run["seed"] == frames.runs[0]["seed"]}
@@ -98,7 +98,8 @@ def _printed(frames: Frames) -> Panels:
     for view in range(views):
         for panel, frame in last.items():
             packed, clients = frame["cosines"][: view + 1][-1], frame["clients"]  # without a correction, both are one
-            values = pd.DataFrame(unpack(packed, len(clients)), clients, clients)
+            shown = [client_name(each, names) for each in clients] if names else clients
+            values = pd.DataFrame(unpack(packed, len(clients)), shown, shown)
             name = frames.panels[panel] + (f", {VIEWS[view]}" if views > 1 else "")
             found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
     return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= WIDE else 0)

@@ -12,6 +12,7 @@ from fl_lightning.report.parts import Frames, Table, fewer, thin
 from fl_lightning.runs.reader import Run
 
 WANTED = 10  # rounds that every run should have, before the runs of another seed are shown
+NAMED = 10_000  # largest number of clients that a page names
 LISTED = 100  # largest number of frames in a chart's table of numbers
 Read = Callable[[Path], Mapping[str, Any]]
 
@@ -19,6 +20,22 @@ Read = Callable[[Path], Mapping[str, Any]]
 def seed_of(run: Run) -> str:
     """Name of a run's seed."""
     return "–" if run.seed is None else str(run.seed)
+
+
+def client_names(methods: Sequence[Method]) -> list[str] | None:
+    """Return the clients' names, in the order of their numbers, for charts of all methods.
+
+    Returns:
+        None if there are more than 10,000 clients, or unless all runs have the same names.
+    """
+    found = [run.client_names() for method in methods for run in method.runs]
+    names = found[0]
+    return names if names is not None and len(names) <= NAMED and all(each == names for each in found) else None
+
+
+def client_name(client: int, names: Sequence[str] | None) -> str:
+    """A client's name; its number where there is no name."""
+    return names[client] if names is not None and client < len(names) else str(client)
 
 
 def share(runs: Sequence[tuple[int, Run]], total: int, wanted: int = WANTED) -> tuple[list[tuple[int, Run]], int]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_lightning.report.frames import listed, seed_of, share
+from fl_lightning.report.frames import client_name, client_names, listed, seed_of, share
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Frames, fewer, rounded, thin, written
 from fl_lightning.report.plots import Axis, Bubbles, Heat, Panels
@@ -39,13 +39,14 @@ def partition(methods: Sequence[Method]) -> Chart | None:
         {"panel": panels.index(name), "seed": seed, "frames": [_held(each)]} for (name, seed), each in counts.items()
     ]
     frames, most = Frames(panels, runs), max(map(len, counts.values()))
+    names, first_seed = client_names(methods), runs[0]["seed"]
     return Chart(
         key="partition",
         title="What each client holds",
         caption="A bubble's area is the number of examples of a class at a client."
         + (f" The first {BUBBLES} of {most:,} clients are drawn." if most > BUBBLES else ""),
         alt="Bubble plot of the examples of each class at each client",
-        plot=Panels({name: Bubbles(each) for (name, seed), each in counts.items() if seed == runs[0]["seed"]}),
+        plot=Panels({name: Bubbles(each, names) for (name, seed), each in counts.items() if seed == first_seed}),
         numbers=listed(frames, "Partitions"),
         frames=frames,
         wide=len(panels) > 1 or most > NARROW,
@@ -94,13 +95,14 @@ def over_rounds(
     most = min(most, ROUNDS)
     high = max(2 / items, *(float(np.nanmax(table.to_numpy())) for table in tables.values()))
     colour, axes = Axis("share" if percent else "weight", percent), (Axis("round"), Axis(item))
+    names = client_names(methods) if item == "client" else None
     panels: dict[str, Heat] = {}
     runs = []
     for at, run in shown:
         table = tables[run.folder]
         values = table.iloc[thin(len(table), most), :CLIENTS].T
-        runs.append({"panel": at, "seed": seed_of(run), "frames": [_by_round(table, values, item, percent)]})
-        panels.setdefault(having[at].name, Heat(*axes, values, colour, 0.0, high))
+        runs.append({"panel": at, "seed": seed_of(run), "frames": [_by_round(table, values, item, percent, names)]})
+        panels.setdefault(having[at].name, Heat(*axes, _named(values, names), colour, 0.0, high))
     frames = Frames([method.name for method in having], runs)
     return Chart(
         key=prefix.replace("/", "-"),
@@ -124,11 +126,16 @@ def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
     return f"Constant over all rounds: {prefix}/* ({title})."
 
 
-def _by_round(table: pd.DataFrame, shown: pd.DataFrame, item: str, percent: bool) -> dict[str, Any]:
+def _named(values: pd.DataFrame, names: Sequence[str] | None) -> pd.DataFrame:
+    """The rows of a heat map under the clients' names."""
+    return values if names is None else values.set_axis([client_name(each, names) for each in values.index])
+
+
+def _by_round(
+    table: pd.DataFrame, shown: pd.DataFrame, item: str, percent: bool, names: Sequence[str] | None
+) -> dict[str, Any]:
     last = table.iloc[-1].dropna()
-    text = {
-        "largest in the last round": f"{written(last.max(), percent)} ({item} {last.idxmax()})",
-        "smallest": f"{written(last.min(), percent)} ({item} {last.idxmin()})",
-    }
+    ends = {"largest in the last round": int(str(last.idxmax())), "smallest": int(str(last.idxmin()))}
+    text = {title: f"{written(last[at], percent)} ({item} {client_name(at, names)})" for title, at in ends.items()}
     z = [rounded(row, 3) for row in shown.to_numpy()]
     return {"text": [text], "x": shown.columns.tolist(), "y": shown.index.tolist(), "z": z}

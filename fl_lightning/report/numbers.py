@@ -66,7 +66,7 @@ def _(plot: Surface) -> pd.DataFrame:
 
 @table.register
 def _(plot: Bubbles) -> pd.DataFrame:
-    grid = pd.DataFrame(plot.counts).rename_axis("client").reset_index()
+    grid = pd.DataFrame(plot.counts, plot.drawn).rename_axis("client").reset_index()
     return grid.melt("client", None, "class", "examples")
 
 

@@ -13,6 +13,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report import charts, clients, explorers, holdings, resources, screen, tables
+from fl_lightning.report.frames import client_names
 from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method
 from fl_lightning.report.parts import Chart, Section, Table
@@ -70,6 +71,7 @@ class Part:
         methods: names of the methods.
         notes: sentences on the runs.
         sections: the sections that have content.
+        clients: names of the clients, in the order of their numbers; None if only numbers are shown.
         axes: quantities that curves can have on the x-axis in place of the round, see :func:`resources.axes`.
     """
 
@@ -78,6 +80,7 @@ class Part:
     methods: Sequence[str]
     notes: Sequence[str]
     sections: Sequence[Section]
+    clients: Sequence[str] | None
     axes: Sequence[Any]
 
 
@@ -116,7 +119,8 @@ def _part(experiment: Experiment, key: str, of: int) -> Part:
     methods = experiment.methods
     sections = [section for section in _sections(experiment, explorers.BUDGET // of) if section]
     names = [method.name for method in methods]
-    return Part(key, experiment.name, names, experiment.notes, sections, resources.axes(methods))
+    shown = client_names(methods)
+    return Part(key, experiment.name, names, experiment.notes, sections, shown, resources.axes(methods))
 
 
 def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:

@@ -147,9 +147,16 @@ class Bubbles:
 
     Attributes:
         counts: (N, C) number of examples.
+        names: names of the clients, at least N; None for numbers.
     """
 
     counts: NDArray[np.int64]
+    names: Sequence[str] | None = None
+
+    @property
+    def drawn(self) -> list[str] | None:
+        """The names of the clients that are drawn."""
+        return None if self.names is None else list(self.names[: len(self.counts)])
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
 from fl_lightning.report.numbers import table
 from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
+from fl_lightning.runs.pictures import LETTERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,7 +94,8 @@ def _height(plot: Plot, width: float) -> float:
     if isinstance(plot, Bars):
         return 0.25 * len(plot.parts) + LABELS
     if isinstance(plot, Bubbles):
-        return float(min(width / len(plot.counts), CELL) * plot.counts.shape[1]) + LABELS
+        names = LETTER * min(max(map(len, plot.drawn or [""])), LETTERS)
+        return float(min(width / len(plot.counts), CELL) * plot.counts.shape[1]) + names + LABELS
     if isinstance(plot, Heat) and plot.x.title != plot.y.title:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.axis import XAxis, YAxis
     from matplotlib.contour import QuadContourSet
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
@@ -26,18 +27,20 @@ SEQUENTIAL = "cividis"  # name of the scale of colours of shares, weights and lo
 MARKED = 50  # a line with at most this many points marks each point
 WIDEST = 16.0  # largest side of a bubble plot, in inches
 DRAWN = 200  # largest number of clients in a bubble plot
-NAMED = 40  # largest number of clients named along an axis of cosines
+NAMED = 40  # largest number of clients named along an axis
+LETTERS = 16  # largest number of letters of a name along an axis
 LEVELS = 16  # lines of equal loss on a loss surface
 DECADES = 3.0  # largest range of a loss surface's colours, in powers of ten
 
 
-def bubbles(counts: Tensor) -> Figure:
+def bubbles(counts: Tensor, names: Sequence[str] | None = None) -> Figure:
     """Draw the examples of each class (down) at each client (across): a bubble's area is the number of examples.
 
     Laid out as FedGAM's Fig. 2 and FedLAW's Fig. 13. The largest bubble fills its cell.
 
     Args:
         counts: (N, C) number of examples of each class at each client; only the first 200 clients are drawn.
+        names: N names of the clients; None for their numbers.
     """
     from matplotlib.figure import Figure  # here, because the import takes half a second
 
@@ -47,18 +50,19 @@ def bubbles(counts: Tensor) -> Figure:
     cell = min(0.4, WIDEST / num_clients, WIDEST / num_classes)  # inches
     figure = Figure((num_clients * cell + 1, num_classes * cell + 1), dpi=100, layout="constrained")
     axes = figure.add_subplot()
-    add_bubbles(axes, held, held.max())
+    add_bubbles(axes, held, held.max(), None if names is None else names[:DRAWN])
     axes.set_title(f"largest bubble: {held.max():,} examples{title}", loc="left", fontsize="medium")
     return figure
 
 
-def add_bubbles(axes: Axes, counts: NDArray[np.int64], largest: int) -> None:
+def add_bubbles(axes: Axes, counts: NDArray[np.int64], largest: int, names: Sequence[str] | None = None) -> None:
     """Draw bubbles into axes, see :func:`bubbles`.
 
     Args:
         axes: empty axes.
         counts: (N, C) number of examples of each class at each client.
         largest: number of examples whose bubble fills its cell.
+        names: N names of the clients, of which up to 40 are written; None for numbers.
     """
     from matplotlib.collections import EllipseCollection
     from matplotlib.ticker import MaxNLocator
@@ -72,14 +76,17 @@ def add_bubbles(axes: Axes, counts: NDArray[np.int64], largest: int) -> None:
     axes.set_aspect("equal")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator("auto", integer=True, steps=(1, 2, 5, 10)))
+    if names is not None:
+        write_names(axes.xaxis, names, NAMED)
+        axes.tick_params("x", rotation=90)
 
 
-def draw_cosines(cosines: ArrayLike, clients: Sequence[int]) -> Figure:
+def draw_cosines(cosines: ArrayLike, clients: Sequence[int | str]) -> Figure:
     """Draw a matrix of cosines: blue where updates agree, orange where they conflict, white where they are orthogonal.
 
     Args:
         cosines: (K, K) cosines in [-1, 1]; nan is drawn grey.
-        clients: K client ids, which name rows and columns; with many clients, only some ids are written.
+        clients: K names or numbers of clients, which name rows and columns; with many clients, only some are written.
     """
     import pandas as pd  # here, because the import takes half a second
     from matplotlib.figure import Figure
@@ -116,9 +123,16 @@ def add_heat(
     low, high = ends
     image = axes.imshow(cells.to_numpy(dtype=float), cmap=colours, vmin=low, vmax=high, interpolation="nearest")
     for axis, names in ((axes.yaxis, cells.index), (axes.xaxis, cells.columns)):
-        written = spread(list(names), named)
-        axis.set_ticks(written, [str(names[at]) for at in written])
+        write_names(axis, list(names), named)
     return image
+
+
+def write_names(axis: XAxis | YAxis, names: Sequence[Any], most: int) -> None:
+    """Write up to ``most`` names along an axis, evenly spread; long ones are cut."""
+    written = spread(names, most)
+    texts = [str(names[at]) for at in written]
+    texts = [text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…" for text in texts]
+    axis.set_ticks(written, texts, parse_math=False)  # a dollar in a name begins no formula
 
 
 def spread(names: Sequence[Any], most: int) -> list[int]:

@@ -30,6 +30,7 @@ from fl_lightning.runs.finding import folders_in
 from fl_lightning.runs.settings import RULES, named_settings
 
 PARTS = ("trainer", "model", "data")  # of config.yaml, each with names and values
+NAMES = "names"  # the array of the clients' names in arrays/partition.npz
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<cell>/seed_<n>/run/version_0, up to <name>
 
 
@@ -128,7 +129,7 @@ class Run:
             The arrays by name, without ``counts`` for data without classes; empty if the partition was not saved.
         """
         path = array_file(self.folder, "partition")
-        found = load(path, "sizes") if path.is_file() else {}
+        found = {name: array for name, array in self._partition.items() if name != NAMES}
         shapes = {name: array.shape for name, array in found.items()}
         counts = shapes.get("counts", (*shapes.get("sizes", ()), 0))
         if (found and (len(shapes["sizes"]), len(counts), counts[:1]) != (1, 2, shapes["sizes"])) or any(
@@ -139,6 +140,23 @@ class Run:
                 f"or {MEND}"
             )
         return found
+
+    def client_names(self) -> list[str] | None:
+        """Read the clients' names; None for clients without names."""
+        names = self._partition.get(NAMES)
+        if names is None:
+            return None
+        if names.shape != self._partition["sizes"].shape:
+            raise ConfigurationError(
+                f"{array_file(self.folder, 'partition')} must hold a name for each client, got {names.shape} names: "
+                f"delete it, or {MEND}"
+            )
+        return [str(name) for name in names]
+
+    @cached_property
+    def _partition(self) -> dict[str, NDArray[Any]]:
+        path = array_file(self.folder, "partition")
+        return load(path, "sizes") if path.is_file() else {}
 
     def layers(self) -> list[str]:
         """Read the names of the network's layers in the module's order; empty if they were not saved."""

@@ -143,7 +143,7 @@ def test_the_axes_of_seconds_and_bytes_are_sums_and_means_over_seeds(tmp_path: P
         {"key": "bytes", "title": "bytes sent (MB)", "values": [[[1, 2], [2, 4]]]},
     ]
     page = report(write(tmp_path / "run", {"val/loss": [1.0]}), out=tmp_path / "page.html")
-    assert part(page) == {"methods": ["run"], "axes": []}
+    assert part(page) == {"methods": ["run"], "axes": [], "names": None}
 
 
 def test_settings_that_differ_are_a_table_and_the_others_a_line(tmp_path: Path) -> None:

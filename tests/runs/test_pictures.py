@@ -56,6 +56,20 @@ def test_bubbles_are_where_the_examples_are_and_as_large() -> None:
     assert bottom > top
 
 
+def test_clients_are_named() -> None:
+    """In both pictures; a dollar begins no formula."""
+    names = ["oslo", "$rome", "bern$"]
+    bubbled = bubbles(torch.ones(3, 2, dtype=torch.int64), names)
+    crossed = draw_cosines(np.eye(3), names)
+    for figure in (bubbled, crossed):
+        figure.canvas.draw()
+        labels = figure.axes[0].get_xticklabels()
+        assert [label.get_text() for label in labels] == names
+        assert not any(label.get_parse_math() for label in labels)
+    many = bubbles(torch.ones(80, 2, dtype=torch.int64), [f"client {k}" for k in range(80)])
+    assert [label.get_text() for label in many.axes[0].get_xticklabels()] == [f"client {k}" for k in range(0, 80, 2)]
+
+
 def test_a_plot_of_many_clients_says_which() -> None:
     figure = bubbles(torch.ones(DRAWN + 1, 2, dtype=torch.int64))
     assert f"the first {DRAWN} of {DRAWN + 1}" in figure.axes[0].get_title(loc="left")

@@ -36,6 +36,19 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     assert list(only.arrays("cosines")) == [2, 10]
 
 
+def test_the_names_of_clients_are_read(tmp_path: Path) -> None:
+    """They are no numbers of examples; a run without a partition, or with one of numbers alone, has none."""
+    sizes = {"sizes": [3, 1], "counts": [[3, 0], [0, 1]]}
+    named = Run(write(tmp_path / "a", {"val/top1": [0.5]}, partition={**sizes, "names": ["oslo", "Rome €"]}))
+    assert named.client_names() == ["oslo", "Rome €"]
+    assert {name: array.tolist() for name, array in named.partition().items()} == sizes
+    assert Run(write(tmp_path / "b", {"val/top1": [0.5]}, partition=sizes)).client_names() is None
+    assert Run(write(tmp_path / "c", {"val/top1": [0.5]})).client_names() is None
+    wrong = Run(write(tmp_path / "d", {"val/top1": [0.5]}, partition={**sizes, "names": ["oslo"]}))
+    with pytest.raises(ConfigurationError, match=r"must hold a name for each client, got \(1,\) names: delete it"):
+        wrong.client_names()
+
+
 def test_a_folder_of_runs_gives_each_once_in_the_order_of_versions(tmp_path: Path) -> None:
     folders = [write(tmp_path / "runs" / "a" / f"version_{n}", {"val/top1": [0.5]}) for n in (10, 9)]
     (tmp_path / "runs" / "a" / "version_11").mkdir()  # stopped before its first round was over

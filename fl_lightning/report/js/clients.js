@@ -1,19 +1,27 @@
 // The table of clients, and the clients that all charts point out.
 const LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"; // heights, as in clients.py
 
-// Read numbers and ranges: "3, 5-7" is 3, 5, 6, 7.
-function ids(text) {
+// Read names, numbers and ranges of numbers: "3, 5-7" is 3, 5, 6, 7. A name comes before a number.
+function ids(part, text) {
   const found = new Set();
-  for (const [, from, to] of text.matchAll(/(\d+)(?:\s*[-–]\s*(\d+))?/g)) {
-    for (let id = Number(from); id <= Math.min(Number(to ?? from), Number(from) + 999); id++) found.add(id);
+  for (const entry of text.split(",").map((each) => each.trim().toLowerCase())) {
+    if (part.ids.has(entry)) found.add(part.ids.get(entry));
+    else if (/^[\d\s–-]+$/.test(entry)) {
+      for (const [, from, to] of entry.matchAll(/(\d+)(?:\s*[-–]\s*(\d+))?/g)) {
+        for (let id = Number(from); id <= Math.min(Number(to ?? from), Number(from) + 999); id++) found.add(id);
+      }
+    }
   }
   return found;
 }
 
+// What the reader would type for a client.
+const typed = (part, client) => (part.ids.get(part.called(client).toLowerCase()) === client && !part.called(client).includes(",") ? part.called(client) : String(client));
+
 function toggleClient(part, client) {
   const clients = new Set(part.clients);
   if (!clients.delete(client)) clients.add(client);
-  part.element.querySelector(".pick input").value = [...clients].join(", ");
+  part.element.querySelector(".pick input").value = [...clients].map((each) => typed(part, each)).join(", ");
   part.change({ clients });
 }
 
@@ -21,7 +29,7 @@ function pickable(part) {
   const picker = part.element.querySelector(".pick");
   const used = part.element.querySelector(".roster") || part.charts.some((chart) => ["scatter", "cosines", "partition"].some((key) => chart.plot.id === `${part.key}${key}-plot`));
   picker.hidden = !used;
-  picker.querySelector("input").addEventListener("input", (event) => part.change({ clients: ids(event.target.value) }));
+  picker.querySelector("input").addEventListener("input", (event) => part.change({ clients: ids(part, event.target.value) }));
 }
 
 // A line of a client's values over the rounds; gaps are rounds without the client.
@@ -56,7 +64,10 @@ function tabulate(part, element) {
   // Columns of the chosen run: title, numbers, and how to write them; a column of sparklines sorts by the mean.
   function columns(run) {
     const plain = (title, numbers, percent = false) => ({ title, numbers, cell: (at) => written(numbers[at], percent) });
-    const found = [plain("client", run.clients), ...Object.entries(run.columns).map(([title, numbers]) => plain(title, numbers))];
+    const order = [...run.clients].sort((a, b) => part.called(a).localeCompare(part.called(b), "en", { numeric: true }));
+    const place = new Map(order.map((client, at) => [client, at]));
+    const numbered = part.names ? [plain("number", run.clients)] : [];
+    const found = [plain("client", run.clients.map((client) => place.get(client))), ...numbered, ...Object.entries(run.columns).map(([title, numbers]) => plain(title, numbers))];
     for (const [number, { title, percent }] of measures.entries()) {
       const { last, mean, sparks } = run.measures[number];
       if (mean.every((value) => value === null)) continue;
@@ -78,7 +89,7 @@ function tabulate(part, element) {
     const body = make("tbody");
     for (const at of [...first, ...rows.filter((each) => !first.includes(each))]) {
       const id = run.clients[at];
-      const button = make("button", { type: "button", "aria-pressed": part.clients.has(id), "aria-label": `Point out client ${id}` }, String(id));
+      const button = make("button", { type: "button", "aria-pressed": part.clients.has(id), "aria-label": `Point out client ${part.called(id)}` }, part.called(id));
       button.addEventListener("click", () => toggleClient(part, id));
       const cells = all.slice(1).map(({ cell, screen }) => make("td", where(screen), cell(at)));
       body.append(make("tr", part.clients.has(id) ? { class: "chosen" } : {}, make("th", { scope: "row" }, button), ...cells));

@@ -13,7 +13,7 @@ function listen(chart) {
 function pointed(chart, { customdata, x, y }) {
   if (chart.kind === "dots") return customdata;
   if (chart.kind === "bubbles") return x;
-  return chart.kind === "heat" && chart.spec.figure.y === "client" ? Number(y) : undefined;
+  return chart.kind === "heat" && chart.spec.figure.y === "client" ? chart.part.clientOf(y) : undefined;
 }
 
 function point(from, x) {

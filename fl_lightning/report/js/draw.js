@@ -121,7 +121,7 @@ function dots(chart, style) {
       ...trace,
       type: "scatter",
       mode: picked ? "markers+text" : "markers",
-      text: picked ? trace.customdata.map((client, at) => (chosen[at] ? String(client) : "")) : trace.text,
+      text: picked ? trace.customdata.map((client, at) => (chosen[at] ? part.called(client) : "")) : trace.text,
       hovertext: trace.text,
       textposition: "top center",
       hovertemplate: `${trace.name}<br>%{hovertext}<br>${figure.layout.xaxis.title.text}: %{x}<br>${figure.layout.yaxis.title.text}: %{y}<extra></extra>`,

@@ -72,7 +72,7 @@ const CONTENT = {
     const template = (cell, value) => `${cell}: ${value}<extra></extra>`;
     if (!frame.cosines) {
       const value = figure.scale.percent ? "%{z:.2%}" : "%{z:.3g}";
-      const y = frame.y.map(String);
+      const y = frame.y.map((each) => (figure.y === "client" ? part.label(each) : String(each)));
       const rows = figure.y === "client" ? frame.y.flatMap((client, at) => (part.clients.has(client) ? [at] : [])) : [];
       return { traces: [{ type: "heatmap", x: frame.x, y, z: frame.z, hovertemplate: template(`${figure.y} %{y}, round %{x}`, value) }], rows, columns: [] };
     }
@@ -81,7 +81,7 @@ const CONTENT = {
     const clients = order.filter((client) => place.has(client));
     const all = square(frame.cosines[view], frame.clients.length);
     const z = clients.map((a) => clients.map((b) => all[place.get(a)][place.get(b)]));
-    const ids = clients.map(String);
+    const ids = clients.map((client) => part.label(client));
     const rows = clients.flatMap((client, at) => (part.clients.has(client) ? [at] : []));
     return { traces: [{ type: "heatmap", x: ids, y: ids, z, hovertemplate: template("clients %{y} and %{x}", "%{z:.2f}") }], rows, columns: rows };
   },
@@ -105,8 +105,9 @@ const CONTENT = {
       size: sizes, sizemode: "area", sizeref: (2 * most) / diameter ** 2, sizemin: 1, color: colour(0, style.ground), line: { width: 0 },
       opacity: x.map((client) => (!part.clients.size || part.clients.has(client) ? 0.9 : 0.2)),
     };
-    const hovertemplate = "client %{x}, class %{y}: %{customdata:,} examples<extra></extra>";
-    return { traces: [{ type: "scatter", mode: "markers", x, y, customdata: sizes, marker, hovertemplate, showlegend: false }], rows: [], columns: [] };
+    const text = x.map((client) => part.called(client));
+    const hovertemplate = "client %{text}, class %{y}: %{customdata:,} examples<extra></extra>";
+    return { traces: [{ type: "scatter", mode: "markers", x, y, text, customdata: sizes, marker, hovertemplate, showlegend: false }], rows: [], columns: [] };
   },
 };
 
@@ -145,13 +146,21 @@ function heading({ name, frame, view, told }, width, size) {
   return [...wrap(name).map((line) => `<b>${safe(line)}</b>`), ...(told ? wrap(told) : []), ...wrap(`${key}: ${value}`)];
 }
 
+// Names of clients along an axis of their numbers, evenly spread, as many as have room.
+function spread(part, clients, room) {
+  const step = Math.ceil((1 + Math.max(0, ...clients)) / Math.max(1, room));
+  const tickvals = part.names.map((_, client) => client).filter((client) => client % step === 0);
+  return { tickvals, ticktext: tickvals.map((client) => part.label(client)), automargin: true };
+}
+
 // Lay the panels out in rows that fit the width.
 function panels(chart, style) {
-  const { figure } = chart.spec;
+  const { part, spec: { figure } } = chart;
   const choice = chosen(chart);
   const shown = visible(chart, choice);
-  const margin = { l: 50, r: 14, t: figure.kind === "bubbles" ? 6 : 52, b: 42 };
-  const gap = 52;
+  const letters = part.names && figure.y === "client" ? Math.max(...part.labels.map((each) => each.length)) : 0;
+  const gap = Math.max(52, 30 + 0.55 * letters * style.size);
+  const margin = { l: gap - 2, r: 14, t: figure.kind === "bubbles" ? 6 : 52, b: 42 };
   const area = style.width - margin.l - margin.r;
   const fit = Math.floor((area + gap) / ((figure.square ? (style.paper ? 130 : 190) : 380) + gap));
   const rows = Math.max(1, Math.ceil(shown.length / Math.max(1, Math.min(fit, 5))));
@@ -173,7 +182,8 @@ function panels(chart, style) {
     const named = typeof content.traces[0].x[0] === "string" ? { type: "category" } : {};
     const down = figure.kind === "surface" ? {} : { autorange: "reversed" };
     const category = typeof content.traces[0].y[0] === "string" ? { type: "category" } : {};
-    layout[`xaxis${id}`] = { ...axis, ...named, domain: [left, left + wide / area], anchor: `y${id}`, title: { text: below ? figure.x : "" } };
+    const ticks = part.names && figure.kind === "bubbles" ? spread(part, panel.frame.held[0], wide / (1.5 * style.size)) : {};
+    layout[`xaxis${id}`] = { ...axis, ...named, ...ticks, domain: [left, left + wide / area], anchor: `y${id}`, title: { text: below ? figure.x : "" } };
     layout[`yaxis${id}`] = { ...axis, ...category, ...down, domain: [Math.max(0, top - tall / height), top], anchor: `x${id}`, title: { text: column ? "" : figure.y } };
     layout.annotations.push({ text: headings[at].join("<br>"), align: "left", showarrow: false, xref: "paper", yref: "paper", x: left, y: top, xanchor: "left", yanchor: "bottom", font: { size: style.size - 1 } });
     const outline = { type: "rect", line: { width: 1.5, color: GROUNDS[style.ground].ink }, layer: "above" };

@@ -51,9 +51,10 @@ function rows(chart) {
     const { frame, told } = panel;
     const name = [panel.name, ...(told ? [told] : [])].join(", ");
     const [trace] = CONTENT[chart.kind](chart, panel, choice, { ground: "light" }, COLUMN).traces;
-    if (chart.kind === "bubbles") return trace.x.map((x, at) => [name, choice.seed, "", x, trace.y[at], trace.customdata[at]]);
+    if (chart.kind === "bubbles") return trace.text.map((x, at) => [name, choice.seed, "", x, trace.y[at], trace.customdata[at]]);
     const values = trace.customdata ?? trace.z;
-    return trace.y.flatMap((y, i) => trace.x.map((x, j) => [name, choice.seed, frame.round, x, y, values[i][j]]));
+    const whole = (axis, value) => (axis === "client" ? part.called(part.clientOf(value)) : value); // labels are cut
+    return trace.y.flatMap((y, i) => trace.x.map((x, j) => [name, choice.seed, frame.round, whole(figure.x, x), whole(figure.y, y), values[i][j]]));
   });
   return [["method", "seed", "round", figure.x, figure.y, figure.scale?.title ?? (chart.kind === "surface" ? "loss" : "examples")], ...cells];
 }

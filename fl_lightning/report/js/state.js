@@ -13,6 +13,7 @@ const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const palette = read("palette");
 const [COLUMN, PAGE] = [312, 648]; // pixels: 3.25 and 6.75 inches, a column of a paper and both, as in printed.py
 const POINT = 96 / 72; // pixels
+const LONGEST = 16; // letters of a client's name along an axis
 const theme = () => (getComputedStyle(root).colorScheme === "dark" ? "dark" : "light");
 const colour = (number, ground) => palette[ground][number % palette[ground].length];
 
@@ -50,8 +51,10 @@ class Part {
   constructor(element) {
     this.element = element;
     this.key = element.dataset.key;
-    const { methods, axes } = read(`${this.key}part-data`);
-    Object.assign(this, { methods, axes, x: "round", log: false, seed: null, round: null, hidden: new Set(), clients: new Set(), watchers: [] });
+    const { methods, axes, names } = read(`${this.key}part-data`);
+    this.ids = new Map((names ?? []).map((name, id) => [name.toLowerCase(), id])); // clients by name
+    this.labels = names?.map((name, id) => (name.length <= LONGEST ? name : `${name.slice(0, LONGEST - 6)}… ${id}`));
+    Object.assign(this, { methods, axes, names, x: "round", log: false, seed: null, round: null, hidden: new Set(), clients: new Set(), watchers: [] });
     this.charts = [...element.querySelectorAll(".chart")].map((figure) => new Chart(this, figure));
   }
 
@@ -60,6 +63,21 @@ class Part {
     Object.assign(this, patch);
     for (const chart of this.charts) chart.refresh();
     for (const watcher of this.watchers) watcher();
+  }
+
+  // A client's name; its number where clients have no names.
+  called(client) {
+    return this.names?.[client] ?? String(client);
+  }
+
+  // A client's name as it has room along an axis, where it must differ from all others.
+  label(client) {
+    return this.labels?.[client] ?? String(client);
+  }
+
+  // The client of a label.
+  clientOf(label) {
+    return this.labels ? this.labels.indexOf(label) : Number(label);
   }
 
   get axis() {
