@@ -27,7 +27,7 @@ from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
-from fl_lightning.fit.parser import Parser
+from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
     checkpoint_of,
@@ -270,6 +270,8 @@ def command(args: Sequence[str]) -> int:
     """
     keep_freed_memory()
     sys.argv[1:] = args  # as typed, because the processes of other devices start with these arguments
+    if class_help(args):
+        return 0
     with Holds() as holds:
         cli = FederatedCLI(resolve_configs(args), holds)
     if cli.stopping.stopped_by and cli.trainer.is_global_zero:  # the launcher takes another rank's status for a crash

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lightning.pytorch import LightningModule
 from typing_extensions import override
 
-import fl_lightning.callbacks
-import fl_lightning.datamodules
-import fl_lightning.models
-from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.fit.shipped import KINDS, beside, wrapped
 
-WIDTH, INDENT = 100, 32  # of the page, and of the words beside an option
 PLAIN = {  # in place of the parser's words
     "config": "a config file, or the name of a shipped config, such as digits_gh.yaml; may be given again",
     "seed_everything": "the seed of all randomness",
@@ -36,10 +30,19 @@ USUAL = {
 }
 MORE = {
     "--trainer.help, --model.help": "the options of the Trainer, of the orchestrator, in full",
-    "--data.help CLASS": "the options of a data module",
-    "--model.client.help CLASS": "the options of a client's module",
-    "--trainer.callbacks.help CLASS": "the options of a rule or monitor",
+    "--data.help [CLASS]": "the data modules, or the options of one",
+    "--data.partition.help [CLASS]": "the partitions, or the options of one; so for sampler, availability, augment, …",
+    "--model.client.help [CLASS]": "the clients' modules, or the options of one; so for model.client.network",
+    "--trainer.callbacks.help [CLASS]": "the rules and monitors, or the options of one",
     "--print_config": "the whole config that the other arguments make, defaults included",
+}
+
+PAGE = {  # the classes that the page names, by the options that take them
+    "modules": "model.client",
+    "networks": "model.client.network",
+    "data": "data",
+    "partitions": "data.partition",
+    "rules and monitors": "trainer.callbacks",
 }
 
 
@@ -73,11 +76,11 @@ def brief(command: str, actions: Iterable[argparse.Action], groups: Mapping[str,
     lines = [f"usage: fl-lightning {command} --config FILE [--OPTION VALUE …]"]
     lines += _section("The run", own) + _section("The rounds, and the clients' training", model)
     lines += _section("The data", data) + _section("Lightning's Trainer", USUAL)
-    lines += _wrapped(f"and --trainer. with {', '.join(others)}")
-    lines += ["", "The rest:", *(line for option, words in MORE.items() for line in _line(option, words))]
+    lines += wrapped(f"and --trainer. with {', '.join(others)}")
+    lines += ["", "The rest:", *(line for option, words in MORE.items() for line in beside(option, words))]
     lines += ["", "Shipped classes; one of your own is named with its module, as in my_module.MyRule:"]
-    for what, names in _shipped().items():
-        lines += _wrapped(f"{what}: {', '.join(names)}")
+    for what, option in PAGE.items():
+        lines += wrapped(f"{what}: {', '.join(each.__name__ for each in KINDS[option].classes())}")
     return "\n".join(lines) + "\n"
 
 
@@ -88,14 +91,7 @@ def _names(action: argparse.Action) -> list[str]:
 
 
 def _section(title: str, options: Mapping[str, str]) -> list[str]:
-    return ["", f"{title}:", *(line for name, words in options.items() for line in _line(f"--{name}", words))]
-
-
-def _line(option: str, words: str) -> list[str]:
-    lines = textwrap.wrap(words, WIDTH - INDENT, max_lines=2, placeholder=" …", break_on_hyphens=False) or [""]
-    if len(option) + 3 > INDENT:
-        lines = ["", *lines]
-    return [f"{f'  {option}' if number == 0 else '':{INDENT}}{line}".rstrip() for number, line in enumerate(lines)]
+    return ["", f"{title}:", *(line for name, words in options.items() for line in beside(f"--{name}", words))]
 
 
 def _first(words: str) -> str:
@@ -106,19 +102,3 @@ def _first(words: str) -> str:
     """
     sentences = re.split(r"[.;](?: |$)", " ".join(words.replace("`", "").split()))
     return next((each for each in sentences if not each.startswith("Default")), "")
-
-
-def _wrapped(words: str) -> list[str]:
-    return textwrap.wrap(words, WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
-
-
-def _shipped() -> dict[str, list[str]]:
-    models = {name: getattr(fl_lightning.models, name) for name in fl_lightning.models.__all__}
-    modules = [name for name, cls in models.items() if issubclass(cls, LightningModule)]
-    data = [(name, getattr(fl_lightning.datamodules, name)) for name in fl_lightning.datamodules.__all__]
-    return {
-        "modules": modules,
-        "networks": [name for name in models if name not in modules],
-        "data": [name for name, each in data if isinstance(each, type) and issubclass(each, FederatedDataModule)],
-        "rules and monitors": list(fl_lightning.callbacks.__all__),
-    }

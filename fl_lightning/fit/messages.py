@@ -188,7 +188,10 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
-        return f"{where}there is no class {found[1]}{_nearest(found[1], _classes())}"
+        known = _classes()
+        if found[1] in known:
+            return f"{where}{found[1]} is a class of another kind than this option takes"
+        return f"{where}there is no class {found[1]}{_nearest(found[1], known)}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
         return f"{where}expected a function, as in my_module.my_function, got none: {found[1]}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -11,6 +12,7 @@ from typing_extensions import override
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
+from fl_lightning.fit.shipped import KINDS, listing, named_option
 
 
 class Parser(LightningArgumentParser):
@@ -45,6 +47,28 @@ class Parser(LightningArgumentParser):
         for key in KEYS:
             cfg.pop(key, None)
         return str(super().dump(cfg, **kwargs))
+
+
+def class_help(args: Sequence[str]) -> bool:
+    """Show the help that a command line asks for of an option that takes a class, as in ``--data.help CLASS``.
+
+    The parser of the command shows less: without a class, the options of the base class alone, or all of PyTorch's
+    modules; and nothing of an option of a class that the command line does not name.
+
+    Returns:
+        Whether there was such an option.
+    """
+    asked = named_option(args)
+    if asked is None:
+        return False
+    option, name = asked
+    if not name:
+        print(listing(option), end="")
+        return True
+    parser = Parser()
+    parser.add_subclass_arguments(KINDS[option].base, option)
+    parser.parse_args([f"--{option}.help", name])
+    return True
 
 
 def _options(parser: Any) -> list[str]:

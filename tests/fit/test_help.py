@@ -1,11 +1,14 @@
 """The help of the commands of one run."""
 
 import re
+from pathlib import Path
 
 import pytest
 from command import run
 
+import fl_lightning.callbacks
 from fl_lightning.fit.reading import _reader
+from fl_lightning.fit.shipped import KINDS, purpose
 
 
 @pytest.mark.parametrize("command", ["fit", "data"])
@@ -38,6 +41,109 @@ def test_help_names_the_shipped_classes() -> None:
     for name in ("ImageClassifier", "YOLOv8", "HuggingFace", "GradientHarmonization", "ConflictMonitor"):
         assert f" {name}" in page
     assert "TransferringModule" not in page, "a module of the engine's own"
+
+
+LISTED = {
+    "model.client": ["Detector", "ImageClassifier"],
+    "data.partition": ["IID", "ClassesPerClient", "Dirichlet", "HybridDirichlet", "Natural", "QuantitySkew"],
+    "data.augment": ["AutoAugment", "RandomCrop", "RandomFlip"],
+    "data.corruption": ["LabelSwap"],
+    "data.sampler": ["UniformSampler", "SizeSampler", "RoundRobinSampler", "FixedSchedule"],
+    "data.availability": ["Availability", "Diurnal", "AvailabilityTrace"],
+}
+
+
+def listed(page: str) -> list[str]:
+    """The classes of a page."""
+    return re.findall(r"^  ([A-Z]\w+) ", page.partition("Your own:")[0], re.M)
+
+
+@pytest.mark.parametrize("option", LISTED)
+def test_an_option_lists_the_shipped_classes(option: str) -> None:
+    """Without those that need a subclass, and without those of PyTorch and Lightning; and how to name one's own."""
+    result = run("fit", f"--{option}.help")
+    assert (result.status, result.err) == (0, "")
+    assert listed(result.out) == LISTED[option]
+    assert f"--{option} my_module.My" in result.out
+    assert result.out.endswith(f"The options of a class: --{option}.help CLASS\n")
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("option", "some", "other"),
+    [
+        ("data", "Table", "VisionData"),
+        ("model.client.network", "LeNet", "ImageClassifier"),
+        ("trainer.callbacks", "FaultInjection", "EarlyStopping"),
+    ],
+)
+def test_every_shipped_class_is_listed_with_its_purpose(option: str, some: str, other: str) -> None:
+    page = run("fit", f"--{option}.help").out
+    kind = KINDS[option]
+    assert sorted(listed(page)) == sorted(each.__name__ for each in kind.classes())
+    assert some in listed(page)
+    assert other not in listed(page)
+    for each in kind.classes():
+        begins = re.escape(" ".join(purpose(each).split()[:3]))
+        assert re.search(rf"^  {each.__name__} +{begins}", page, re.M), each
+
+
+def test_all_rules_and_monitors_have_a_heading() -> None:
+    page = run("data", "--trainer.callbacks.help").out
+    assert set(listed(page)) == {*fl_lightning.callbacks.__all__}
+    assert page.index("rules of the server:") < page.index("  Krum ") < page.index("rules of the clients:")
+    assert page.index("rules of the clients:") < page.index("  MOON ") < page.index("monitors, which change nothing:")
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        (["--data.help", "Table"], ["--data.train TRAIN", "--data.client_names"]),
+        (["--data.partition.help=Dirichlet"], ["--data.partition.alpha ALPHA"]),
+        (["--data.init_args.partition.help", "Dirichlet"], ["--data.partition.alpha ALPHA"]),
+        (["--model.client.network.help", "LeNet"], ["--model.client.network.num_classes"]),
+        (["--model.client.help", "ImageClassifier", "--data", "Digits"], ["--model.client.optimizer"]),
+        (["--trainer.callbacks.help", "lightning.pytorch.callbacks.EarlyStopping"], ["--trainer.callbacks.monitor"]),
+        (["--data.help", "mine.Cities"], ["--data.inhabitants INHABITANTS", "people in each city"]),
+    ],
+)
+def test_the_options_of_a_class(
+    args: list[str], options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever other options there are: of shipped classes, of Lightning's, and of one's own."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    result = run("fit", *args)
+    assert (result.status, result.err) == (0, "")
+    assert all(option in result.out for option in options)
+
+
+MINE = '''
+from fl_lightning import FederatedDataModule
+
+
+class Cities(FederatedDataModule):
+    """Cities.
+
+    Args:
+        inhabitants: people in each city.
+    """
+
+    def __init__(self, inhabitants: int = 3):
+        super().__init__()
+'''
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--data.help", "Tabel"], "there is no class Tabel; did you mean Table?"),
+        (["--data.help", "FedAvg"], "FedAvg is a class of another kind than this option takes"),
+    ],
+)
+def test_the_help_of_a_class_that_is_not_there(args: list[str], said: str) -> None:
+    result = run("fit", *args)
+    assert (result.status, result.err) == (2, f"fl-lightning: error: {said}\n")
 
 
 @pytest.mark.parametrize(("group", "option"), [("trainer", "--trainer.profiler"), ("model", "--model.on_bad_update")])

@@ -1,0 +1,190 @@
+"""The shipped classes that an option takes, each with the sentence that says what the class is for."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+import fl_lightning
+import fl_lightning.callbacks
+import fl_lightning.datamodules
+import fl_lightning.models
+from fl_lightning.datamodules import Augmentation, Corruption, ImageData, LabelledData, PublishedImages, VisionData
+from fl_lightning.engine.availability import Availability
+from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.partition import Partition
+from fl_lightning.engine.sampling import ClientSampler
+
+WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
+MADE_FOR_SUBCLASSES = (  # which define a method that these lack
+    *(FederatedDataModule, LabelledData, ImageData, PublishedImages, VisionData),
+    *(Partition, ClientSampler, Augmentation, Corruption),
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of classes that an option takes.
+
+    Attributes:
+        about: what the classes are, in the singular, with an article.
+        base: the class that all of the kind are subclasses of.
+        home: the module whose public names include the shipped classes.
+        own: how to name a class of one's own.
+        without: a class whose subclasses are of another kind.
+        folders: headings for the classes of each folder of the home, by the folder's name; empty for one list.
+    """
+
+    about: str
+    base: type
+    home: ModuleType
+    own: str
+    without: type | None = None
+    folders: Mapping[str, str] | None = None
+
+    def classes(self) -> list[type]:
+        """The shipped classes that can be used as they are."""
+        found = [getattr(self.home, name) for name in self.home.__all__]
+        found = [each for each in found if isinstance(each, type) and issubclass(each, self.base)]
+        return [each for each in found if each not in MADE_FOR_SUBCLASSES and not issubclass(each, self.without or ())]
+
+
+FOLDERS = {
+    "server": "rules of the server",
+    "client": "rules of the clients",
+    "attacks": "attacks and faults",
+    "monitors": "monitors, which change nothing",
+}
+KINDS = {
+    "model.client": Kind(
+        "the module that every client trains",
+        LightningModule,
+        fl_lightning.models,
+        "any LightningModule, unmodified: --model.client my_module.MyModule",
+    ),
+    "model.client.network": Kind(
+        "the network of ImageClassifier or Detector",
+        nn.Module,
+        fl_lightning.models,
+        "any torch.nn.Module: --model.client.network my_module.MyNetwork, or one of torchvision.models",
+        without=LightningModule,
+    ),
+    "data": Kind(
+        "the data of the clients",
+        FederatedDataModule,
+        fl_lightning.datamodules,
+        "a FederatedDataModule: --data my_module.MyData; or any LightningDataModule, as the datamodule of "
+        "fl_lightning.PartitionedData",
+    ),
+    "data.partition": Kind(
+        "the partition of the training examples over the clients",
+        Partition,
+        fl_lightning.datamodules,
+        "a Partition: --data.partition my_module.MyPartition",
+    ),
+    "data.augment": Kind(
+        "an augmentation of the clients' training images",
+        Augmentation,
+        fl_lightning.datamodules,
+        "an Augmentation: --data.augment my_module.MyAugmentation",
+    ),
+    "data.corruption": Kind(
+        "a corruption of the clients' training labels",
+        Corruption,
+        fl_lightning.datamodules,
+        "a Corruption: --data.corruption my_module.MyCorruption",
+    ),
+    "data.sampler": Kind(
+        "the sampler that draws each round's clients",
+        ClientSampler,
+        fl_lightning,
+        "a ClientSampler: --data.sampler my_module.MySampler",
+    ),
+    "data.availability": Kind(
+        "the simulation of clients that are away, drop out or are late",
+        Availability,
+        fl_lightning,
+        "an Availability: --data.availability my_module.MyWorld",
+    ),
+    "trainer.callbacks": Kind(
+        "a rule or a monitor; --trainer.callbacks+=CLASS adds one",
+        Callback,
+        fl_lightning.callbacks,
+        "a FederatedCallback: --trainer.callbacks+=my_module.MyRule; Lightning's callbacks, such as EarlyStopping and "
+        "LearningRateMonitor, go by their names",
+        folders=FOLDERS,
+    ),
+}
+
+
+def listing(option: str) -> str:
+    """Write the shipped classes that an option takes, and how to name one's own.
+
+    Args:
+        option: one of ``KINDS``.
+    """
+    kind = KINDS[option]
+    lines = [f"--{option} CLASS: {kind.about}"]
+    for title, classes in _grouped(kind).items():
+        lines += ["", *([f"{title}:"] if title else [])]
+        lines += [line for each in classes for line in beside(each.__name__, purpose(each))]
+    lines += ["", *wrapped(f"Your own: {kind.own}", indent=0)]
+    return "\n".join([*lines, f"The options of a class: --{option}.help CLASS"]) + "\n"
+
+
+def _grouped(kind: Kind) -> dict[str, list[type]]:
+    if kind.folders is None:
+        return {"": kind.classes()}
+    homes = {f"{kind.home.__name__}.{folder}.": title for folder, title in kind.folders.items()}
+    return {
+        title: [each for each in kind.classes() if each.__module__.startswith(home)] for home, title in homes.items()
+    }
+
+
+def purpose(cls: type) -> str:
+    """The first sentence of a class's description, without markup.
+
+    >>> class Draws:
+    ...     \"\"\"Draws ``k`` clients, e.g. of :class:`Table`, by size. Needs sizes.\"\"\"
+    >>> purpose(Draws)
+    'Draws k clients, e.g. of Table, by size'
+    """
+    text = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
+    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("`", "")
+    return re.split(r"\.(?= [A-Z]|$)", plain)[0]
+
+
+def beside(name: str, words: str) -> list[str]:
+    """Write a name, and up to two lines of words beside it."""
+    lines = textwrap.wrap(words, WIDTH - INDENT, max_lines=2, placeholder=" …", break_on_hyphens=False) or [""]
+    if len(name) + 3 > INDENT:
+        lines = ["", *lines]
+    return [f"{f'  {name}' if number == 0 else '':{INDENT}}{line}".rstrip() for number, line in enumerate(lines)]
+
+
+def wrapped(words: str, indent: int = 2) -> list[str]:
+    """Wrap words to lines of a page."""
+    first, later = " " * indent, " " * (indent + 2)
+    return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+
+
+def named_option(args: Sequence[str]) -> tuple[str, str] | None:
+    """Find the first of ``KINDS`` whose help a command line asks for.
+
+    Returns:
+        The option, and the class that is named after it, "" for none; None if the help of no such option is asked for.
+    """
+    for number, arg in enumerate(args):
+        name, _, value = arg.replace(".init_args.", ".").removeprefix("--").partition("=")
+        option = name.removesuffix(".help")
+        if arg.startswith("--") and option != name and option in KINDS:
+            following = [each for each in args[number + 1 : number + 2] if not each.startswith("-")]
+            return option, value or "".join(following)
+    return None
