@@ -143,6 +143,19 @@ def test_every_public_name_is_there() -> None:
         _ = fl_lightning.nope  # type: ignore[attr-defined]  # on purpose
 
 
+def test_importing_the_package_imports_no_other_package_of_weight() -> None:
+    """Not the package alone; and its public names import torch and Lightning, but nothing that few runs need."""
+    slow = "'torch', 'lightning', 'timm', 'wandb', 'pandas', 'matplotlib', 'plotly', 'datasets'"
+    code = f"""
+import sys, fl_lightning
+print({{{slow}}} & set(sys.modules))
+for name in fl_lightning.__all__: getattr(fl_lightning, name)
+print('torch' in sys.modules, {{{slow}}} & set(sys.modules) - {{'torch', 'lightning', 'matplotlib'}})
+"""  # torchmetrics, which Lightning imports, imports matplotlib
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\nTrue set()\n"
+
+
 def test_what_few_runs_need_is_imported_when_it_is_used() -> None:
     """Late imports draw no random numbers: a network is the same whether timm was there before the seed was set."""
     code = """
