@@ -163,11 +163,12 @@ def _measured(trial: Job, config: Mapping[str, Any]) -> Trial:
     """Read the run folder of a trial, and spread over the rounds what a whole run does not do in each of them."""
     times = trial.run.timings.iloc[-1]
     evaluated = 1 / (config["trainer"]["check_val_every_n_epoch"] or 1)
-    looked = max((1 / every if (every := each.get("every", 1)) else 0.0 for each in _of_callbacks(config)), default=1.0)
+    looked = max((1 / every for each in _of_callbacks(config) if (every := each.get("every"))), default=1.0)
     seconds = times["local"] + times["server"] + looked * times["monitors"] + evaluated * times["rest"]
     start = max(float(trial.facts["seconds"]) - float(times["seconds"]), 0.0)
     sizes = _sizes(trial.folder)
-    growing = sum(size for path, size in sizes.items() if path.suffix in BY_ROUND and path != trial.log)
+    tables = [path for path in sizes if path.suffix in BY_ROUND and path != trial.log]
+    growing = sum(map(len, (line for path in tables for line in path.read_bytes().splitlines(keepends=True)[-1:])))
     arrays = sum(size for path, size in sizes.items() if path.stem.endswith("_1") and path.suffix == ".npz")
     once = sum(sizes.values()) - growing - arrays
     return Trial(frozenset(trial.run.names), start, float(seconds), once, growing + looked * arrays)

@@ -110,7 +110,7 @@ def test_missing_data_are_told_once_each() -> None:
 
 def test_files_of_ones_own_that_are_missing() -> None:
     """Nobody can download these."""
-    data = "data: {class_path: ImageFolder, init_args: {root: mine, image_size: 8}}"
+    data = "data: {class_path: ImageFolder, init_args: {root: mine, image_size: 8, cache: null}}"
     Path("tiny.yaml").write_text(TINY.partition("data:")[0] + data)
     for dry in ([], ["--dry-run"]):
         result = run(*sweep(*dry))

@@ -38,6 +38,8 @@ def test_a_round_shows_what_a_run_logs_and_writes() -> None:
     assert trial.metrics == set(done.run.names)
     size = sum(path.stat().st_size for path in done.folder.rglob("*") if path.is_file())
     assert trial.size(20) == pytest.approx(size, rel=0.1)
+    grown = [*done.run.folder.glob("*.csv"), *done.run.folder.glob("*.txt"), *done.run.folder.glob("arrays/cosines_*")]
+    assert 20 * trial.each == pytest.approx(sum(path.stat().st_size for path in grown), rel=0.15)
     assert (done.run.folder / "arrays" / "cosines_2.npz").is_file()
     seconds = float(done.run.timings["seconds"].sum())
     assert 0 < trial.round < seconds
