@@ -60,7 +60,7 @@ class RandomCrop(Augmentation):
 
 
 class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untyped, see above
-    """AutoAugment (Cubuk et al., 2019, tables 7 to 9), with torchvision's policies, magnitudes and kernels.
+    """Changes images by AutoAugment (Cubuk et al., 2019, tables 7 to 9), with torchvision's policies and kernels.
 
     Each image draws one of 25 sub-policies of two operations. Each operation is applied with its own probability; if
     the operation's magnitude has a sign, the sign is positive or negative with equal probability. Images with the same

@@ -19,7 +19,9 @@ PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no bo
 
 
 class BoxFolder(ImageData):
-    """Images ``<root>/images/{train,test}/*`` (png, jpg) with ``<root>/labels/{train,test}/<name>.txt``.
+    """Your own images with boxes around objects, for detection, as YOLO's text files.
+
+    Images are ``<root>/images/{train,test}/*`` (png, jpg), with ``<root>/labels/{train,test}/<name>.txt``.
 
     A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
     An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,

@@ -16,7 +16,9 @@ from fl_lightning.errors import ConfigurationError
 
 
 class HuggingFace(PartitionedData):
-    """A Hugging Face data set. Examples are dicts of tensors, in the data set's own format if one is set.
+    """A Hugging Face data set, dealt to the clients by a column or a partition.
+
+    Examples are dicts of tensors, in the data set's own format if one is set.
 
     Args:
         train: ``datasets.Dataset`` with the training examples; or ``datasets.DatasetDict``, or a folder that

@@ -15,8 +15,9 @@ from fl_lightning.errors import ConfigurationError
 
 
 class ImageFolder(ImageData):
-    """Images in ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, png or jpg.
+    """Your own images, png or jpg, in a folder for each class.
 
+    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``.
     Classes are counted on loading and numbered in sorted order; train and test must have the same class names. Images
     of another size are scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
 

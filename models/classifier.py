@@ -65,7 +65,8 @@ class ImageClassifier(LightningModule):
         if logits.shape[1:] != (self.num_classes,):
             raise ConfigurationError(
                 f"{type(self.network).__name__} gives an output of shape {tuple(logits.shape)}, expected (batch, "
-                f"{self.num_classes}): set the network's num_classes to the data's"
+                f"{self.num_classes}): set model.client.num_classes and the network's "
+                "num_classes to the data's number of classes"
             )
         return logits
 

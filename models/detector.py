@@ -109,7 +109,8 @@ class Detector(LightningModule):
         if any(level.shape[1] != num_bins + self.num_classes for level in maps):
             raise ConfigurationError(
                 f"{type(self.network).__name__} gives maps of {[level.shape[1] for level in maps]} channels, expected "
-                f"{num_bins + self.num_classes}: set the network's num_classes to the data's"
+                f"{num_bins + self.num_classes}: set model.client.num_classes and the network's "
+                "num_classes to the data's number of classes"
             )
         flat = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
         flat = flat.to(projection.dtype)  # half precision is too coarse for pixels

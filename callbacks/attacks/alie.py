@@ -33,7 +33,7 @@ def largest_z(num_clients: int, num_attackers: int) -> float:
 
 
 class ALIE(OmniscientAttack):
-    """Moves each coordinate as far from the honest mean as the honest spread hides ("A Little Is Enough", 2019).
+    """Shifts the attackers' updates from the honest mean, by as much as the honest spread hides (Baruch et al., 2019).
 
     All attackers send mean - z·std of the honest clients' updates (Baruch et al., "A Little Is Enough: Circumventing
     Defenses For Distributed Learning", 2019). The mean counts each client once, and std divides by the

@@ -40,7 +40,7 @@ def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> fro
 
 
 class _Attack(FederatedCallback, ABC):
-    """Lets some clients send something else than their update; a subclass says what and where.
+    """Base of the attacks: some clients, the attackers, send another vector in place of their update.
 
     Attackers train as all clients do, and send their true n_k and buffers. Their draw depends on the seed alone, so all
     attacks of a seed have the same attackers; these attack in every round whose cohort they are in.
@@ -63,10 +63,10 @@ class _Attack(FederatedCallback, ABC):
 
 
 class LocalAttack(_Attack):
-    """An attack of each attacker by itself: a subclass defines :meth:`forge`.
+    """Base of attacks in which each attacker knows its own update alone. A subclass defines :meth:`forge`.
 
-    The attack acts on the client, so that every server rule meets it. List it after the other client rules, so that it
-    changes the update that these rules have made.
+    Attackers forge their updates on the client, so that every server rule receives forged updates. List the attack
+    after the other client rules, so that the attack changes the update that these rules have made.
     """
 
     stacks = True
@@ -82,11 +82,11 @@ class LocalAttack(_Attack):
 
 
 class OmniscientAttack(_Attack):
-    """An attack of attackers that know the honest clients' updates: a subclass defines :meth:`collude`.
+    """Base of attacks whose attackers know the honest clients' updates. A subclass defines :meth:`collude`.
 
     All attackers of a round send one and the same update. The attack replaces their updates where the server receives
-    them: list it before the server rules. ``max_update_norm`` looks at the updates before the attack. Attackers that
-    are alone in a cohort have nobody to look at, and send what they have learned.
+    updates: list the attack before the server rules. ``max_update_norm`` looks at the updates before the attack.
+    Attackers that are alone in a cohort know no honest update, and send what they have learned.
     """
 
     settles = frozenset({"updates"})

@@ -10,7 +10,7 @@ from fl_lightning.callbacks.attacks.attack import OmniscientAttack
 
 
 class IPM(OmniscientAttack):
-    """Sends -ε times the mean of the honest updates: inner-product manipulation (Xie et al., 2019).
+    """Replaces the attackers' updates by -ε times the honest mean: inner-product manipulation (Xie et al., 2019).
 
     Xie et al., "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation" (2019). A small ε is
     hard to tell from honest updates; a large one makes the inner product of the average and the honest mean negative.
@@ -18,7 +18,7 @@ class IPM(OmniscientAttack):
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
-        epsilon: >= 0, ε.
+        epsilon: ε >= 0, the factor of the honest mean.
 
     Raises:
         ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.

@@ -13,7 +13,7 @@ CANCELLED = 1e-7  # share of an update's squared norm: the Gram matrix cannot te
 
 
 def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
-    """Remove from one update after another the components that conflict with the others, as they stand by then.
+    """Remove from one update after another the components that conflict with the others, as far as those are corrected.
 
     In :func:`fl_lightning.project_conflicts` the partners of an update are the updates as they came; here a partner has
     already been projected if its turn has passed. A partner that is cancelled completely has no direction and is

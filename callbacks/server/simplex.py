@@ -57,7 +57,7 @@ def minimize_on_simplex(
 
 
 def onto_simplex(weights: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Bring weights that fail a constraint by rounding within their bounds and to the sum one.
+    """Move weights that break a constraint by rounding errors: back within their bounds, and to a sum of 1.
 
     The weights share the deficit or surplus in proportion to the room that each has to its bound.
 

@@ -16,7 +16,7 @@ MAX_REDRAWS = 10_000  # draws that the rebalanced form tries
 
 
 class Dirichlet(Partition):
-    """Label skew drawn from a Dirichlet distribution; the smaller ``alpha``, the more skew.
+    """Skews the clients' labels by shares from a Dirichlet distribution; the smaller ``alpha``, the more skew.
 
     Three forms, all with N clients, C classes and n examples:
 

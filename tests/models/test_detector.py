@@ -226,7 +226,10 @@ def test_predictions() -> None:
 def test_refusals() -> None:
     with pytest.raises(ConfigurationError, match=r"as projection, got TwoNN: use fl_lightning\.models\.YOLOv8"):
         Detector(TwoNN())
-    with pytest.raises(ConfigurationError, match=r"Cells gives maps of \[9\] channels, expected 11: set the network's"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"Cells gives maps of \[9\] channels, expected 11: set model.client.num_classes and the network's",
+    ):
         Detector(Cells(), num_classes=3)(IMAGES)
     with pytest.raises(ConfigurationError, match=r"expected targets \(3, M, 5\), .* got \(3, 2, 4\)"):
         Detector(Cells()).training_step([IMAGES, TARGETS[..., :4]], 0)
