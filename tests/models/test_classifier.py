@@ -120,7 +120,7 @@ def test_prediction_is_probabilities() -> None:
 
 
 def test_network_output_of_the_wrong_size_is_named() -> None:
-    message = r"AsTheyAre gives an output of shape \(4, 4\), expected \(batch, 10\): set model.client.num_classes and the network's num_classes"
+    message = r"AsTheyAre gives an output of shape \(4, 4\), expected \(batch, 10\): set model.client.num_classes and"
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(FederatedOrchestrator(classifier(num_classes=10)), datamodule=FourImages())
 
