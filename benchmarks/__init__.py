@@ -1,1 +1,1 @@
-"""What fl-lightning costs: one command for the table of docs/results/performance.md, and scripts for the other pages."""
+"""What fl-lightning costs: one command for a table of docs/results/performance.md, and scripts for other pages."""

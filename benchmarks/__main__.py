@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few repetitions")
     parser.add_argument("--only", metavar="GROUP", help=f"one group: {', '.join(GROUPS)}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="JSON file, runs/benchmarks/<date>.json by default")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="write a JSON file's table into docs/results/performance.md")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write a JSON file's table into its page in docs/")
     asked = parser.parse_args(arguments)
     if asked.page:
         if not asked.page.is_file():

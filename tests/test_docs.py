@@ -1,9 +1,9 @@
 """Every code block and command of the documentation runs, page by page, in an empty folder, from top to bottom.
 
-A Python block whose first line is ``# name.py`` is written to that file, a YAML block with ``# name.yaml`` likewise; other
-Python blocks of a page run one after another in one namespace, and other YAML blocks are read as configs beside the digits'.
-Commands train two rounds on made-up images. Output (``text``) is not compared. A block that cannot run stands below a
-comment that says why: ``<!-- not run: it needs an account -->``.
+A Python block whose first line is ``# name.py`` is written to that file, and so is a YAML block with ``# name.yaml``.
+Other Python blocks of a page run one after another in one namespace; other YAML blocks are read as parts of a config
+beside the digits'. Commands train two rounds on made-up images. Output (``text``) is not compared. A block that cannot
+run stands below a comment that says why: ``<!-- not run: it needs an account -->``.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Writes the lists that name every shipped callback: callbacks/__init__.py, and tables in the README and in docs/.
+"""Writes the lists that name every shipped callback: callbacks/__init__.py, and tables in docs/.
 
     make lists
 
@@ -147,7 +147,7 @@ def table(folder: str) -> list[str]:
 
 
 def by_kind() -> list[str]:
-    """Make the lines of the README's table: the groups of server rules, and the other folders."""
+    """Make the lines of the table of what there is: the groups of server rules, and the other folders."""
     groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
     for cls in callbacks("server"):
         groups[kind(cls)].append(f"`{cls.__name__}`")
@@ -160,7 +160,7 @@ def by_kind() -> list[str]:
 def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
-        ROOT / "README.md": {"callbacks": by_kind()},
+        ROOT / "docs" / "reference" / "what-there-is.md": {"callbacks": by_kind()},
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server")},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},

@@ -1,4 +1,4 @@
-"""Modules of public packages, unmodified, each run if its package is installed: docs/reference/modules.md has the table.
+"""Modules of public packages, unmodified, each run if installed: docs/reference/modules.md has the table.
 
 None of these packages is a dependency. To repeat the trial: ``pip install chemprop lightly pytorch-forecasting
 scvi-tools torch-geometric torchgeo transformers yacs``, then ``pytest -m slow tests/engine/test_public_modules.py``.
