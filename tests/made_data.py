@@ -9,11 +9,11 @@ SHAPES = {"MNIST": (28, 28), "FashionMNIST": (28, 28), "CIFAR10": (32, 32, 3), "
 
 
 def write_data(root: Path) -> None:
-    """Noise with balanced labels: 400 images to train on and 40 to test on (CIFAR100: 400 and 100)."""
+    """Noise with balanced labels: 1,000 images to train on and 200 to test on."""
     draw = np.random.default_rng(0)
     for name, shape in SHAPES.items():
         classes = 100 if name == "CIFAR100" else 10
-        for split, count in {"train": 400, "test": max(40, classes)}.items():
+        for split, count in {"train": 1000, "test": 200}.items():
             for image in range(count):
                 folder = root / name / split / f"{image % classes:02}"
                 folder.mkdir(parents=True, exist_ok=True)
