@@ -76,11 +76,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def label(value: Any) -> str:
-    """Write a label of a grid's axis: an infinite alpha is "IID", no label is a dash.
+    """Write a label of a grid's axis, or a setting: an infinite alpha is "IID", nothing is a dash.
 
-    >>> [label(value) for value in ("FedAvg", 0.1, float("inf"), None)]
-    ['FedAvg', '0.1', 'IID', '–']
+    >>> [label(value) for value in ("FedAvg", 0.1, float("inf"), None, [200, 200])]
+    ['FedAvg', '0.1', 'IID', '–', '[200, 200]']
     """
     if isinstance(value, float) and math.isinf(value):
         return "IID"
-    return "–" if pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
+    missing = pd.api.types.is_scalar(value) and pd.isna(value)
+    return "–" if missing else f"{value:g}" if isinstance(value, float) else str(value)
