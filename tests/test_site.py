@@ -76,3 +76,9 @@ def test_no_page_is_wider_than_its_window(site: Path, browser: Any, size: dict[s
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= size["width"], f"{file.relative_to(site)}: {width}"
     page.close()
+
+
+def test_no_sign_in_a_docstring_became_a_quotation(site: Path) -> None:
+    """``size: >= 0`` and ``>>> f(x)`` begin with what Markdown takes for a quotation."""
+    for page in (site / "reference" / "api").glob("*.html"):
+        assert "<blockquote>" not in page.read_text(), page
