@@ -1,14 +1,17 @@
-"""Writes the lists that name every shipped callback: callbacks/__init__.py, and tables in docs/.
+"""Writes what documents repeat of the code: lists of callbacks, in callbacks/__init__.py and docs/, and helps.
 
     make lists
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``attacks`` or
 ``monitors``, a YAML in ``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from
-the first sentence of each docstring, the arguments and ``settles``. A test checks that the lists in the files are up to
-date.
+the first sentence of each docstring, the arguments and ``settles``. The page of commands gets the ``--help`` of each
+command as it is printed. A test checks that the files are up to date.
 """
 
+import contextlib
 import inspect
+import io
+import os
 import pkgutil
 import re
 import subprocess
@@ -16,10 +19,12 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import yaml
 
 from fl_lightning import FederatedCallback
+from fl_lightning.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -43,6 +48,8 @@ KINDS = {
 OTHER = "settle nothing that another could undo"
 ARGUMENTS = 4  # the most arguments of a class that a table shows
 CONFIGS = 3  # the most configs of a class that a table shows
+LIKE_FIT = ("validate", "test", "predict", "data")  # commands whose help repeats that of fit after its first section
+WIDTH = "90"  # of the terminal that helps are printed for
 
 
 def callbacks(folder: str) -> Iterator[type[FederatedCallback]]:
@@ -157,6 +164,18 @@ def by_kind() -> list[str]:
     return ["| | |", "|---|---|", *rows]
 
 
+def help_of(command: str) -> list[str]:
+    """Make the lines of a block that holds what ``fl-lightning COMMAND --help`` prints."""
+    printed = io.StringIO()
+    here = patch.dict(os.environ, COLUMNS=WIDTH), patch.object(sys, "path", list(sys.path))  # main changes the path
+    with here[0], here[1], contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    text = printed.getvalue().rstrip()
+    if command in LIKE_FIT:
+        text = text[: text.index("\n\nThe rounds")] + "\n…"
+    return ["```text", *(line.rstrip() for line in text.splitlines()), "```"]
+
+
 def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
@@ -165,6 +184,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
         ROOT / "docs" / "reference" / "measures.md": {"monitors": table("monitors")},
+        ROOT / "docs" / "reference" / "commands.md": {f"help {name}": help_of(name) for name in COMMANDS},
     }
 
 
