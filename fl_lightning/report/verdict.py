@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from fl_lightning.report.comparison import Comparison, Difference, Standing
 from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval
-from fl_lightning.runs.catalogue import about, lower_is_better
+from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
 
 LEAST = 0.001  # smallest p value that is written
@@ -54,6 +54,10 @@ class _Words:
         # A metric that the catalogue lacks keeps its name.
         self.title = title if title == comparison.metric else title[0].lower() + title[1:]
         self.mean = f"mean {self.title} over the rounds"
+        # What one method does to the baseline, then what several do.
+        self.wins, self.loses = ("beats", "beat"), ("falls short of", "fall short of")
+        if not is_quality(comparison.metric):
+            self.wins, self.loses = ("is above", "are above"), ("is below", "are below")
 
     def alone(self, standing: Standing) -> str:
         last, mean = (
@@ -81,8 +85,8 @@ class _Words:
         name, (mean, last) = standing.method.short, _paired(standing)
         sure = f"{self.edges(mean)}, {_p(mean)}, {_count(mean.seeds)}"
         if mean.is_clear:
-            way = "beats" if self.is_better(mean) else "falls short of"
-            first = f"{name} {way} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+            way = self.wins if self.is_better(mean) else self.loses
+            first = f"{name} {way[0]} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
         else:
             first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.by(mean)} ({sure})"
         told = "" if last.is_clear else ", not distinguishable"
@@ -97,11 +101,9 @@ class _Words:
         worse = self.listed(means, lambda each: each.is_clear and not self.is_better(each))
         same = self.listed(means, lambda each: not each.is_clear and each.seeds >= FEWEST_SEEDS)
         few = [name for name, mean in means.items() if mean.seeds < FEWEST_SEEDS]
-        parts = (
-            [f"{_joined(better)} {'beat' if len(better) > 1 else 'beats'} {self.base} in {self.mean}"] if better else []
-        )
-        parts = parts or [f"No method beats {self.base} in {self.mean}"]
-        parts += [f"{_joined(worse)} {'fall' if len(worse) > 1 else 'falls'} short of it"] if worse else []
+        best = _joined(better) or "No method"
+        parts = [f"{best} {self.wins[len(better) > 1]} {self.base} in {self.mean}"]
+        parts += [f"{_joined(worse)} {self.loses[len(worse) > 1]} it"] if worse else []
         parts += [f"{_joined(same)} cannot be told from it"] if same else []
         parts += [f"{_joined(few)} {'have' if len(few) > 1 else 'has'} too few seeds"] if few else []
         seeds, told = max(mean.seeds for mean in means.values()), self.listed(lasts, lambda each: each.is_clear)

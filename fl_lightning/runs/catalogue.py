@@ -322,6 +322,15 @@ def lower_is_better(name: str) -> bool:
     return "loss" in name or "error" in name or not ERRORS.isdisjoint(re.findall("[a-z]+", name))
 
 
+def is_quality(name: str) -> bool:
+    """Whether more or less of a metric is better: loss and accuracy are qualities, a conflict ratio or γ is not.
+
+    >>> is_quality("val/top1"), is_quality("held_out/loss_mean"), is_quality("conflict/ratio")
+    (True, True, False)
+    """
+    return name.partition("/")[0] in ("val", "test", "train", "held_out", "own")
+
+
 def is_item(name: str, prefix: str = ".*") -> bool:
     """Whether a metric is ``prefix/<n>``, the value of one client or class among many.
 

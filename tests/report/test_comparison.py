@@ -1,6 +1,7 @@
 """Which method is better: paired tests against a computation by hand, costs of a target, problems, refusals."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def compared(folder: Path, accuracies: dict[str, Sequence[Sequence[float]]], **o
         for seed, values in enumerate(seeds, 1):
             rounds = np.arange(1, len(values) + 1)
             metrics = {"val/top1": values, "val/loss": [1 - value for value in values], "bytes/total": 1000.0 * rounds}
+            metrics["conflict/ratio"] = values
             each = dict.fromkeys(("seconds", "local", "server"), 0 * rounds + 1.0)
             rules = [] if rule == "FedAvg" else [rule]
             write(folder / rule / f"{seed}", metrics, config(*rules, seed=seed), each, {"rules": rules})
@@ -83,6 +85,14 @@ def test_a_loss_is_better_if_it_is_lower(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE, "FedNova": [[0.6, 0.7], [0.64, 0.72], [0.62, 0.7]]}, metric="val/loss")
     assert verdict(found).startswith("FedNova beats FedAvg by −0.103 of mean validation loss over the rounds")
     assert found.target == 0.38  # the mean of 0.4, 0.36 and 0.38
+
+
+def test_more_conflict_is_neither_better_nor_worse(tmp_path: Path) -> None:
+    higher, lower = [[0.6, 0.7], [0.64, 0.72], [0.62, 0.7]], [[0.3, 0.4], [0.34, 0.42], [0.32, 0.4]]
+    found = compared(tmp_path / "two", {"FedAvg": BASE, "FedNova": higher}, metric="conflict/ratio")
+    assert verdict(found).startswith("FedNova is above FedAvg by +10.3 points of mean conflict ratio over the rounds")
+    found = compared(tmp_path / "three", {"FedAvg": BASE, "FedNova": higher, "FedProx": lower}, metric="conflict/ratio")
+    assert re.match(r"FedNova \(.*\) is above FedAvg in .*; FedProx \(.*\) is below it \(3 seeds", verdict(found))
 
 
 @pytest.mark.parametrize(("seeds", "few"), [(1, "1 seed is too few"), (2, "2 seeds are too few")])
