@@ -63,7 +63,7 @@ class Result:
 def run(*args: object) -> Result:
     """``fl-lightning ARGS`` in the working directory."""
     out, err = io.StringIO(), io.StringIO()
-    with _restored() as caught, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with restored() as caught, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = main([str(argument) for argument in args])
         except SystemExit as leaving:  # --print_config and --help leave this way
@@ -102,7 +102,7 @@ def contents(folder: Path | str = "runs") -> dict[str, bytes]:
 
 
 @contextlib.contextmanager
-def _restored() -> Iterator[list[warnings.WarningMessage]]:
+def restored() -> Iterator[list[warnings.WarningMessage]]:
     """Undo what a process may do to itself, and forget the modules that it found in its working directory."""
     argv, path, modules, environment = list(sys.argv), list(sys.path), set(sys.modules), dict(os.environ)
     filters = [list(logger.filters) for logger in CHATTERERS]

@@ -11,9 +11,15 @@ from typing import Any
 import jupytext
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from nbformat.v4 import new_code_cell
 
 NOTEBOOKS = ("tutorials/compare.md", "tutorials/server-rule.md")
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)")
+RELATIVE = re.compile(r"(?<=\]\()([\w./-]+\.\w+)(?=[#)])")  # a link to a file, without its anchor
+# Jupyter asks all programs for colours, which a terminal's live displays take for a terminal.
+PLAIN = 'import os\n\nos.environ["FORCE_COLOR"] = ""  # let commands print lines, not a live display'
+HERE = re.compile(r"^\[This page as a notebook\]\([\w-]+\.ipynb\) · ", re.M)
+YAML = re.compile(r"^```yaml\n(?=# [\w-]+\.yaml\n)", re.M)  # the beginning of a YAML block that is a file
 FILE = re.compile(r"^# ([\w-]+\.(?:py|yaml|csv))\n")  # the first line of a code block that is a file
 
 
@@ -21,7 +27,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the notebooks to the files of the site."""
     for page in NOTEBOOKS:
         text = Path(config.docs_dir, page).read_text()
-        files.append(File.generated(config, notebook_name(page), content=notebook(text)))
+        made = notebook(text, page, config.repo_url.rstrip("/"))
+        files.append(File.generated(config, notebook_name(page), content=made))
     return files
 
 
@@ -41,14 +48,24 @@ def notebook_name(page: str) -> str:
     return str(PurePosixPath(page).with_suffix(".ipynb"))
 
 
-def notebook(text: str) -> str:
-    """Make a Jupyter notebook of a tutorial: code blocks become cells, and those that are files are written."""
-    made = jupytext.reads(text, fmt="md")
+def notebook(text: str, page: str, repository: str) -> str:
+    """Make a Jupyter notebook of a tutorial: code blocks become cells, and those that are files are written.
+
+    A notebook is read far from the site, so its links lead to the repository, whose address is ``repository``.
+    """
+    folder = PurePosixPath("docs", page).parent
+
+    def absolute(link: re.Match[str]) -> str:
+        raw = "?raw=true" if link[1].endswith((".png", ".svg")) else ""
+        return f"{repository}/blob/main/{_normal(folder / link[1])}{raw}"
+
+    text = RELATIVE.sub(absolute, HERE.sub("", text))
+    made = jupytext.reads(YAML.sub(r"```python\n", text), fmt="md")  # else YAML would be text
     for cell in made.cells:
-        text = cell.source.removeprefix("%%yaml\n")
-        if cell.cell_type == "code" and (name := FILE.match(text)):
-            cell.source = f"%%writefile {name[1]}\n{text}"
+        if cell.cell_type == "code" and (name := FILE.match(cell.source)):
+            cell.source = f"%%writefile {name[1]}\n{cell.source}"
         cell.metadata = {}
+    made.cells.insert(0, new_code_cell(PLAIN))
     made.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return str(jupytext.writes(made, fmt="ipynb"))
 
