@@ -1,6 +1,7 @@
 """What the pages about data show runs as printed."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,20 @@ from fl_lightning.datamodules import Natural, Tensors
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
-ARRAYS, OWN, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, TEXTS, WORLD = (
+ARRAYS, OWN, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, TEXTS, WORLD = (
     text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
+
+
+@pytest.fixture
+def ordinary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that the block of ordinary data defines, whose data module is in a file of its own."""
+    (tmp_path / "my_data.py").write_text(SPIRALS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_data", raising=False)
+    names: dict[str, Any] = {}
+    exec(ORDINARY, names)
+    return names
 
 
 def test_own_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,10 +49,9 @@ def test_own_class() -> None:
     assert abs(inputs.std() - 1) < 0.05
 
 
-def test_ordinary_data() -> None:
+def test_ordinary_data(ordinary: dict[str, Any]) -> None:
     """A data module on five clients, six rows on two: rows 1, 3 and 4 are Oslo's. Texts in batches of three."""
-    names: dict[str, Any] = {}
-    exec(ORDINARY, names)
+    names = ordinary
     assert names["data"].sizes.sum() == 90
     assert names["data"].batch_size == 16
     assert names["pair"].sizes.tolist() == [3, 3]
@@ -59,11 +70,9 @@ def test_table() -> None:
     assert names["data"].sizes.tolist() == [1, 1, 2]
 
 
-def test_names() -> None:
-    names: dict[str, Any] = {}
-    exec(ORDINARY, names)
-    exec(NAMED, names)
-    data = names["Cities"]()
+def test_names(ordinary: dict[str, Any]) -> None:
+    exec(NAMED, ordinary)
+    data = ordinary["Cities"]()
     assert data.sizes.tolist() == [8, 8]
     assert data.client_label(1) == "1 (rome)"
 
