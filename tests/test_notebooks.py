@@ -50,7 +50,7 @@ def test_cells() -> None:
     text += "```python\n# f.py\nx = 1\n```\n\n```yaml\n# g.yaml\nx: 1\n```\n\n```bash\nls\n```\n\n```text\nf.py\n```\n"
     cells = nbformat.reads(pages.notebook(text, "tutorials/a.md", SITE), as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    assert code == [pages.PLAIN, "%%writefile f.py\n# f.py\nx = 1", "%%writefile g.yaml\n# g.yaml\nx: 1", "%%bash\nls"]
+    assert code == ["%%writefile f.py\n# f.py\nx = 1", "%%writefile g.yaml\n# g.yaml\nx: 1", "%%bash\nls"]
     words = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     assert f"[b]({SITE}/blob/main/docs/b.md#c)" in words
     assert f"![d]({SITE}/blob/main/docs/d.png?raw=true)" in words

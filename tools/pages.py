@@ -11,13 +11,11 @@ from typing import Any
 import jupytext
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from nbformat.v4 import new_code_cell
 
 NOTEBOOKS = ("tutorials/compare.md", "tutorials/server-rule.md")
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)")
 RELATIVE = re.compile(r"(?<=\]\()([\w./-]+\.\w+)(?=[#)])")  # a link to a file, without its anchor
 # Jupyter asks all programs for colours, which a terminal's live displays take for a terminal.
-PLAIN = 'import os\n\nos.environ["FORCE_COLOR"] = ""  # let commands print lines, not a live display'
 HERE = re.compile(r"^\[This page as a notebook\]\([\w-]+\.ipynb\) · ", re.M)
 YAML = re.compile(r"^```yaml\n(?=# [\w-]+\.yaml\n)", re.M)  # the beginning of a YAML block that is a file
 FILE = re.compile(r"^# ([\w-]+\.(?:py|yaml|csv))\n")  # the first line of a code block that is a file
@@ -65,7 +63,6 @@ def notebook(text: str, page: str, repository: str) -> str:
         if cell.cell_type == "code" and (name := FILE.match(cell.source)):
             cell.source = f"%%writefile {name[1]}\n{cell.source}"
         cell.metadata = {}
-    made.cells.insert(0, new_code_cell(PLAIN))
     made.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
     return str(jupytext.writes(made, fmt="ipynb"))
 

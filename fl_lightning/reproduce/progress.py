@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Sequence
 
@@ -33,7 +34,7 @@ def train_with_progress(planned: Planned, processes: int) -> list[Job]:
     """
     tracker = Tracker(planned, processes)
     announce(_begun(len(tracker.jobs), len(tracker.finished)))
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
 
 
@@ -46,7 +47,7 @@ def _begun(runs: int, finished: int) -> str:
 
 def announce(words: str) -> None:
     """Print a line: on standard error, where the live table is, if that is a terminal, or else on standard output."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     if console.is_terminal:
         console.print(words, highlight=False, markup=False)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -150,7 +151,7 @@ class RoundProgress(ProgressBar):
         self._reach(self._first)
         if not self._enabled:
             return
-        console = Console()
+        console = Console(force_terminal=sys.stdout.isatty())  # where FORCE_COLOR is set, too
         if console.is_terminal:
             self._display = Display(console)
             self._rounds = self._display.add_task("", total=self._last or None, left=self._left, elapsed=self._elapsed)

@@ -53,7 +53,7 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     """A terminal, 200 characters wide unless a test asks for another width."""
     text = io.StringIO()
     terminal = Console(file=text, force_terminal=True, width=getattr(request, "param", 200), color_system=None)
-    monkeypatch.setattr(fl_lightning.runs.progress, "Console", lambda: terminal)
+    monkeypatch.setattr(fl_lightning.runs.progress, "Console", lambda **_: terminal)
     return text
 
 
@@ -66,8 +66,13 @@ def beginning(word: str, screen: io.StringIO) -> list[str]:
     return [line.rstrip() for line in frames(screen) if line.startswith(word)]
 
 
-def test_plain_lines_where_nobody_watches() -> None:
-    """What is loaded, what is trained, then a line a round: the round, the metrics in their order, the time."""
+@pytest.mark.parametrize("color", ["", "1"])
+def test_plain_lines_where_nobody_watches(color: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is loaded, what is trained, then a line a round: the round, the metrics in their order, the time.
+
+    Jupyter and services that run tests force colours where nothing can be redrawn.
+    """
+    monkeypatch.setenv("FORCE_COLOR", color)
     out = fit("--trainer.callbacks+=ConflictMonitor").out.splitlines()
     number = r"\d+\.\d{4}"
     metrics = rf"val/top1 {number}  conflict/ratio {number}  train/loss {number}"
