@@ -1,4 +1,4 @@
-"""The algorithms, one file each: server/ and client/ change a round, attacks/ spoil one, monitors/ only look."""
+"""The algorithms, one file each: server/ and client/ change a round, attacks/ harm one, monitors/ only measure."""
 
 if __name__ != "fl_lightning.callbacks":
     raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")

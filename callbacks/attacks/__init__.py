@@ -1,1 +1,1 @@
-"""Clients that send something else than what they learned, to try server rules on, and clients that fail."""
+"""Attacks, in which clients send other updates than they learned, and faults, in which clients fail."""

@@ -13,11 +13,11 @@ from fl_lightning.callbacks.attacks.attack import OmniscientAttack
 def largest_z(num_clients: int, num_attackers: int) -> float:
     """Number of standard deviations that the attackers may go from the mean (Baruch et al., 2019).
 
-    The attackers need s = ⌊n/2 + 1⌋ - f honest clients that are farther out, to be a majority with them: z is the
-    quantile of the standard normal distribution at (n - f - s) / (n - f). Attackers that are a majority by themselves
-    count as if they needed one; z is 0 where no honest client is left.
+    To form a majority, the attackers need s = ⌊n/2 + 1⌋ - f honest clients that are farther from the mean than they
+    are: z is the quantile of the standard normal distribution at (n - f - s) / (n - f). Attackers that are a majority
+    by themselves get s = 1. If at most s clients are honest, z is 0.
 
-    Of n = 50 clients, f = 24 attack: s = 26 - 24 = 2, and z is the quantile at 24 / 26.
+    Example: of n = 50 clients, f = 24 attack. Then s = 26 - 24 = 2, and z is the quantile at 24 / 26:
 
     >>> from fl_lightning.callbacks.attacks.alie import largest_z
     >>> round(largest_z(50, 24), 2)
@@ -36,13 +36,13 @@ class ALIE(OmniscientAttack):
     """Shifts the attackers' updates from the honest mean, by as much as the honest spread hides (Baruch et al., 2019).
 
     All attackers send mean - z·std of the honest clients' updates (Baruch et al., "A Little Is Enough: Circumventing
-    Defenses For Distributed Learning", 2019). The mean counts each client once, and std divides by the
-    number of honest clients. The paper's attackers estimate both from their own updates; here they know the honest
-    ones. List ALIE before the server rules.
+    Defenses For Distributed Learning", 2019). The mean counts each client once, and std divides by the number of honest
+    clients. The paper's attackers estimate both from their own updates; here the attackers know the honest updates.
+    List ALIE before the server rules.
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
-        z: number of standard deviations; by default the largest that hides in a cohort: see :func:`largest_z`.
+        z: number of standard deviations; by default :func:`largest_z` of the cohort.
 
     Raises:
         ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.
@@ -51,7 +51,7 @@ class ALIE(OmniscientAttack):
     def __init__(self, num_byzantine: int, z: float | None = None) -> None:
         super().__init__(num_byzantine)
         if z is not None and not math.isfinite(z):
-            raise ConfigurationError(f"z must be finite, or null for the largest that hides, got {z}")
+            raise ConfigurationError(f"z must be finite, or null for the largest z that stays hidden, got {z}")
         self.z = z
 
     @override

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
 
-PURPOSE = "sign_flip"  # of the draw of the attackers: the name of the first attack, whose runs stay the same
+PURPOSE = "sign_flip"  # names the draw of the attackers; a new name would change the attackers of earlier runs
 
 
 def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> frozenset[int]:
@@ -42,8 +42,9 @@ def draw_attackers(sizes: Tensor, count: int, generator: torch.Generator) -> fro
 class _Attack(FederatedCallback, ABC):
     """Base of the attacks: some clients, the attackers, send another vector in place of their update.
 
-    Attackers train as all clients do, and send their true n_k and buffers. Their draw depends on the seed alone, so all
-    attacks of a seed have the same attackers; these attack in every round whose cohort they are in.
+    Attackers train as all clients do, and send their true n_k and buffers. The draw of the attackers depends on the
+    seed alone, so all attacks with one seed have the same attackers. An attacker attacks in every round in which it
+    takes part.
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
@@ -58,7 +59,7 @@ class _Attack(FederatedCallback, ABC):
         self.num_byzantine = num_byzantine
 
     def attackers(self, orchestrator: Server) -> frozenset[int]:
-        """Return the ids of the attackers, in the cohort or not."""
+        """Return the ids of all attackers, also of those outside the round's cohort."""
         return draw_attackers(orchestrator.data.sizes, self.num_byzantine, orchestrator.generator(PURPOSE))
 
 
@@ -85,8 +86,8 @@ class OmniscientAttack(_Attack):
     """Base of attacks whose attackers know the honest clients' updates. A subclass defines :meth:`collude`.
 
     All attackers of a round send one and the same update. The attack replaces their updates where the server receives
-    updates: list the attack before the server rules. ``max_update_norm`` looks at the updates before the attack.
-    Attackers that are alone in a cohort know no honest update, and send what they have learned.
+    updates: list the attack before the server rules. ``max_update_norm`` looks at the updates before the attack. In a
+    cohort without honest clients, the attackers send what they have learned.
     """
 
     settles = frozenset({"updates"})
@@ -96,7 +97,7 @@ class OmniscientAttack(_Attack):
         """Return the (P,) update that all attackers of the cohort send.
 
         Args:
-            honest: (H, P) the updates of the other clients of the cohort, H >= 1.
+            honest: (H, P) the updates of the cohort's H >= 1 honest clients.
             num_attackers: number of attackers in the cohort.
         """
 

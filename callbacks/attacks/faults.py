@@ -20,10 +20,10 @@ class FaultInjection(FederatedCallback):
     Args:
         fault: "raise", "nan", "inf" or "huge" (1e38, which is finite, but its square in float32 is not).
         clients: ids of the clients that fail, whenever they take part; all clients by default.
-        rounds: numbers of the rounds in which they fail, 1, 2, …; all rounds by default.
+        rounds: numbers of the rounds in which they fail, where 1 is the first round; all rounds by default.
 
     Raises:
-        ConfigurationError: ``fault`` is something else.
+        ConfigurationError: ``fault`` is none of these four.
     """
 
     stacks = True

@@ -14,12 +14,12 @@ class GaussianAttack(LocalAttack):
     """Replaces the attackers' updates by Gaussian noise (Blanchard et al., 2017).
 
     Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent" (2017), draw gradients
-    with the standard deviation 200; updates are shorter, and so is the default here. The noise depends on the seed, the
-    round and the client alone. List GaussianAttack after the client rules.
+    with the standard deviation 200. Updates are shorter than these gradients, so the default here is 1. The noise
+    depends on the seed, the round and the client alone. List GaussianAttack after the client rules.
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
-        std: >= 0, standard deviation of each coordinate.
+        std: >= 0, standard deviation of each coordinate of the noise.
 
     Raises:
         ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.

@@ -12,12 +12,13 @@ class ScalingAttack(LocalAttack):
     """Scales up the attackers' updates, as model replacement does (Bagdasaryan et al., 2020).
 
     Bagdasaryan et al., "How To Backdoor Federated Learning" (2020), scale an update that has learned a backdoor so that
-    it outweighs all others. Here the attackers learn no backdoor, but what their own data say. List ScalingAttack after
-    the client rules.
+    it outweighs all others. Here the attackers learn no backdoor: they train on their own data. List ScalingAttack
+    after the client rules.
 
     Args:
         num_byzantine: >= 0, number of attackers among the clients that have data.
-        scale: >= 0, factor on the update; the number of clients in the cohort makes an average the attacker's model.
+        scale: >= 0, factor on the update. If the other updates are near zero and weights are equal, a factor of K, the
+            cohort's size, makes the average the attacker's model.
 
     Raises:
         ConfigurationError: an argument is out of range; in a round, fewer than ``num_byzantine`` clients have data.

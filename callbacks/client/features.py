@@ -23,14 +23,14 @@ def forward_inputs(module: LightningModule, batch: Any) -> Tensor:
     """Return the part of a batch that the module's ``forward`` takes: the first item, or the batch if it is a tensor.
 
     Raises:
-        ConfigurationError: the module has no ``forward``, or the part is no tensor.
+        ConfigurationError: the module has no ``forward``, or this part of the batch is not a tensor.
     """
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
     if not isinstance(inputs, Tensor) or not is_overridden("forward", module, LightningModule):
         got = type(inputs).__name__ if not isinstance(inputs, Tensor) else "a module without forward"
         raise ConfigurationError(
-            f"a rule shows a batch to other models by {type(module).__name__}.forward(inputs), of batches that are a "
-            f"tensor or begin with one, got {got}: define it, or let batches be such"
+            f"a rule computes features by {type(module).__name__}.forward(inputs), where inputs is the batch or its "
+            f"first item, a tensor; got {got}: define forward, or let each batch be or begin with a tensor"
         )
     return inputs
 
@@ -45,10 +45,10 @@ def weights_at(orchestrator: Server) -> Callable[[Tensor], dict[str, Tensor]]:
 class FeatureRule(FederatedCallback, ABC):
     """Base of the rules whose loss looks at features (N, d) of a batch.
 
-    Features are the output of a named layer, or by default the input of the classifier: in networks of timm the pooled
+    Features are the output of a named layer, or by default the input of the classifier: in timm networks the pooled
     features (``forward_head(…, pre_logits=True)``), elsewhere the input of the last nn.Linear. While a client trains, a
-    hook keeps the features of the last forward pass with gradients. Passes under ``no_grad``, such as a teacher's, are
-    ignored. Rules get the features in the dtype of the parameters.
+    hook keeps the features of the last forward pass with gradients. Forward passes under ``no_grad``, such as those of
+    a teacher model, are ignored. Rules get the features in the dtype of the parameters.
 
     Args:
         layer: name of a submodule of the client module, such as "network.projection"; None for the classifier's input.
@@ -58,7 +58,7 @@ class FeatureRule(FederatedCallback, ABC):
 
     _hook: RemovableHandle | None = None
     _kept: Tensor | None = None
-    _looking = False  # whether the pass under way is this rule's own
+    _looking = False  # whether the present forward pass is one that this rule makes
 
     def __init__(self, layer: str | None = None) -> None:
         self.layer = layer
@@ -71,13 +71,13 @@ class FeatureRule(FederatedCallback, ABC):
         """Return the (N, d) features of the ``training_step`` that has just run, with their graph, and forget them.
 
         Raises:
-            ConfigurationError: the layer had no part in that step.
+            ConfigurationError: the layer was not used in that step.
         """
         kept, self._kept = self._kept, None
         if kept is None:
             raise ConfigurationError(
-                f"{type(self).__name__} needs features, but {self._place} had no part in the forward pass of "
-                f"{type(run.module).__name__}: name another one by layer"
+                f"{type(self).__name__} needs features, but {type(run.module).__name__} did not use {self._place} in "
+                "its forward pass: name another layer by the argument layer"
             )
         return kept.reshape(len(kept), -1).to(run.params.dtype)
 
@@ -92,7 +92,7 @@ class FeatureRule(FederatedCallback, ABC):
             inputs: the inputs in the batch, as :func:`forward_inputs` returns them.
 
         Raises:
-            ConfigurationError: the layer has no part in the module's ``forward``.
+            ConfigurationError: the module's ``forward`` does not use the layer.
         """
         self._looking = True
         try:
@@ -113,8 +113,8 @@ class FeatureRule(FederatedCallback, ABC):
             )
         else:
             raise ConfigurationError(
-                f"{type(self).__name__} looks at what enters the last nn.Linear, but {type(run.module).__name__} has "
-                "none: name a layer"
+                f"{type(self).__name__} takes the input of the last nn.Linear as features, but "
+                f"{type(run.module).__name__} has none: name a layer by the argument layer"
             )
 
     @override
@@ -147,8 +147,9 @@ class FeatureRule(FederatedCallback, ABC):
     def _keep(self, value: Any) -> None:
         if not isinstance(value, Tensor) or not value.ndim:
             raise ConfigurationError(
-                f"{type(self).__name__} needs a tensor (N, …) of {self._place}, got "
-                f"{'a scalar' if isinstance(value, Tensor) else type(value).__name__}: name another one by layer"
+                f"{type(self).__name__} needs a tensor (N, …) from {self._place}, got "
+                f"{'a scalar' if isinstance(value, Tensor) else type(value).__name__}: name another layer by the "
+                "argument layer"
             )
         if self._looking or torch.is_grad_enabled():
             self._kept = value.clone()  # an in-place activation may follow

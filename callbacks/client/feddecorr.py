@@ -15,8 +15,8 @@ EPSILON = 1e-8  # added to variances: a feature that is constant in a batch corr
 def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tensor:
     """Measure how correlated the features of a batch are.
 
-    Z are the features minus their means, divided by √(unbiased variance + 1e-8). Then Zᵀ Z = (N-1) K, where K (d, d) is
-    the correlation matrix, whose diagonal is 1.
+    Z (N, d) are the features minus their means, divided by √(unbiased variance + 1e-8). Then Zᵀ Z = (N-1) K, where K
+    (d, d) is the correlation matrix, whose diagonal is 1.
 
     Two examples whose two features are equal: all entries of K are 1.
 
@@ -27,7 +27,7 @@ def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tens
     (1.0, 0.5)
 
     Args:
-        features: (N, d).
+        features: (N, d) d features of each of N examples.
         scale: "released" returns the mean of the squared off-diagonal entries of Zᵀ Z, divided by N; "paper" returns
             ‖K‖²_F / d².
 
@@ -48,8 +48,9 @@ def decorrelation(features: Tensor, scale: Literal["released", "paper"]) -> Tens
 class FedDecorr(FeatureRule):
     """Adds a penalty on correlated features to each client's loss, against dimensional collapse (Shi et al., 2022).
 
-    The loss gains β times :func:`decorrelation`. The scales of the paper's formula and of its released code differ by a
-    factor of about (N-1)²/N, and the paper's includes the diagonal: β does not carry over from one scale to the other.
+    The loss gains β times the :func:`decorrelation` of the batch's features. The scales of the paper's formula and of
+    its released code differ by a factor of about (N-1)²/N, and the paper's includes the diagonal: β does not carry over
+    from one scale to the other.
 
     Args:
         beta: β >= 0, weight of the penalty; 0 is FedAvg. The paper uses 0.1.

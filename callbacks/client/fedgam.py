@@ -11,7 +11,7 @@ from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import ahead
 from fl_lightning.errors import check_choice, check_not_negative
 
-GAMMA = 0.03  # in the released code: factor on the plain gradients' part that is orthogonal to the flat gradient
+GAMMA = 0.03  # factor, in the released code, on the part of g₀ + g₂ that is orthogonal to G: see released_gradient
 
 
 def paper_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], alpha: float, rho: float) -> Tensor:
@@ -27,9 +27,9 @@ def paper_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], alpha: 
 
     Args:
         w: (…, P) parameters, of one client or several.
-        g: (…, P) ∇f(w).
-        at: function from other parameters (…, P) to ∇f (…, P) there.
-        alpha: α, weight of the flatness.
+        g: (…, P) the gradient ∇f(w).
+        at: function from parameters (…, P) to the gradient ∇f (…, P) at these parameters.
+        alpha: α, weight of the flatness term.
         rho: ρ, length of the step along g.
 
     Returns:
@@ -47,10 +47,10 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
 
     Args:
         w: (…, P) parameters, of one client or several.
-        g: (…, P) g₀.
-        at: function from other parameters (…, P) to ∇f (…, P) there.
+        g: (…, P) the gradient g₀.
+        at: function from parameters (…, P) to the gradient ∇f (…, P) at these parameters.
         rho: ρ, length of the steps along g₀ and g₂.
-        rho_prime: ρ', length of e.
+        rho_prime: ρ', length of the step e.
 
     Returns:
         (…, P) gradient to follow.
@@ -67,14 +67,14 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
 class FedGAM(FederatedCallback):
     """Steers each client's gradient towards minima around which gradients stay small (Xu et al., 2024, Algorithm 1).
 
-    The server averages uniformly. Norms are over all parameters. Only the first pass of a step updates BatchNorm
-    statistics and counts in what the module logs.
+    The server averages uniformly. Norms are over all parameters. A step takes several forward and backward passes; only
+    the first pass updates BatchNorm statistics and counts in what the module logs.
 
     Args:
         variant: "released" follows the gradient of the authors' code, about twice the loss's gradient, in four passes.
             It is the default because the paper's results come from this code. "paper" follows eq. 19 as printed, about
             1 + αρ times the loss's gradient, in two passes.
-        alpha: α >= 0, weight of the flatness; 0 is uniform FedAvg. Used by "paper" alone.
+        alpha: α >= 0, weight of the flatness term; 0 is uniform FedAvg. Used by "paper" alone.
         rho: ρ >= 0, length of the steps along the gradient. Used by both variants.
         rho_prime: ρ' >= 0, length of the step e towards larger gradients. Used by "released" alone.
 

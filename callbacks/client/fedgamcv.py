@@ -15,13 +15,14 @@ class FedGAMCV(Scaffold):
     """Adds control variates to FedGAM's gradient of each client, against client drift (Xu et al., 2024, Algorithm 2).
 
     Clients follow the gradient of :class:`FedGAM` + c - c_i. The control variates are those of :class:`Scaffold`
-    (option II), but c gains (1/K) Σ_S Δc_i, the mean over the cohort (eq. 22). The paper's E is the number of minibatch
-    steps; as in :class:`Scaffold`, η_i ‖a_i‖₁ replaces ηE, which is the same for plain SGD.
+    (option II), but c gains (1/K) Σ_S Δc_i, the mean over the cohort (eq. 22). As in :class:`Scaffold`, η_i ‖a_i‖₁
+    replaces the paper's ηE, where E is the number of minibatch steps; for plain SGD both are the same.
 
     Args:
-        variant: "released" or "paper", as in :class:`FedGAM`; "released" is the default for the same reason.
-        alpha: α >= 0, weight of the flatness. Used by "paper" alone.
-        rho: ρ >= 0, length of the steps along the gradient.
+        variant: "released", the default since the paper's results come from the released code, or "paper": see
+            :class:`FedGAM`.
+        alpha: α >= 0, weight of the flatness term. Used by "paper" alone.
+        rho: ρ >= 0, length of the steps along the gradient. Used by both variants.
         rho_prime: ρ' >= 0, length of the step towards larger gradients. Used by "released" alone.
 
     Raises:

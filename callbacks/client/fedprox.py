@@ -27,6 +27,9 @@ class FedProx(FederatedCallback):
 
     Args:
         mu: μ >= 0, weight of the term (μ/2)‖w_local - w‖². FedGH's slides use 0.1, FedLAW 0.001.
+
+    Raises:
+        ConfigurationError: mu is out of range.
     """
 
     stacks = True
@@ -37,7 +40,7 @@ class FedProx(FederatedCallback):
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        run.proximal += self.mu  # FedNova's normalizer counts the term
+        run.proximal += self.mu  # FedNova's normalizer depends on the weight of proximal terms
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:

@@ -44,10 +44,10 @@ def ahead(point: Tensor, direction: Tensor, length: float) -> Tensor:
     Args:
         point: (…, P) where to start.
         direction: (…, P) vectors of any length.
-        length: length of the way.
+        length: length of the step.
 
     Returns:
-        (…, P) the points at the end of the way.
+        (…, P) the points where the steps end.
     """
     norm = torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
     smallest = torch.finfo(norm.dtype).tiny
@@ -67,7 +67,8 @@ def ascent(gradient: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
     Args:
         gradient: (…, P) g, of one client or several.
         rho: ρ, the radius.
-        scale: (…, P) T, so that ρ is the length of ε / T (ASAM): ε = ρ T² g / ‖T g‖.
+        scale: (…, P) T, the scale of each parameter (ASAM): ε = ρ T² g / ‖T g‖, so that ε / T has the length ρ. None
+            for T = 1.
 
     Returns:
         (…, P) ε; zero for a zero gradient.
@@ -80,14 +81,14 @@ class FedSAM(FederatedCallback):
 
     Each step follows the gradient at w + ε, where ε = ρ g(w) / ‖g(w)‖ (Foret et al., 2021, eq. 2 and 3; on clients Qu
     et al., 2022, FedSAM, Algorithm 1, and Caldarola et al., 2022). The norm is over all parameters; for a zero gradient
-    ε is zero. Each step costs two passes. The second pass changes neither BatchNorm statistics nor what the module
-    logs, and draws dropout anew.
+    ε is zero. Each step costs two forward and backward passes. The second pass draws a new dropout mask, and changes
+    neither BatchNorm statistics nor what the module logs.
 
     Args:
         rho: ρ >= 0, length of ε; 0 is FedAvg. FedGAM's comparison uses 0.1.
         adaptive: True for ASAM (Kwon et al., 2021): ε = ρ T² g / ‖T g‖ with T = |w| + η, so that the scale of a layer
-            matters less. η is 0.01, as in ASAM's released code; there T is 1 for biases, here biases are treated as
-            weights are. ASAM needs a larger ρ; its released code uses 0.5.
+            matters less. η is 0.01, as in ASAM's released code. That code sets T = 1 for biases; here T = |w| + η for
+            biases, too. ASAM needs a larger ρ; its released code uses 0.5.
 
     Raises:
         ConfigurationError: rho is out of range.

@@ -17,11 +17,11 @@ EPSILON = 1e-7  # added to the norms, as in the released code
 class FedSMOO(FedDyn):
     """Takes each client's gradient at a perturbed model and adds FedDyn's terms to it (Sun et al., 2023, Algorithm 1).
 
-    This is the method's released form. Each step perturbs the model by ŝ = r·d/‖d‖ with d = g - μ_i - s, then sets
-    μ_i ← μ_i + ŝ - s, and follows the gradient at w + ŝ plus λ(h_i + w - w_t). Clients send μ_i; the server sets
-    s = r·μ̄/‖μ̄‖, where μ̄ is the cohort's mean of μ_i (the paper's s also includes each client's last ŝ). The rest is
-    :class:`FedDyn` with α = λ and λ_i = -λ h_i: h_i gains Δ_i, and w = mean_S(w_i) + the mean h_i of all N clients. The
-    variables h_i, μ_i and s start at zero.
+    This is the method's released form. Each step perturbs the model by ŝ = r·d/‖d‖ with d = g - μ_i - s, where g is the
+    gradient at w, then sets μ_i ← μ_i + ŝ - s, and follows the gradient at w + ŝ plus λ(h_i + w - w_t). Clients send
+    μ_i; the server sets s = r·μ̄/‖μ̄‖, where μ̄ is the cohort's mean of μ_i (the paper's s also includes each client's
+    last ŝ). The rest is :class:`FedDyn` with α = λ and λ_i = -λ h_i: h_i gains Δ_i, and w = mean_S(w_i) + the mean h_i
+    of all N clients. The variables h_i, μ_i and s start at zero.
 
     Args:
         penalty: λ > 0, weight of the dual and proximal terms (1/β in the paper).
@@ -46,7 +46,7 @@ class FedSMOO(FedDyn):
         super().on_client_start(orchestrator, run)
         zeros = torch.zeros_like(run.anchor)
         self._s = self.recall("s", zeros)
-        run.kept["mu"] = self.recall(f"mu/{run.client}", zeros).clone()  # changes in place
+        run.kept["mu"] = self.recall(f"mu/{run.client}", zeros).clone()  # since closure changes mu in place
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:

@@ -25,17 +25,17 @@ def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Te
     tensor(0.3466)
 
     Args:
-        logits: (B, C).
+        logits: (B, C) logits of B examples for C classes.
         targets: (B,) class indices.
         gamma: γ >= 0; 0 gives β times the cross-entropy.
-        beta: β > 0.
+        beta: β > 0, factor on the loss.
 
     Returns:
         A scalar.
     """
     cross_entropy = F.cross_entropy(logits, targets, reduction="none")
     miss = 1 - (-cross_entropy).exp()
-    miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # at 0, a power below 1 has no finite derivative
+    miss = miss.clamp(min=torch.finfo(miss.dtype).eps)  # a power γ < 1 has no finite derivative at 0
     return (beta * miss**gamma * cross_entropy).mean()
 
 
@@ -48,6 +48,9 @@ class FocalLoss(FederatedCallback):
     Args:
         gamma: γ >= 0; the larger γ, the less easy examples count. FedMGC states no value; Lin et al. use 2.
         beta: β > 0, factor on the loss.
+
+    Raises:
+        ConfigurationError: an argument is out of range; in a round, ``training_step`` returns no such dict.
     """
 
     stacks = True

@@ -31,7 +31,7 @@ def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperatur
         z: (N, d) features; a zero row has cosine 0 with every vector.
         z_global: (N, d) features of the same examples under the global model.
         z_previous: (N, d) features of the same examples under the client's previous model.
-        temperature: T > 0.
+        temperature: T > 0, divides the cosines.
 
     Returns:
         A scalar.
@@ -45,14 +45,14 @@ class MOON(FeatureRule):
 
     The loss gains μ times :func:`contrastive_loss`, which also pushes the features away from those of the client's
     previous model, the model that its last participation ended with. In a client's first participation there is no term
-    (the released code compares clients that come late with a random network). The global and the previous model see the
-    batch in evaluation mode, as in the released code, through the module's ``forward`` of ``batch[0]``, or of the batch
-    if it is a tensor. Buffers enter no rule: the previous model gets the global model's buffers, where the released
-    code keeps the previous model's own BatchNorm statistics.
+    (the released code takes a randomly initialised network as the previous model of clients that first take part after
+    round 1). The global and the previous model see the batch in evaluation mode, as in the released code, through the
+    module's ``forward`` of ``batch[0]``, or of the batch if it is a tensor. The previous model gets the global model's
+    buffers, since rules use no clients' buffers; the released code keeps the previous model's own BatchNorm statistics.
 
     Args:
         mu: μ >= 0, weight of the term; 0 is FedAvg. The paper tunes μ among 0.1, 1, 5 and 10.
-        temperature: T > 0.
+        temperature: T > 0, divides the cosines.
         layer: name of the layer whose output the features are, in the paper a projection head
             (:class:`WithProjection`); by default the features are the classifier's input, see :class:`FeatureRule`.
 

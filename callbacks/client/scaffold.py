@@ -24,10 +24,11 @@ def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> T
     tensor([3.])
 
     Args:
-        common: (P,) c.
-        own: (P,) c_i.
-        delta: (P,) Δ_i.
-        reach: η_i ‖a_i‖₁; 0 if the client took no step.
+        common: (P,) c, the server's control variate.
+        own: (P,) c_i, the client's control variate.
+        delta: (P,) Δ_i, the client's update.
+        reach: η_i ‖a_i‖₁, the learning rate times FedNova's normalizer, which for plain SGD is the number of steps; 0
+            if the client took no step.
 
     Returns:
         (P,) c_i⁺; c_i if the client took no step.
@@ -49,14 +50,16 @@ def full_gradient(orchestrator: Server, run: LocalRun) -> Tensor:
 class Scaffold(FederatedCallback):
     """Adds control variates to each client's gradient, against client drift (Karimireddy et al., 2020, Algorithm 1).
 
-    Clients follow g + c - c_i; the correction is added before the local optimizer applies its momentum. All control
-    variates start at zero. The server averages uniformly; c gains (1/N) Σ_S (c_i⁺ - c_i), where N is the number of
-    clients with data. Option II divides by η_i ‖a_i‖₁, the paper by η τ: the same for plain SGD, but with momentum the
-    paper's form diverges.
+    Client i follows g + c - c_i, where g is its gradient; the correction c - c_i is added before the local optimizer
+    applies its momentum. All control variates start at zero. The server averages uniformly; c gains
+    (1/N) Σ_S (c_i⁺ - c_i), where N is the number of clients with data. Option II divides by η_i ‖a_i‖₁, the learning
+    rate times FedNova's normalizer. The paper divides by η τ, with τ local steps: this is the same for plain SGD, but
+    with momentum the paper's form diverges.
 
     Args:
-        option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the client's full gradient at the global model,
-            of the loss that its ``training_step`` returns, which takes another pass over the client's data.
+        option: "II": c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁). "I": c_i⁺ is the gradient at the global model of the loss
+            that ``training_step`` returns, averaged over the client's examples, which takes another pass over these
+            examples.
         server_lr: η_g > 0, factor on the mean update.
 
     Raises:
@@ -95,7 +98,7 @@ class Scaffold(FederatedCallback):
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
             change += renewed - own
-            self.state[f"c/{result.client}"] = renewed.cpu()  # off the GPU: there may be many clients
+            self.state[f"c/{result.client}"] = renewed.cpu()  # the vectors of many clients may not fit on a GPU
         self.state["c"] = common + change / self._divisor(orchestrator, cohort)
         return cohort.uniform().scaled(torch.full_like(cohort.weights, self.server_lr))
 
@@ -107,12 +110,12 @@ class Scaffold(FederatedCallback):
         for optimizer in run.optimizers:
             if not isinstance(optimizer, torch.optim.SGD):
                 got = type(optimizer).__name__
-                raise ConfigurationError(f"{name} corrects the steps of SGD, got {got}: let {module} use SGD")
+                raise ConfigurationError(f"{name} needs clients that train by SGD, got {got}: let {module} use SGD")
         rates = {(group["lr"], group["momentum"]) for optimizer in run.optimizers for group in optimizer.param_groups}
         if self.option == "II" and len(rates) > 1:
             raise ConfigurationError(
-                f"{name} reads gradients off updates: {module}'s optimizer must have one lr and momentum for all "
-                f"parameters, got {sorted(rates)}"
+                f"{name} computes gradients from updates: {module}'s optimizer must have one lr and one momentum for "
+                f"all parameters, got the pairs {sorted(rates)}"
             )
         others = [
             type(rule).__name__

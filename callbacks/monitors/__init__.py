@@ -1,1 +1,1 @@
-"""Monitors: callbacks that only look."""
+"""Monitors: callbacks that measure a round and change nothing."""

@@ -13,7 +13,7 @@ TOP1 = "clients/top1"
 
 
 def top1(outputs: Any) -> Tensor | None:
-    """Share of a batch that is classified correctly, a scalar in [0, 1].
+    """Share of a batch's examples that are classified correctly, a scalar in [0, 1].
 
     >>> import torch
     >>> from fl_lightning.callbacks.monitors.clients import top1
@@ -41,19 +41,20 @@ class ClientMonitor(Monitor):
     Metrics of single clients go to the loggers alone. Each takes a column of ``metrics.csv``: with thousands of
     clients, leave this monitor out.
 
-    - ``clients/loss/<k>``: mean training loss over the local steps, as the client rules have changed it.
-    - ``clients/top1/<k>``: mean training accuracy over the batches of the local steps, each batch before its step.
-      Needs a ``training_step`` that returns a dict with "logits" (B, C) and "targets" (B,).
+    - ``clients/loss/<k>``: mean training loss over the local steps, including what client rules change in the loss.
+    - ``clients/top1/<k>``: mean training accuracy over the batches of the local steps, computed for each batch before
+      its step. Needs a ``training_step`` that returns a dict with "logits" (B, C) and "targets" (B,).
     - ``clients/update_norm/<k>``: ‖Δ_k‖, norm of the update that the client sent.
-    - ``clients/removed/<k>``: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, share of the update that the rules changed; not logged for a zero
-      update.
+    - ``clients/removed/<k>``: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, share of the update that the rules changed, where Δ'_k is the
+      corrected update; not logged for a zero update.
 
     Metrics of the cohort:
 
     - ``train/top1``: mean of the clients' accuracies, weighted by n_k. If the module logs ``train/top1`` itself, the
       module's value stays.
     - ``updates/norm_mean``, ``updates/norm_max``: mean and maximum of ‖Δ_k‖.
-    - ``updates/drift``: mean of ‖Δ_k - ū‖, where ū = Σ λ_k Δ'_k is the weighted sum of the corrected updates.
+    - ``updates/drift``: mean of ‖Δ_k - ū‖, where ū = Σ λ_k Δ'_k is the sum of the corrected updates with the cohort's
+      final weights λ_k.
 
     A module that optimizes manually (``automatic_optimization = False``) is refused. The monitor changes nothing.
     """
@@ -63,7 +64,7 @@ class ClientMonitor(Monitor):
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         if (accuracy := top1(outputs)) is not None:
-            run.log(TOP1, accuracy)  # dropped where a rule evaluates at other points than the client's parameters
+            run.log(TOP1, accuracy)  # ignored in passes that a rule makes at other points than the parameters
         return loss
 
     @override
@@ -71,7 +72,7 @@ class ClientMonitor(Monitor):
         if TOP1 not in cohort.metrics:
             return cohort
         others = {name: value for name, value in cohort.metrics.items() if name != TOP1}
-        return cohort.replace(metrics={"train/top1": cohort.metrics[TOP1]} | others)  # a module's own train/top1 wins
+        return cohort.replace(metrics={"train/top1": cohort.metrics[TOP1]} | others)  # a module's own train/top1 stays
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:

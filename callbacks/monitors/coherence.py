@@ -24,8 +24,8 @@ def local_coherence(gram: Tensor, weights: Tensor) -> float:
     -0.25
 
     Args:
-        gram: (m, m) inner products of the updates; gradients would have the same cosines.
-        weights: (m,) λ.
+        gram: (m, m) inner products of the updates of m clients; gradients would have the same cosines.
+        weights: (m,) λ, the clients' weights.
 
     Returns:
         The coherence, in [-1/m, 1/m] for weights that sum to 1.
@@ -47,7 +47,7 @@ def class_shares(counts: Tensor) -> Tensor:
 class CoherenceMonitor(Monitor):
     """Logs whether a cohort's updates agree and its classes represent all clients (Li et al., 2023, Section 5).
 
-    λ are the cohort's final weights; the updates are those that the clients sent. The monitor changes nothing.
+    λ_k are the cohort's final weights. The updates are those that the clients sent. The monitor changes nothing.
 
     - ``coherence/local``: see :func:`local_coherence`; not logged for a cohort of one client.
     - ``coherence/heterogeneity``: sim(D_cohort, D), where D_cohort = Σ λ_k D_k mixes the class shares D_k of the
@@ -56,7 +56,7 @@ class CoherenceMonitor(Monitor):
     - ``cohort/share/<class>``: D_cohort, which sums to 1 (Fig. 7); logged to the loggers alone, since there may be many
       classes.
 
-    The last two need a data module that knows its ``class_counts``.
+    The last two need a data module whose ``class_counts()`` returns counts, not None.
     """
 
     @override

@@ -60,7 +60,7 @@ def measures(cohort: Cohort, corrected: Tensor) -> dict[str, float]:
 
 
 def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
-    """Compute the conflict ratio of each layer's part of the updates as they came, by the layer's name."""
+    """Compute the conflict ratio of each layer's part of the updates before correction, by the layer's name."""
     names, sizes = zip(*layers(module), strict=True)
     bounds = pairwise(accumulate(sizes, initial=0))
     return {name: conflict_ratio(cohort.updates.gram(*each)) for name, each in zip(names, bounds, strict=True)}
@@ -69,25 +69,27 @@ def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
 class ConflictMonitor(Monitor):
     """Logs how much the updates of a round conflict, before and after the rules have corrected them.
 
-    - ``conflict/ratio``: share of the pairs with a negative inner product. ``conflict/min_cosine`` and
-      ``conflict/mean_cosine`` are over all pairs. Names that end in ``_after`` are the same for the corrected updates.
-    - ``conflict/weighted_ratio``: the ratio in which the pair i, j counts λ_i λ_j, with the cohort's final weights λ:
-      the share of conflict in the weighted sum. 0 if one client has all the weight.
+    - ``conflict/ratio``: share of the pairs of updates with a negative inner product. ``conflict/min_cosine`` and
+      ``conflict/mean_cosine`` are the smallest and the mean cosine of all pairs. Names that end in ``_after`` are the
+      same measures of the corrected updates.
+    - ``conflict/weighted_ratio``: the same ratio, but the pair i, j counts λ_i λ_j times, with the cohort's final
+      weights λ. 0 if one client has all the weight.
     - ``conflict/removed``: mean over the clients of ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, the share of the updates Δ that the rules
       changed; Δ' are the corrected updates. Clients that did not move do not count.
     - ``conflict/angle``: degrees between Σ λ_k Δ'_k and FedAvg's Σ n_k Δ_k: how far the rules turn the step. Shrinking
-      factors and server optimizers do not enter. Not logged if a sum is zero or a rule replaces the sum (median, …).
-    - ``conflict/layer/<name>``: the ratio of a layer's part of the updates as they came; only with ``layers``.
+      factors and server optimizers are not included. Not logged if a sum is zero or a rule replaces the sum (median,
+      …).
+    - ``conflict/layer/<name>``: the ratio of a layer's part of the updates before correction; only with ``layers``.
 
     A cohort of one client logs nothing. The monitor changes nothing.
 
     Args:
-        every: number of rounds after which the cosines of all pairs are saved, as after the last round that
-            ``trainer.max_epochs`` allows; 0 for never. ``arrays/cosines_<round>.npz`` in the run folder holds
-            ``clients`` (K,), and (K, K) ``before`` and ``after``, the cosines of the updates as they came and as
-            corrected. Loggers that take pictures get ``before`` as a picture, ``conflict/cosines``.
-        layers: whether to log the ratio by layer, too. It costs a second Gram matrix, and a number for each layer.
-            ``arrays/layers.npz`` holds the layers' ``names`` in the module's order.
+        every: number of rounds from one saving of the cosines of all pairs to the next; the last round that
+            ``trainer.max_epochs`` allows is saved, too. 0 for never. ``arrays/cosines_<round>.npz`` in the run folder
+            holds ``clients`` (K,), and ``before`` and ``after`` (K, K), the cosines of the updates before and after
+            correction. Loggers that take pictures get ``before`` as the picture ``conflict/cosines``.
+        layers: whether to log the ratio by layer, too, which takes as long as a second Gram matrix and logs one number
+            for each layer. ``arrays/layers.npz`` holds the layers' ``names`` in the module's order.
 
     Raises:
         ConfigurationError: ``every`` is negative.
@@ -105,7 +107,7 @@ class ConflictMonitor(Monitor):
         corrected = cohort.corrected_gram
         found = measures(cohort, corrected)
         if any(rule.reduce for rule in rules_of(orchestrator.trainer)):
-            found.pop("angle", None)  # the server did not take that sum
+            found.pop("angle", None)  # a reducer takes the place of the weighted sum
         if self.layers:
             ratios = layer_ratios(cohort, orchestrator.client)
             found |= {f"layer/{name}": ratio for name, ratio in ratios.items()}

@@ -21,8 +21,8 @@ from fl_lightning.engine.params import join, memory_order
 from fl_lightning.engine.seeding import derive, generator, seed_globals
 from fl_lightning.engine.server import evaluating
 
-SMALL = 50  # up to this many parameters, the whole matrix takes no more products than its largest eigenvalues
-RESTARTS = 100  # at most, of Lanczos' method; some 15 products each
+SMALL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
+RESTARTS = 100  # largest number of restarts of Lanczos' method; each takes about 15 products
 
 
 def top_eigenvalues(
@@ -32,8 +32,8 @@ def top_eigenvalues(
 
     Uses Lanczos' method with implicit restarts (ARPACK, Lehoucq et al., 1998). Like power iteration, the method needs
     products alone and returns eigenvalues with their signs; unlike power iteration, it also converges where eigenvalues
-    lie close, as a Hessian's do. Of an eigenvalue that occurs several times, it may miss some copies. A matrix of up to
-    50 rows, or up to twice ``count``, is built and solved whole.
+    lie close, as a Hessian's do. The method may miss copies of an eigenvalue that occurs several times. A matrix of up
+    to 50 rows, or up to twice ``count``, is built whole and solved directly.
 
     Args:
         product: function from a vector (P,) to the matrix (P, P) times this vector.
@@ -42,8 +42,8 @@ def top_eigenvalues(
         tolerance: largest residual ‖A x - λ x‖, relative to |λ|. The error of an isolated eigenvalue is much smaller.
 
     Returns:
-        (count,) float64 eigenvalues on the CPU, the largest magnitude first. Values that rounding alone could have made
-        are zero. All are nan, with a warning, if a product is not finite or 100 restarts do not suffice.
+        (count,) float64 eigenvalues on the CPU, the largest magnitude first. Values no larger than rounding errors are
+        set to zero. All are nan, with a warning, if a product is not finite or 100 restarts do not suffice.
     """
     count = min(count, len(start))
 
@@ -56,7 +56,7 @@ def top_eigenvalues(
     try:
         values = _spectrum(checked, start, count, tolerance)
     except (FloatingPointError, ArpackError) as error:
-        warnings.warn(f"the Hessian's eigenvalues are not known: {error}", stacklevel=2)
+        warnings.warn(f"the Hessian's eigenvalues could not be computed and are nan: {error}", stacklevel=2)
         return torch.full((count,), torch.nan, dtype=torch.float64)
     values = values[np.argsort(-np.abs(values), kind="stable")[:count]]
     rounding = torch.finfo(start.dtype).eps * abs(values[0])
@@ -70,7 +70,7 @@ def _spectrum(product: Callable[[Tensor], Tensor], start: Tensor, count: int, to
         rows = torch.stack([product(row) for row in torch.eye(size, dtype=start.dtype, device=start.device)])
         dense: NDArray[Any] = torch.linalg.eigvalsh(rows.double().cpu()).numpy()
         return dense
-    if not product(start).any():  # ARPACK takes a zero product for an error
+    if not product(start).any():  # ARPACK fails on a zero product
         return np.zeros(count)
 
     def multiply(vector: NDArray[Any]) -> NDArray[Any]:
@@ -96,8 +96,8 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor], vector: Tensor) 
 
     Args:
         loss: a scalar with its graph.
-        parameters: tensors of P entries together; the derivatives by a tensor without influence on the loss are zero.
-        vector: (P,).
+        parameters: tensors with P entries in total. Where the loss does not depend on a tensor, derivatives are zero.
+        vector: (P,) the vector to multiply.
 
     Returns:
         (P,) product.
@@ -169,7 +169,7 @@ def surface(
         loss: function from parameters (P,) to the loss.
         params: (P,) parameters of the model.
         directions: two directions (P,).
-        steps: n steps along each direction.
+        steps: n step sizes, used along both directions.
 
     Returns:
         (n, n): [i, j] is the loss at params + steps[i] · directions[0] + steps[j] · directions[1].
@@ -220,13 +220,13 @@ def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]
     """Provide the global model's training loss for a monitor, and leave no trace in the run.
 
     The module is in evaluation mode: dropout is off, and BatchNorm uses its running statistics, as when the global
-    model predicts. The examples are drawn by the seed from all clients' examples, each with the same chance, and are
-    the same in every round. The data module's transfer hooks do not augment the examples, and terms that rules add to
-    the loss do not count. The model computes in its own precision, without autocast (on a GPU, in TF32 if PyTorch is
-    set so).
+    model predicts. The examples are drawn with the run's seed from all clients' examples, each with the same chance,
+    and are the same in every round. The data module's transfer hooks do not augment the examples, and terms that rules
+    add to the loss do not count. The model computes in its own precision, without autocast (on a GPU, in TF32 if
+    PyTorch allows TF32).
 
     Args:
-        orchestrator: the orchestrator, in one of the server's hooks.
+        orchestrator: the orchestrator, as a server hook gets it.
         examples: number of examples; all if there are fewer.
     """
     client = orchestrator.client
@@ -247,7 +247,8 @@ def _sample(orchestrator: Server, examples: int) -> Iterator[tuple[Any, int]]:
     collate = data.collate_fn or default_collate
     for begin in range(0, len(drawn), data.batch_size):
         rows = drawn[begin : begin + data.batch_size]
-        # Transfer hooks do not augment a plain list; moved to the device once, so that every evaluation sees the same.
+        # Transfer hooks do not augment a plain list. Each batch moves to the device once, so that all evaluations share
+        # the batch.
         yield orchestrator.prepare_batch(collate([every[row] for row in rows])), len(rows)
 
 

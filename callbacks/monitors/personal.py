@@ -41,9 +41,9 @@ class PersonalEvaluation(Monitor):
     A participant's own model is the one that its local training ended with; it is evaluated on the participant's data.
     The module's ``validation_step`` gives the metrics. ``val/top1`` of the new global model becomes
 
-    - ``held_out/top1/<k>``: the value of each client that holds data out; each takes a column of ``metrics.csv``.
-    - ``held_out/top1_mean``, ``_worst``, ``_spread``: mean, worst tenth and standard deviation of these values, each
-      client counted once.
+    - ``held_out/top1/<k>``: the value for client k, if client k holds data out; each takes a column of ``metrics.csv``.
+    - ``held_out/top1_mean``, ``_worst``, ``_spread``: mean, mean of the worst tenth, and standard deviation of these
+      values, each client counted once.
 
     ``val/top1`` of the participants' own models becomes ``own/top1/<k>``, ``own/top1_mean``, … over the cohort, beside
     ``own/top1``, their mean weighted by n_k. The measures of fairness, standard deviation and worst tenth, are those of
@@ -51,7 +51,11 @@ class PersonalEvaluation(Monitor):
     evaluates the global model on all clients. The monitor changes nothing.
 
     Args:
-        every: number of rounds from one evaluation to the next.
+        every: number of rounds from one evaluation to the next, at least 1.
+
+    Raises:
+        ConfigurationError: ``every`` is less than 1; the module has no ``validation_step``, or one that logs nothing;
+            no client holds data out.
     """
 
     streams = True
@@ -72,12 +76,12 @@ class PersonalEvaluation(Monitor):
         if not is_overridden("validation_step", client, LightningModule):
             raise ConfigurationError(
                 f"PersonalEvaluation evaluates by the module's validation_step, but {type(client).__name__} has none: "
-                "define it, and set data.held_out"
+                "define validation_step, and set data.held_out"
             )
         if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):
             raise ConfigurationError(
-                f"PersonalEvaluation evaluates on what clients hold out, but those of {type(data).__name__} hold out "
-                "nothing: set data.held_out, or define held_out_batches(client)"
+                f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
+                "holds data out: set data.held_out, or define held_out_batches(client)"
             )
 
     @override
@@ -94,7 +98,7 @@ class PersonalEvaluation(Monitor):
         if not any(held_out.values()):
             raise ConfigurationError(
                 f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has nothing "
-                "to show: let it log in every step, or remove PersonalEvaluation"
+                "to show: let validation_step log metrics in every step, or remove PersonalEvaluation"
             )
         own = {
             each.client: {name.removeprefix(OWN): v for name, v in each.metrics.items() if name.startswith(OWN)}

@@ -14,12 +14,12 @@ from fl_lightning.runs.pictures import draw_surfaces
 class LossSurface(Monitor):
     """Saves the training loss on a grid around the global model (Li et al., 2018; FedGAM, Fig. 4).
 
-    Two random directions d₁ and d₂, each of whose filters has the norm of the model's filter, span the grid. Their draw
-    depends on ``seed`` alone: runs of several methods on one network share the axes. ``arrays/surface_<round>.npz`` in
-    the run folder holds ``steps`` (n,) and ``loss`` (n, n), [i, j] at w + steps[i]·d₁ + steps[j]·d₂; far out, the loss
-    may be infinite or nan. Loggers that take pictures get the picture ``surface/loss``;
-    :func:`fl_lightning.runs.pictures.draw_surfaces` draws several runs in one picture. The loss and its examples are
-    those of :class:`HessianMonitor`. The monitor changes nothing.
+    Two random directions d₁ and d₂ span the grid; each filter of a direction has the norm of the model's filter. The
+    draw of the directions depends on ``seed`` alone: runs of several methods with the same network share the axes.
+    ``arrays/surface_<round>.npz`` in the run folder holds ``steps`` (n,) and ``loss`` (n, n): loss[i, j] is the loss at
+    w + steps[i]·d₁ + steps[j]·d₂, where w is the global model. Far from w, the loss may be infinite or nan. Loggers
+    that take pictures get the picture ``surface/loss``; :func:`fl_lightning.runs.pictures.draw_surfaces` draws several
+    runs in one picture. The loss and its examples are those of :class:`HessianMonitor`. The monitor changes nothing.
 
     Args:
         every: number of rounds from one grid to the next; the last round that ``trainer.max_epochs`` allows gets a
@@ -41,7 +41,7 @@ class LossSurface(Monitor):
         self, every: int = 0, points: int = 21, span: float = 1.0, examples: int = 1024, seed: int = 0
     ) -> None:
         for name, value, fine, expected in (
-            ("every", every, every >= 0, "a number of rounds, 0 for after the last alone"),
+            ("every", every, every >= 0, "a number of rounds, or 0 for the last round alone"),
             ("points", points, points >= 3 and points % 2 == 1, "odd and at least 3"),
             ("span", span, 0 < span < math.inf, "positive and finite"),
             ("examples", examples, examples >= 1, "at least 1"),
@@ -58,7 +58,8 @@ class LossSurface(Monitor):
         check_module("LossSurface", pl_module)
         if not self.every and (trainer.max_epochs or 0) < 0:
             raise ConfigurationError(
-                "LossSurface looks at the last round, and trainer.max_epochs sets none: set it, or LossSurface's every"
+                "LossSurface with every=0 measures the last round, but trainer.max_epochs sets no last round: set "
+                "trainer.max_epochs, or every of LossSurface"
             )
 
     @override

@@ -12,8 +12,8 @@ from fl_lightning.engine.gram import EPSILON
 def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
     """Compute the coefficients of the updates in CAGrad's step g0 + √φ / ‖g_w‖ g_w, with φ = c²‖g0‖².
 
-    g0 and g_w are the sums of the updates with the given weights and with the weights w. w minimises
-    g_w·g0 + √φ ‖g_w‖ over the simplex. Where g0 or the best g_w vanishes, the step is g0.
+    g0 and g_w are the sums of the updates with the given weights and with the weights w. w minimises g_w·g0 + √φ ‖g_w‖
+    over the simplex. If g0 or the best g_w is zero, the step is g0.
 
     Two orthogonal unit updates, of which the average g0 holds only the first. Along g0 the second client gains nothing,
     so that the step also goes c‖g0‖ = 0.5 along the second update:
@@ -30,7 +30,7 @@ def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
         c: radius around g0 in units of ‖g0‖, in [0, 1).
 
     Returns:
-        (K,) coefficients.
+        (K,) coefficients of the updates in the step.
     """
     norms = gram.diagonal().sqrt()
     unit = gram / norms.max() ** 2  # in units of the largest update: w does not depend on the scale
@@ -61,6 +61,9 @@ class CAGrad(FederatedCallback):
 
     Args:
         c: radius in [0, 1), in units of ‖g0‖; 0 is FedAvg.
+
+    Raises:
+        ConfigurationError: c is out of range.
     """
 
     settles = frozenset({"weights"})

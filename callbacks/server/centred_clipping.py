@@ -24,7 +24,7 @@ def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:
 
     Args:
         gram: (K+1, K+1) inner products of u_1, …, u_K and, last, the v to start from.
-        threshold: τ.
+        threshold: τ, the largest distance ‖u_k - v‖ that is not clipped.
         iterations: number of times that the formula is applied.
 
     Returns:
@@ -42,13 +42,16 @@ class CentredClipping(FederatedCallback):
     """Clips each update's distance from the last round's aggregate, then averages uniformly (Karimireddy et al., 2021).
 
     Karimireddy et al., "Learning from History for Byzantine Robust Optimization" (2021), Algorithm 2. The aggregate v
-    moves by the mean of the clipped differences u_k - v. In round 1, v starts from zero. n_k and other weights do not
-    count. The paper's workers send momentum; here a client sends its update, so set momentum in the clients' local
-    optimizer. The iterations run on K + 1 coefficients; the updates are read twice.
+    moves by the mean of the clipped differences u_k - v. In round 1, v starts from zero. The clients' weights, such as
+    n_k, are not used. The paper's workers send momentum; here a client sends its update, so set momentum in the
+    clients' local optimizer. The iterations run on K + 1 coefficients; the updates are read twice.
 
     Args:
-        threshold: τ > 0, the largest distance, in the units of an update's norm.
+        threshold: τ > 0, the largest distance ‖u_k - v‖ that is not clipped, in the units of an update's norm.
         iterations: L >= 1, number of times that the differences to v are clipped and v moves.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
     """
 
     def __init__(self, threshold: float, iterations: int = 1) -> None:

@@ -27,7 +27,7 @@ def dominant_updates(gram: Tensor, losses: Tensor, ratio: float) -> Tensor:
 
     Args:
         gram: (K, K) inner products of the updates.
-        losses: (K,) training losses l; nan, of a client that took no step, counts as infinite.
+        losses: (K,) training losses l. A client that took no step has the loss nan, which counts as infinite.
         ratio: λ in (0, 1], share of the updates to select.
 
     Returns:
@@ -53,7 +53,10 @@ class DominantGradientCorrection(FederatedCallback):
 
     Args:
         ratio: λ in (0, 1], share of the updates that are dominant. The published slides state no value; 0.7 did best on
-            the digits under strong skew (docs/results/index.md).
+            the digits data with strong label skew (docs/results/index.md).
+
+    Raises:
+        ConfigurationError: ratio is out of range.
     """
 
     settles = frozenset({"updates", "base weights"})

@@ -16,7 +16,10 @@ class FedAvg(FederatedCallback):
     A run without any rule averages by the numbers of examples, too.
 
     Args:
-        weighting: "samples" gives client k the weight n_k / Σ n, "uniform" gives it 1/K.
+        weighting: "samples" gives client k the weight n_k / Σ n, "uniform" gives every client 1/K.
+
+    Raises:
+        ConfigurationError: ``weighting`` is neither of these.
     """
 
     settles = frozenset({"base weights"})

@@ -39,9 +39,9 @@ def momentum_step(velocity: Tensor, update: Tensor, momentum: float, convention:
 class FedAvgM(FederatedCallback):
     """Adds momentum to the server's steps (Hsu et al., 2019).
 
-    The velocity v accumulates the update u that the other rules arrive at. The paper's form is the heavy ball,
-    v ← βv + u, w ← w + v, which is also what SGD with lr 1 and momentum β does as ``model.server_optimizer``. It makes
-    the steps up to 1 / (1 - β) times as long: with a large β, clients need a smaller learning rate.
+    The velocity v accumulates the round's update u, as left by the rules listed before. The paper's form is the heavy
+    ball, v ← βv + u, w ← w + v, which is also what SGD with lr 1 and momentum β does as ``model.server_optimizer``. The
+    heavy ball makes steps up to 1 / (1 - β) times as long: with a large β, clients need a smaller learning rate.
 
     Args:
         momentum: β in [0, 1); 0 is FedAvg.

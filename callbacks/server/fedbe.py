@@ -45,7 +45,7 @@ class FedBE(FedDF):
     A draw is w + mean‖Δ‖·(m + 0.1·√var·ε) per parameter tensor, where m and var are the mean and the variance of the
     clients' normalised updates, and ε is standard normal. This is Algorithm 1's Gaussian as in FedLAW's released code;
     the paper fits the Gaussian to the models themselves, weighted by n_k. The target is the mean of the teachers'
-    probabilities, as in the paper; the released code averages logits. The average and the draws have the averaged
+    probabilities, as in the paper; the released code averages logits. The average and the draws use the averaged
     buffers. The student learns as in :class:`FedDF`, by Adam; the paper averages the student along the way (SWA).
 
     Args:
@@ -54,7 +54,7 @@ class FedBE(FedDF):
         lr: learning rate of Adam. FedLAW states none: the default is ours.
 
     Raises:
-        ConfigurationError: as :class:`FedDF`, or ``num_samples`` is below 1.
+        ConfigurationError: as for :class:`FedDF`, or ``num_samples`` is below 1.
     """
 
     def __init__(self, num_samples: int = 1, epochs: int = 100, lr: float = 0.001) -> None:

@@ -28,8 +28,8 @@ def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> 
     tensor(0.6931)
 
     Args:
-        student_logits: (B, C).
-        teacher_probabilities: (B, C).
+        student_logits: (B, C) the student's logits of B examples for C classes.
+        teacher_probabilities: (B, C) the teachers' probabilities of these classes.
     """
     student = student_logits.log_softmax(1, dtype=teacher_probabilities.dtype)
     return F.kl_div(student, teacher_probabilities, reduction="batchmean")
@@ -38,12 +38,12 @@ def distillation_loss(student_logits: Tensor, teacher_probabilities: Tensor) -> 
 class FedDF(FederatedCallback):
     """Distils the clients' models into the new global model on the proxy set (Lin et al., 2020, Algorithm 1).
 
-    The student is the new global model in training mode. The teachers are the clients' models as they came, each with
+    The student is the new global model in training mode. The teachers are the models that the clients sent, each with
     its own buffers, in evaluation mode. The target is the softmax of the teachers' mean logits. Training follows the
-    comparison in FedLAW (Li et al., 2023): no temperature, and Adam with betas (0.5, 0.999) for a number of epochs,
-    where Lin et al. anneal the rate and stop early on a validation set. The teachers see the proxy set once a round,
-    before the first epoch. The student's buffers stay the average by n_k; published code lets the student's BatchNorm
-    statistics move.
+    comparison in FedLAW (Li et al., 2023): no temperature, and Adam with betas (0.5, 0.999) for a fixed number of
+    epochs. Lin et al. anneal the learning rate and stop early on a validation set. The teachers see the proxy set once
+    a round, before the first epoch. The student's buffers stay the average by n_k; published code lets the student's
+    BatchNorm statistics move.
 
     A proxy batch is the inputs, or begins with the inputs; the module's ``forward`` turns the inputs alone into logits
     (B, C). Labels are not used.
@@ -104,6 +104,7 @@ def class_scores(client: LightningModule, inputs: Tensor) -> Tensor:
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
         came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigurationError(
-            f"distillation needs logits (B, C) of {type(client).__name__}'s forward, got {came} of {len(inputs)} inputs"
+            f"distillation needs logits (B, C) from {type(client).__name__}.forward, got {came} for {len(inputs)} "
+            "inputs"
         )
     return logits

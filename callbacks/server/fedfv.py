@@ -14,7 +14,7 @@ from fl_lightning.engine.gram import EPSILON
 def fair_projection(gram: Tensor, losses: Tensor, alpha: float) -> Tensor:
     """Remove the conflicts within a cohort; the mean of the updates keeps its length (Algorithms 1 and 2).
 
-    Updates (1, -2) and (0, 1) conflict. The first has the smaller loss and gains 2 times the second, which makes it
+    Updates (1, -2) and (0, 1) conflict. The first has the smaller loss: adding 2 times the second makes the first
     (1, 0). The mean (1, -1) / 2 becomes (1, 1) / 2, which has the same length:
 
     >>> import torch
@@ -25,7 +25,8 @@ def fair_projection(gram: Tensor, losses: Tensor, alpha: float) -> Tensor:
 
     Args:
         gram: (K, K) inner products of the updates.
-        losses: (K,) training losses; nan counts as the largest loss, ties go by client order.
+        losses: (K,) training losses; nan counts as the largest loss; of equal losses, the one with the lower index
+            comes first.
         alpha: α in [0, 1], see :class:`FedFV`.
 
     Returns:
@@ -52,7 +53,7 @@ def yielding(step: Tensor, rounds: Iterable[Sequence[Tensor]]) -> Tensor:
     tensor([0., 5.])
 
     Args:
-        step: (P,).
+        step: (P,) the step whose conflicts are removed.
         rounds: updates (P,) of each round, the oldest round first.
 
     Returns:
@@ -81,6 +82,9 @@ class FedFV(FederatedCallback):
             theirs. With α = 0 all updates are projected.
         tau: τ >= 0, number of rounds whose updates the step must not conflict with, the present round included. Before
             round τ, the mean is left as it is.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
     """
 
     settles = frozenset({"updates", "base weights"})

@@ -17,7 +17,8 @@ Order = Literal["gamma first", "lambda first"]
 Form = Literal["softmax", "quadratic"]
 Buffers = Literal["average", "proxy"]
 
-SWA_LR, SWA_START, COSINE = 0.05, 6, 100  # in the published code: rate, epochs before averaging, half a cosine period
+# From the published code: learning rate while averaging, epochs before averaging, epochs of half a cosine period.
+SWA_LR, SWA_START, COSINE = 0.05, 6, 100
 
 
 def shares(scores: Tensor, form: Form) -> Tensor:
@@ -44,8 +45,8 @@ def gradients(gamma: float, scores: Tensor, along: Tensor, form: Form) -> tuple[
     (tensor(2.), tensor([ 0.5000, -0.5000]))
 
     Args:
-        gamma: γ > 0.
-        scores: (K,) x.
+        gamma: γ > 0, the shrinking factor.
+        scores: (K,) the variables x that give λ.
         along: (K,) ⟨g, w_k⟩, where g is L's gradient at the sum.
         form: formula that gives λ from x, "softmax" or "quadratic".
 
@@ -76,11 +77,12 @@ class FedLAW(FederatedCallback):
 
     The new model is γ Σ λ_k w_k (eq. 8): γ = exp(γ̂) shrinks the global model, λ weighs the clients. Adam with betas
     (0.5, 0.999) starts anew every round from γ = 1 and λ = the weights so far: n_k / Σn, or those that an earlier rule
-    has set. No gradient passes through the sum: with g = ∂L/∂w, ∂L/∂λ_k = γ⟨g, w_k⟩, one matrix–vector product.
+    has set. The gradients need no backward pass through the sum: with g = ∂L/∂w, ∂L/∂λ_k = γ⟨g, w_k⟩ takes one
+    matrix–vector product.
 
     Each round logs ``fedlaw/gamma``, ``fedlaw/weight/<client>``, ``fedlaw/largest_weight``, the norms of the two parts
     of the step, ``fedlaw/global_gradient`` ‖γ η_g Σ λ_k Δ_k‖ and ``fedlaw/shrinking_gradient`` ‖(1 - γ) w‖ (eq. 4), and
-    the ratio of these norms, ``fedlaw/ratio``, while γ ≠ 1.
+    the ratio of these norms, ``fedlaw/ratio``, if γ ≠ 1.
 
     Args:
         mode: "joint" learns γ and λ; "shrinking" learns γ alone (adaptive global weight shrinking, eq. 5); "attentive"
@@ -96,8 +98,8 @@ class FedLAW(FederatedCallback):
             code starts the quadratic form from equal weights and also makes γ a square; here both forms start as
             Algorithm 1 says.
         global_lr: η_g (Table 10): the models in the sum are w + η_g Δ_k.
-        last_round: last round that learns; afterwards the weights stay as they come and γ is 1 (early-stopped
-            "attentive", Fig. 5). None for no end.
+        last_round: last round that learns; afterwards the rule leaves the weights alone and γ is 1 (early-stopped
+            "attentive", Fig. 5). None: all rounds learn.
         buffers: the new model's buffers: "average" by n_k, or "proxy", what the forward passes on the proxy set leave,
             as in the published code.
 

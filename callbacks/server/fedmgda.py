@@ -11,7 +11,7 @@ from fl_lightning.callbacks.server.simplex import minimize_on_simplex
 def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
     """Find the weights λ on the simplex, with |λ_k - λ0_k| <= ε, for which ‖Σ λ_k u_k‖² is smallest.
 
-    A zero update is left out: λ0 are then the shares of the other updates.
+    A zero update gets no weight; the other updates' λ0 are then scaled to sum to 1.
 
     Of two orthogonal unit updates the shortest combination has equal weights; ε stops λ on the way there.
 
@@ -23,8 +23,8 @@ def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
 
     Args:
         gram: (K, K) inner products of the u_k, whose lengths are one or zero.
-        start: (K,) λ0 up to a common factor.
-        epsilon: ε in [0, 1].
+        start: (K,) λ0, which is scaled to sum to 1.
+        epsilon: ε in [0, 1], the most that a weight may move.
 
     Returns:
         (K,) λ; ``start`` as it is if all u_k are zero.
@@ -45,13 +45,16 @@ def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
 class FedMGDAPlus(FederatedCallback):
     """Scales the updates to unit norm and weighs them so that their sum is shortest (FedMGDA+; Hu et al., 2022).
 
-    Hu et al., 2022, "Federated Learning Meets Multi-Objective Optimization" (FedMGDA+). The weights λ stay near the
-    weights so far, λ0. The length of the step is at most 1, whatever the updates' lengths: the server optimizer's
-    learning rate is the method's η. A zero update has no direction and gets no weight.
+    Hu et al., 2022, "Federated Learning Meets Multi-Objective Optimization" (FedMGDA+). The weights λ stay within ε of
+    λ0, the weights that earlier rules have set. The length of the step is at most 1, whatever the updates' lengths: the
+    server optimizer's learning rate is the method's η. A zero update has no direction and gets no weight.
 
     Args:
         epsilon: ε in [0, 1], the most that a weight may move from λ0: 0 averages the unit updates, 1 is plain MGDA on
             the unit updates.
+
+    Raises:
+        ConfigurationError: epsilon is out of range.
     """
 
     settles = frozenset({"weights"})

@@ -10,9 +10,10 @@ from fl_lightning import Cohort, FederatedCallback, Server
 class FedNova(FederatedCallback):
     """Scales each update so that a client that takes more steps counts no more per step (Wang et al., 2020, eq. 8).
 
-    The new model is w - τ_eff Σ p_k d_k with d_k = -Δ_k / ‖a_k‖₁. ‖a_k‖₁ is the number of local steps for plain SGD;
-    momentum and proximal terms change ‖a_k‖₁ (the paper's Section 4). The effective number of steps is
-    τ_eff = Σ p_k ‖a_k‖₁. With equal ‖a_k‖₁ this is FedAvg. A client without a step moves nothing.
+    The new model is w - τ_eff Σ p_k d_k with d_k = -Δ_k / ‖a_k‖₁, where p_k is client k's weight and Δ_k its update.
+    ‖a_k‖₁ is the number of local steps for plain SGD; momentum and proximal terms change ‖a_k‖₁ (the paper's
+    Section 4). The effective number of steps is τ_eff = Σ p_k ‖a_k‖₁. With equal ‖a_k‖₁ this is FedAvg. A client that
+    takes no step adds nothing.
     """
 
     settles = frozenset({"updates"})

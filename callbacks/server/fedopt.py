@@ -13,14 +13,14 @@ from fl_lightning.errors import check_positive
 class FedOpt(FederatedCallback, ABC):
     """Base of the adaptive server optimizers (Reddi et al., 2021, Algorithm 2).
 
-    With the update u that the other rules arrive at, m ← β₁m + (1 - β₁)u from m = 0, and w ← w + lr · m / (√v + τ),
-    coordinate by coordinate. The second moment v of the updates starts at τ²; there is no bias correction. The box in
-    the FedMGC slides divides by √(v + τ), a misprint, and lets v follow m², not u² as published.
+    With the round's update u, as left by the rules listed before, m ← β₁m + (1 - β₁)u from m = 0, and
+    w ← w + lr · m / (√v + τ), coordinate by coordinate. The second moment v of the updates starts at τ²; there is no
+    bias correction. The FedMGC slides print √(v + τ), a misprint, and update v with m² where the paper has u².
 
     Args:
         lr: learning rate of the server, positive: about the length of a coordinate's step.
         beta1: β₁ in [0, 1).
-        tau: τ, positive, added to √v: where √v is much smaller, v no longer adapts the step.
+        tau: τ, positive, added to √v: where √v is much smaller than τ, v no longer adapts the step.
 
     Raises:
         ConfigurationError: an argument is out of range.

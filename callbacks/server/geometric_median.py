@@ -6,7 +6,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, FederatedCallback, Server
 from fl_lightning.errors import check_at_least, check_positive
 
-SETTLED = 1e-12  # change of the weights, which sum up to 1, at which the iteration ends
+SETTLED = 1e-12  # the iteration ends when no weight changes by more; the weights sum to 1
 
 
 def distances(gram: Tensor, combination: Tensor) -> Tensor:
@@ -72,6 +72,9 @@ class GeometricMedian(FederatedCallback):
     Args:
         iterations: >= 1, largest number of iterations.
         smoothing: ν > 0, in units of the median norm: updates nearer than ν to the median pull no stronger than at ν.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
     """
 
     settles = frozenset({"weights"})

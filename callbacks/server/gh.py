@@ -9,15 +9,15 @@ from typing_extensions import override
 from fl_lightning import Cohort, FederatedCallback, Server, partners, project_conflicts
 from fl_lightning.errors import check_choice
 
-CANCELLED = 1e-7  # share of an update's squared norm: the Gram matrix cannot tell the direction of a smaller rest
+CANCELLED = 1e-7  # share of an update's squared norm; a smaller remainder is rounding error, without a direction
 
 
 def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
     """Remove from one update after another the components that conflict with the others, as far as those are corrected.
 
-    In :func:`fl_lightning.project_conflicts` the partners of an update are the updates as they came; here a partner has
-    already been projected if its turn has passed. A partner that is cancelled completely has no direction and is
-    skipped.
+    In :func:`fl_lightning.project_conflicts` the partners of an update are the updates before correction; here a
+    partner has already been projected if its turn has passed. A partner of which nothing is left has no direction and
+    is skipped.
 
     Updates (1, -2) and (0, 1) conflict. The first becomes (1, 0), with which the second no longer conflicts:
 
@@ -28,14 +28,14 @@ def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
     [[1.0, 2.0], [0.0, 1.0]]
 
     Args:
-        gram: (K, K) inner products of the updates as they came.
+        gram: (K, K) inner products of the updates before correction.
         order: (K, K-1) row k lists the partners of update k in the order of the projections.
 
     Returns:
-        (K, K) matrix: row k combines the updates as they came into the harmonised update k.
+        (K, K) matrix: row k combines the updates before correction into the harmonised update k.
     """
     projection = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    running = gram.clone()  # inner products of the updates as they stand
+    running = gram.clone()  # inner products of the updates as projected so far
     floor = CANCELLED * gram.diagonal()
     for k, others in enumerate(order.tolist()):
         for j in others:
@@ -48,17 +48,20 @@ def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
 class GradientHarmonization(FederatedCallback):
     """Removes from each update what conflicts with other updates, then averages as usual (FedGH; Zhang et al.).
 
-    Zhang et al., "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization",
-    Algorithm 1. Each update is projected off the updates that it conflicts with. Only the updates' directions matter
-    for this, so updates serve as gradients: the learning rate cancels. The first denominator of eq. (1) is read as
-    ‖g̃_j‖², as in Algorithm 1.
+    Zhang et al., "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization", Algorithm
+    1. Each update is projected off the updates that it conflicts with. Updates can stand for the paper's gradients,
+    since a projection depends on the direction of the other vector and not on its length: the learning rate cancels.
+    The first denominator of eq. (1) is read as ‖g̃_j‖², as in Algorithm 1.
 
     Args:
-        variant: "paper" projects off the updates as they came and leaves the weights alone. "slides" (the authors'
-            talk) projects off the updates as they stand by then and averages uniformly; the talk's denominator ‖g_i‖²
+        variant: "paper" projects off the updates before correction and leaves the weights alone. "slides" (the authors'
+            talk) projects off the updates as corrected so far and averages uniformly; the talk's denominator ‖g_i‖²
             does not make updates orthogonal and is read as ‖g_j‖².
         order: order in which an update meets the others: "random", drawn anew each round (as published), or
             "ascending" or "descending" by client id.
+
+    Raises:
+        ConfigurationError: ``variant`` or ``order`` is none of these.
     """
 
     settles = frozenset({"updates"})

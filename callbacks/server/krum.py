@@ -1,4 +1,4 @@
-"""Krum and Multi-Krum: the updates that are nearest to their nearest others."""
+"""Krum and Multi-Krum: keep the updates that lie nearest to their neighbours."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def krum_scores(gram: Tensor, num_byzantine: int) -> Tensor:
 
     Args:
         gram: (K, K) inner products of the updates, K >= f + 2.
-        num_byzantine: f.
+        num_byzantine: f, the number of clients that may send anything.
 
     Returns:
         (K,) scores; updates with small scores are trusted.
@@ -43,7 +43,7 @@ def krum(gram: Tensor, num_byzantine: int, num_selected: int) -> list[int]:
 
     >>> import torch
     >>> from fl_lightning.callbacks.server.krum import krum
-    >>> updates = torch.tensor([3.0, 1.0, 0.0, 10.0]).double()  # of the scores 4, 1, 1 and 49
+    >>> updates = torch.tensor([3.0, 1.0, 0.0, 10.0]).double()  # with the scores 4, 1, 1 and 49
     >>> krum(updates.outer(updates), num_byzantine=1, num_selected=2)
     [1, 2]
     """
@@ -60,7 +60,8 @@ class Krum(FederatedCallback):
     cohort of one client gives this client's update.
 
     Args:
-        num_byzantine: f >= 0, number of clients of a cohort that may send anything. K >= 2f + 3 is required.
+        num_byzantine: f >= 0, number of clients of a cohort that may send anything. A cohort must have K >= 2f + 3
+            clients.
         num_selected: m >= 1, number of updates that are averaged, at most K.
 
     Raises:
@@ -82,7 +83,8 @@ class Krum(FederatedCallback):
         if size < max(2 * f + 3, m):
             raise ConfigurationError(
                 f"Krum with num_byzantine={f} and num_selected={m} needs K >= 2f + 3 = {2 * f + 3} clients a round and "
-                f"K >= {m}, got K={size} in round {cohort.round}: lower them, or raise data.participation"
+                f"K >= {m}, got K={size} in round {cohort.round}: lower num_byzantine or num_selected, or "
+                "raise data.participation"
             )
         weights = torch.zeros_like(cohort.weights)
         weights[krum(cohort.corrected_gram, f, m)] = 1 / m

@@ -22,11 +22,14 @@ class NormClipping(FederatedCallback):
     """Scales each update down to a norm of at most the threshold (Sun et al., 2019).
 
     Sun et al., "Can You Really Backdoor Federated Learning?" (2019), "Norm thresholding of updates", without the noise
-    that the paper adds as a second defence. Directions and weights stay.
+    that the paper adds as a second defence. The rule changes neither the updates' directions nor the weights.
 
     Args:
         threshold: > 0, the largest norm. None takes the median norm of the round's updates (of an even number, the mean
-            of the two middle norms), which follows the training; this is ours, the paper fixes the threshold.
+            of the two middle norms), which follows the training; the paper's threshold is fixed.
+
+    Raises:
+        ConfigurationError: threshold is out of range.
     """
 
     settles = frozenset({"updates"})
@@ -36,7 +39,7 @@ class NormClipping(FederatedCallback):
         if threshold is not None and not threshold > 0:
             raise ConfigurationError(f"threshold must be greater than 0, or None for the median norm, got {threshold}")
         self.threshold = threshold
-        self.streams = threshold is not None  # type: ignore[misc]  # the median norm is known at the round's end
+        self.streams = threshold is not None  # type: ignore[misc]  # the median is known only at the round's end
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:

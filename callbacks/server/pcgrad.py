@@ -20,6 +20,9 @@ class PCGrad(GradientHarmonization):
             shorter.
         order: order in which an update meets the others: "random", drawn anew each round (as published), or
             "ascending" or "descending" by client id.
+
+    Raises:
+        ConfigurationError: ``reduction`` or ``order`` is none of these.
     """
 
     settles = frozenset({"updates", "base weights"})

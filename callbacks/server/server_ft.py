@@ -53,7 +53,7 @@ class ServerFT(FederatedCallback):
     published code lets the proxy batches move the BatchNorm statistics.
 
     Args:
-        epochs: passes over the proxy set per round; FedLAW uses 2, since more did harm (Appendix D.6).
+        epochs: passes over the proxy set per round; FedLAW uses 2, since more epochs did harm (Appendix D.6).
         lr: learning rate of Adam. FedLAW states none: the default is ours.
 
     Raises:

@@ -14,6 +14,9 @@ class GlobalWeightShrinking(FederatedCallback):
 
     Args:
         gamma: γ > 0; 0.9 to 1 in the paper.
+
+    Raises:
+        ConfigurationError: gamma is out of range.
     """
 
     settles = frozenset({"shrinking"})

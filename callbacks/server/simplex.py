@@ -7,8 +7,8 @@ import torch
 from scipy.optimize import minimize  # type: ignore[import-untyped]  # SciPy ships no types
 from torch import Tensor
 
-TOLERANCE = 1e-16  # on the objective, absolute
-STEPS = 1000  # at most
+TOLERANCE = 1e-16  # of SLSQP, on the objective's value, absolute
+STEPS = 1000  # largest number of SLSQP's iterations
 
 
 def minimize_on_simplex(
@@ -61,7 +61,7 @@ def onto_simplex(weights: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
 
     The weights share the deficit or surplus in proportion to the room that each has to its bound.
 
-    By hand, with more than rounding: 0.5 is missing from the sum, and the weights have the room 0.25 and 0.75.
+    In this example, 0.5 is missing from the sum, and the weights have the room 0.25 and 0.75 to their bounds:
 
     >>> import torch
     >>> from fl_lightning.callbacks.server.simplex import onto_simplex
@@ -69,12 +69,12 @@ def onto_simplex(weights: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     [0.375, 0.625]
 
     Args:
-        weights: (K,) weights.
+        weights: (K,) weights, within the bounds and with the sum 1 up to rounding errors.
         lower: (K,) lower bounds.
         upper: (K,) upper bounds.
 
     Returns:
-        (K,) weights.
+        (K,) weights within the bounds that sum to 1.
     """
     weights = weights.clamp(lower, upper)
     gap = 1 - weights.sum()

@@ -19,7 +19,7 @@ def trimmed_mean(values: Tensor, trim: int) -> Tensor:
     [3.0, 6.0]
 
     Args:
-        values: (K, B).
+        values: (K, B) the values of K clients in B coordinates.
         trim: number of values dropped at either end, from 0 to (K-1)//2; the largest gives the median.
 
     Returns:
@@ -40,7 +40,11 @@ class TrimmedMean(FederatedCallback):
     stand for the paper's gradients. The remaining values count equally; n_k and other weights do not count.
 
     Args:
-        ratio: β in [0, 0.5): ⌊βK⌋ values are dropped at either end. Should be at least the share of byzantine clients.
+        ratio: β in [0, 0.5): ⌊βK⌋ values are dropped at either end. β should be at least the share of byzantine
+            clients.
+
+    Raises:
+        ConfigurationError: ratio is out of range.
     """
 
     def __init__(self, ratio: float) -> None:

@@ -42,5 +42,6 @@ def test_attackers_send_the_mean_less_z_deviations() -> None:
 
 @pytest.mark.parametrize("z", [float("nan"), float("inf")])
 def test_bad_z_are_refused(z: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"z must be finite, or null for the largest that hides, got {z}"):
+    message = f"z must be finite, or null for the largest z that stays hidden, got {z}"
+    with pytest.raises(ConfigurationError, match=message):
         ALIE(1, z)

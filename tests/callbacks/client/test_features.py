@@ -255,13 +255,13 @@ def test_the_module_may_move_between_fits() -> None:
 
 
 def test_refuses_a_layer_that_is_not_there() -> None:
-    message = r"layer must name a submodule of Net, got 'net\.00'; near it: net\.0"
+    message = r"layer must name a submodule of Net, got 'net\.00'; similar names: net\.0"
     with pytest.raises(ConfigurationError, match=message):
         look(Net(), Look("net.00"))
 
 
 def test_refuses_a_module_without_a_linear_layer() -> None:
-    message = "Look looks at what enters the last nn.Linear, but Quadratic has none: name a layer"
+    message = "Look takes the input of the last nn.Linear as features, but Quadratic has none: name a layer"
     with pytest.raises(ConfigurationError, match=message):
         trainer(Look()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
 
@@ -269,7 +269,7 @@ def test_refuses_a_module_without_a_linear_layer() -> None:
 def test_refuses_a_layer_without_part_in_the_training_step() -> None:
     module = Net()
     module.spare = nn.Linear(2, 2)
-    message = r"Look needs features, but the last nn\.Linear had no part in the forward pass of Net: name another one"
+    message = r"Look needs features, but Net did not use the last nn\.Linear in its forward pass: name another layer"
     with pytest.raises(ConfigurationError, match=message):
         look(module, Look())
 
@@ -282,7 +282,7 @@ def test_refuses_an_output_that_is_no_tensor() -> None:
         def loss(self, batch: Any) -> Tensor:
             return self.net[2](self.net[1](self.net[0](batch[0]))[0]).square().mean()  # type: ignore[no-any-return]
 
-    message = r"Look needs a tensor \(N, …\) of layer 'net\.1', got tuple: name another one by layer"
+    message = r"Look needs a tensor \(N, …\) from layer 'net\.1', got tuple: name another layer by the argument"
     with pytest.raises(ConfigurationError, match=message):
         look(Recurrent(), Look("net.1"))
 

@@ -180,7 +180,8 @@ def test_batch_normalization_sees_each_batch_once() -> None:
 
 
 def test_needs_features() -> None:
-    with pytest.raises(ConfigurationError, match=r"FedDecorr looks at what enters the last nn\.Linear, but Quadratic"):
+    message = r"FedDecorr takes the input of the last nn\.Linear as features, but Quadratic"
+    with pytest.raises(ConfigurationError, match=message):
         trainer(FedDecorr()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
 
 

@@ -341,12 +341,13 @@ class Labelled(Small):
 )
 def test_needs_a_forward_of_the_inputs(module: Callable[[], Any], got: str) -> None:
     """Said in round 1, though nothing is compared there."""
-    with pytest.raises(ConfigurationError, match=rf"a rule shows a batch to other models by {got}"):
+    with pytest.raises(ConfigurationError, match=rf"a rule computes features by {got}"):
         fit(MOON(), rounds=1, module=module)
 
 
 def test_needs_features() -> None:
-    with pytest.raises(ConfigurationError, match=r"MOON looks at what enters the last nn\.Linear, but Head has none"):
+    message = r"MOON takes the input of the last nn\.Linear as features, but Head has none"
+    with pytest.raises(ConfigurationError, match=message):
         fit(MOON(), rounds=1, module=Head)
 
 

@@ -75,6 +75,6 @@ def test_a_schedule_that_is_too_short_ends_before_the_first_round(folder: Path) 
 
 
 def test_refuses_a_run_without_end(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"SaveCohorts writes .* trainer.max_epochs sets no end"):
+    with pytest.raises(ConfigurationError, match=r"SaveCohorts writes .* trainer.max_epochs sets no last round"):
         train(SaveCohorts(), rounds=-1)
     assert not list(folder.glob("*.txt"))

@@ -299,7 +299,7 @@ def test_clients_that_hold_out_nothing_are_refused_in_one_line(tmp_path: Path, m
     Path("tiny.yaml").write_text(TINY)
     result = run("fit", "--config", "tiny.yaml", "--trainer.callbacks", "PersonalEvaluation")
     assert result.status == 2
-    assert "those of Digits hold out nothing: set data.held_out" in result.err
+    assert "no client of Digits holds data out: set data.held_out" in result.err
     assert result.err.count("\n") == 1
 
 
@@ -311,8 +311,8 @@ class Silent(Watched):
 @pytest.mark.parametrize(
     ("client", "data", "message"),
     [
-        (Linear(2), Points(), "Linear has none: define it, and set data.held_out"),
-        (Watched(2), Points([[], [], []]), "those of Points hold out nothing: set data.held_out"),
+        (Linear(2), Points(), "Linear has none: define validation_step, and set data.held_out"),
+        (Watched(2), Points([[], [], []]), "no client of Points holds data out: set data.held_out"),
         (Silent(2), Points(), "Silent.validation_step logs nothing"),
     ],
 )

@@ -158,7 +158,7 @@ def test_devices_and_stops_change_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"every": -1}, "every must be a number of rounds, 0 for after the last alone, got -1"),
+        ({"every": -1}, "every must be a number of rounds, or 0 for the last round alone, got -1"),
         ({"every": math.nan}, "every must be a number of rounds"),
         ({"points": 1}, "points must be odd and at least 3, got 1"),
         ({"points": 20}, "points must be odd and at least 3, got 20"),
@@ -174,7 +174,7 @@ def test_refuses_what_is_out_of_range(setting: Any, message: str) -> None:
 
 
 def test_refuses_a_run_without_end() -> None:
-    with pytest.raises(ConfigurationError, match=r"trainer\.max_epochs sets none: set it, or LossSurface's every"):
+    with pytest.raises(ConfigurationError, match=r"max_epochs sets no last round: set .*, or every of LossSurface"):
         trainer(LossSurface(), rounds=-1).fit(FederatedOrchestrator(Filter()), datamodule=Two())
 
 

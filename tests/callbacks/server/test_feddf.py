@@ -245,13 +245,13 @@ class Named(Head):
 
 @pytest.mark.parametrize(("module", "came"), [(Flat, r"shape \(4,\)"), (Named, "dict")])
 def test_refuses_outputs_that_are_no_logits(module: Any, came: str) -> None:
-    message = rf"distillation needs logits \(B, C\) of {module.__name__}'s forward, got {came} of 4 inputs"
+    message = rf"distillation needs logits \(B, C\) from {module.__name__}\.forward, got {came} for 4 inputs"
     with pytest.raises(ConfigurationError, match=message):
         fit(FedDF(), module=module())
 
 
 def test_refuses_a_module_without_forward() -> None:
-    with pytest.raises(ConfigurationError, match=r"logits .* of Normalized's forward, got NoneType"):
+    with pytest.raises(ConfigurationError, match=r"logits .* from Normalized\.forward, got NoneType"):
         trainer(FedDF()).fit(FederatedOrchestrator(Normalized()), datamodule=NormalizedData())
 
 
