@@ -45,7 +45,7 @@ class ImageClassifier(LightningModule):
         def accuracy(k: int) -> MulticlassAccuracy:
             return MulticlassAccuracy(self.num_classes, top_k=min(k, self.num_classes), average="micro")
 
-        # By default, MeanMetric leaves out losses that are nan, and looks for them: a GPU's host would wait each batch.
+        # By default, MeanMetric searches every batch for losses that are nan; with a GPU, the CPU would wait.
         loss = MeanMetric(nan_strategy="disable")
         return MetricCollection({"top1": accuracy(1), "top3": accuracy(3), "loss": loss}, prefix=prefix)
 
@@ -56,7 +56,7 @@ class ImageClassifier(LightningModule):
         if classes != self.num_classes:
             raise ConfigurationError(
                 f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
-                f"network's own to {classes}"
+                f"network's num_classes to {classes}"
             )
 
     def forward(self, images: Tensor) -> Tensor:

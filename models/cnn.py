@@ -12,8 +12,8 @@ from fl_lightning.models.mlp import linear_layers
 class PooledCNN(nn.Sequential):
     """5×5 convolutions, each with ReLU and 2×2 max pooling, then linear layers with ReLU.
 
-    With the default arguments, the CNN of McMahan et al. (2017): 32 and 64 channels, 512 hidden units, 1,663,370
-    parameters at 1×28×28. FedGAM and FedMGC (on MNIST) describe this form and leave the widths open.
+    The default arguments give the CNN of McMahan et al. (2017): 32 and 64 channels, 512 hidden units, 1,663,370
+    parameters for images of 1×28×28. FedGAM and FedMGC (on MNIST) describe this form and do not state the widths.
 
     Args:
         num_classes: number of outputs.
@@ -59,8 +59,8 @@ class PooledCNN(nn.Sequential):
 class LeNet(PooledCNN):
     """LeNet-5 with ReLU and max pooling (LeCun et al., 1998): 62,006 parameters at 3×32×32, 44,426 at 1×28×28.
 
-    FedMGC names a network of this form for CIFAR and leaves the widths open. FedGAM's released code trains this network
-    on MNIST, where the FedGAM paper speaks of two linear layers, not three (see :class:`PooledCNN`).
+    FedMGC names a network of this form for CIFAR and does not state the widths. FedGAM's released code trains this
+    network on MNIST, but the FedGAM paper says two linear layers, not three (see :class:`PooledCNN`).
 
     Args:
         num_classes: number of outputs.
@@ -98,7 +98,7 @@ class TwoLayerCNN(nn.Module):
         dropout: dropout rates after the pooling and after the hidden layer, each in [0, 1).
 
     Raises:
-        ConfigurationError: ``image_size`` is odd or less than 10.
+        ConfigurationError: ``image_size`` is odd or less than 10, or ``dropout`` is not two rates in [0, 1).
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class TwoLayerCNN(nn.Module):
         if image_size < 10 or image_size % 2:
             raise ConfigurationError(f"image_size must be even and at least 10, got {image_size}")
         if len(dropout) != 2 or not all(0 <= share < 1 for share in dropout):
-            raise ConfigurationError(f"dropout must be two shares in [0, 1), got {dropout}")
+            raise ConfigurationError(f"dropout must be two rates in [0, 1), got {dropout}")
         side = (image_size - 8) // 2
         self.features = nn.Sequential(
             nn.Conv2d(in_channels, 32, 5), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)
@@ -135,8 +135,8 @@ class TwoLayerCNN(nn.Module):
 class SimpleCNN(nn.Sequential):
     """Three 3×3 convolutions and two linear layers, for 32×32 images (FedLAW, Appendix D.3; 122,570 parameters).
 
-    A second pooling follows the second convolution, as in FedLAW's released code: the 64·4·4 features that the paper
-    states need this pooling.
+    A pooling follows each of the first two convolutions, as in FedLAW's released code: the paper's 64·4·4 features need
+    the second pooling.
 
     Args:
         num_classes: number of outputs.
@@ -161,8 +161,9 @@ class SimpleCNN(nn.Sequential):
 class CifarAlexNet(nn.Sequential):
     """AlexNet for 32×32 images: five convolutions and one linear layer (2,472,266 parameters).
 
-    Neither FedLAW nor its released code says which AlexNet is trained. This is the usual AlexNet for CIFAR (W. Yang's
-    pytorch-classification): the widths of Krizhevsky (2014), wider padding, 2×2 pooling, no hidden linear layers.
+    Neither FedLAW nor its released code says which AlexNet is trained. This class is the usual AlexNet for CIFAR (W.
+    Yang's pytorch-classification), which has the widths of Krizhevsky (2014), wider padding, 2×2 pooling and no hidden
+    linear layers.
 
     Args:
         num_classes: number of outputs.

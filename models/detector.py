@@ -61,7 +61,7 @@ class Detector(LightningModule):
     """Trains a network with the loss of YOLOv8; logs loss and mAP50 as ``val/…`` and ``test/…``.
 
     Batches are ``[images, targets]``. Images are floats (B, 3, H, W) in [0, 1]. Targets (B, M, 5) hold class, x1, y1,
-    x2, y2 in pixels; images with fewer than M objects are filled up with rows of class -1.
+    x2, y2 in pixels; the rows of images with fewer than M objects are filled up with rows of class -1.
 
     Args:
         network: module that maps images to one map (B, 4·R + num_classes, H/s, W/s) per stride s, as :class:`YOLOv8`
@@ -83,7 +83,7 @@ class Detector(LightningModule):
         super().__init__()
         if not isinstance(getattr(network, "projection", None), Tensor):
             raise ConfigurationError(
-                f"expected a detection network with the distances of its bins as projection, got "
+                f"network must be a detection network whose attribute projection holds the distances of its bins, got "
                 f"{type(network).__name__}: use fl_lightning.models.YOLOv8"
             )
         self.network, self.num_classes, self.optimizer = network, num_classes, optimizer
@@ -98,7 +98,7 @@ class Detector(LightningModule):
         if classes != self.num_classes:
             raise ConfigurationError(
                 f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
-                f"network's own to {classes}"
+                f"network's num_classes to {classes}"
             )
 
     def forward(self, images: Tensor) -> Prediction:
@@ -116,7 +116,7 @@ class Detector(LightningModule):
         flat = flat.to(projection.dtype)  # half precision is too coarse for pixels
         bins, logits = flat[..., :num_bins].reshape(*flat.shape[:2], 4, -1), flat[..., num_bins:]
         centres, strides = (torch.cat(part) for part in zip(*(_anchors(m, images) for m in maps), strict=True))
-        distances = (bins.softmax(3) * projection).sum(3) * strides  # a matrix product would be autocast
+        distances = (bins.softmax(3) * projection).sum(3) * strides  # autocast would round a matrix product
         boxes = torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], 2)
         return Prediction(bins, logits, boxes, centres, strides)
 
@@ -162,8 +162,8 @@ def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
 
     BCE is summed over all anchors and classes; CIoU and distribution focal loss are summed over the anchors with an
     object, weighted by the class aims of :func:`assign`. All three sums are divided by the total of the aims (at least
-    1). The released trainer of YOLOv8 then multiplies the loss by B; this function does not, so that with SGD the same
-    step needs a learning rate B times as large here.
+    1). The released trainer of YOLOv8 then multiplies the loss by B, the number of images. This function does not: with
+    SGD, the same step needs a learning rate B times as large here.
 
     Args:
         prediction: prediction for B images.
@@ -173,7 +173,7 @@ def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
         Scalar loss.
 
     Raises:
-        ConfigurationError: ``targets`` has another shape.
+        ConfigurationError: ``targets`` is not of shape (B, M, 5).
     """
     batch = len(prediction.logits)
     if targets.ndim != 3 or len(targets) != batch or targets.shape[2] != 5:
@@ -208,15 +208,15 @@ def assign(
 
     Args:
         scores: (A, C) predicted class scores in [0, 1].
-        boxes: (A, 4) predicted boxes.
-        centres: (A, 2) centres of the anchors.
+        boxes: (A, 4) predicted boxes x1, y1, x2, y2 in pixels.
+        centres: (A, 2) x, y of the anchors in pixels.
         classes: (M,) classes of the objects.
-        truth: (M, 4) boxes of the objects.
+        truth: (M, 4) boxes of the objects, in pixels.
         top: number of anchors per object.
 
     Returns:
-        Class aims (A, C), above zero only at anchors with an object, for the object's class; and the assigned objects'
-        boxes (A, 4), which mean nothing where the aims are zero.
+        Class aims (A, C), which are above zero only at anchors with an object and for the object's class; and the boxes
+        (A, 4) of the assigned objects, which are meaningless for anchors without an object.
     """
     aims = torch.zeros_like(scores)
     if not len(truth):
@@ -255,8 +255,8 @@ def suppress(boxes: Tensor, scores: Tensor) -> dict[str, Tensor]:
     """Select the detections of one image, best first: the best class of each anchor, without near duplicates.
 
     Args:
-        boxes: (A, 4) predicted boxes.
-        scores: (A, C) predicted class scores.
+        boxes: (A, 4) predicted boxes x1, y1, x2, y2 in pixels.
+        scores: (A, C) predicted class scores in [0, 1].
 
     Returns:
         ``boxes`` (D, 4), ``scores`` (D,) above 0.001 and ``labels`` (D,), D at most 100; no two boxes of the same class

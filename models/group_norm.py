@@ -9,14 +9,14 @@ from fl_lightning import ConfigurationError
 class WithGroupNorm(nn.Module):
     """Replaces every BatchNorm of a network with GroupNorm (Wu & He, 2018): no statistics of other images, no buffers.
 
-    Under label skew BatchNorm suffers, as each client normalises by its own batches (Hsieh et al., 2020). The affine
-    parameters are kept, so that the network has as many parameters as before; the activation inside timm's BatchNorm
-    layers is kept, too.
+    With label skew, BatchNorm loses accuracy, since each client normalises by the statistics of its own batches (Hsieh
+    et al., 2020). The affine parameters are kept, so that the network has as many parameters as before; the activation
+    inside timm's BatchNorm layers is kept, too.
 
     Args:
         network: network with BatchNorm layers, which are replaced in place.
         groups: largest number of groups, at least 1; each layer gets the largest divisor of its number of channels up
-            to ``groups``. A layer with at most ``groups`` channels thus normalises each channel on its own, and needs
+            to ``groups``. A layer with at most ``groups`` channels thus normalises each channel separately, which needs
             inputs of more than one pixel.
 
     Raises:
@@ -51,6 +51,6 @@ def _group_norm(norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     groups = max(divisor for divisor in range(1, min(groups, channels) + 1) if channels % divisor == 0)
     made = GroupNormAct(channels, groups, eps=norm.eps, affine=norm.affine, apply_act=False)
     made.weight, made.bias = norm.weight, norm.bias
-    for name, part in norm.named_children():  # timm's BatchNormAct2d: dropout and activation
+    for name, part in norm.named_children():  # dropout and activation of timm's BatchNormAct2d
         setattr(made, name, part)
     return made.train(norm.training)

@@ -13,8 +13,8 @@ TIMM = ("forward_features", "forward_head", "get_classifier")
 def find_classifier(module: nn.Module) -> nn.Module | None:
     """Find the layer that turns features into class scores.
 
-    This is timm's classifier if the module holds exactly one network of timm and the classifier is a single layer (not
-    nn.Identity), else the last nn.Linear in the order of ``modules()``.
+    The layer is timm's classifier if the module holds exactly one timm network and the classifier is a single layer
+    (not nn.Identity), else the last nn.Linear in the order of ``modules()``.
 
     >>> from torch import nn
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -25,11 +25,11 @@ def find_classifier(module: nn.Module) -> nn.Module | None:
         module: network, or a module that contains one.
 
     Returns:
-        The layer; None if there is neither a classifier of timm nor an nn.Linear.
+        The layer; None if there is neither a timm classifier nor an nn.Linear.
     """
     networks: list[Any] = [part for part in module.modules() if all(hasattr(part, name) for name in TIMM)]
     found: nn.Module | None = networks[0].get_classifier() if len(networks) == 1 else None
-    if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):  # a tuple in distilled networks
+    if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):  # distilled networks return a tuple
         return found
     return next((part for part in reversed([*module.modules()]) if isinstance(part, nn.Linear)), None)
 
@@ -45,6 +45,6 @@ def find_layer(module: nn.Module, name: str) -> nn.Module:
         names = [part for part in parts if part]
         near = difflib.get_close_matches(name, names, cutoff=0.4) or names[:8]
         raise ConfigurationError(
-            f"layer must name a submodule of {type(module).__name__}, got {name!r}; near it: {', '.join(near)}"
+            f"layer must name a submodule of {type(module).__name__}, got {name!r}; similar names: {', '.join(near)}"
         )
     return parts[name]

@@ -9,7 +9,7 @@ from fl_lightning import ConfigurationError
 
 
 def linear_layers(widths: Sequence[int]) -> list[nn.Module]:
-    """Make linear layers from each width to the next, with a ReLU between every two layers.
+    """Make linear layers from each width to the next, with a ReLU after every layer but the last.
 
     Raises:
         ConfigurationError: a width is less than 1.

@@ -14,8 +14,8 @@ class WithProjection(nn.Module):
     the projected features.
 
     Args:
-        network: network whose class scores come from its last nn.Linear (for timm, from timm's classifier); that layer
-            is taken out.
+        network: network whose class scores come from its last nn.Linear (in a timm network, from timm's classifier).
+            This layer is replaced by nn.Identity, in place.
         hidden: width of the projection's hidden layer. MOON's released code takes the width of the network's features.
         out: width of the projection's output.
 
@@ -31,7 +31,7 @@ class WithProjection(nn.Module):
         if not isinstance(classifier, nn.Linear) or classifier is network:
             raise ConfigurationError(
                 f"network must end in an nn.Linear that makes its class scores, got {type(network).__name__}, which "
-                "does not: write the projection into it"
+                "does not: add the projection in the network's own code"
             )
         name = next(name for name, part in network.named_modules() if part is classifier)
         parent, _, own = name.rpartition(".")

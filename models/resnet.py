@@ -8,7 +8,7 @@ from fl_lightning import ConfigurationError
 class CifarResNet(nn.Sequential):
     """ResNet of depth 6n + 2: three stages of n blocks, on 32×32, 16×16 and 8×8 (He et al., 2016, Section 4.2).
 
-    As in Li et al. (2018), whom FedLAW follows: where the shape changes, the shortcut is a 1×1 convolution with
+    The class follows Li et al. (2018), as FedLAW does: where the shape changes, the shortcut is a 1×1 convolution with
     BatchNorm (He et al. subsample and pad with zeros); every layer, the first convolution included, has ``width`` times
     as many channels; weights are initialised by PyTorch's defaults. FedLAW's networks, with 10 classes: ResNet8 has
     78,042 parameters, ResNet20 272,474, ResNet56 855,770, ResNet110 1,730,714, WRN56_4 (``width=4``) 13,628,234.

@@ -13,18 +13,19 @@ from fl_lightning import ConfigurationError
 class TimmNetwork(nn.Module):
     """Any network of timm by name, with a stem for small images.
 
-    timm's networks are made for images of 224×224 and halve the resolution five times. A ``stride`` of 16 takes out the
-    first halving in the order of the forward pass, a ``stride`` of 8 the first two. A convolution that halves gets
-    stride 1, and the network's first convolution also gets a 3×3 kernel in place of a wider one; a pooling that halves
-    is left out. A ``stride`` of 8 gives the usual networks for CIFAR: ResNet-18 and DenseNet begin with a 3×3
-    convolution and no pooling, MobileNetV2 has stride 1 in the first two convolutions that had stride 2.
+    timm's networks are made for images of 224×224 and halve the resolution five times. A ``stride`` of 16 removes the
+    first halving in the order of the forward pass, a ``stride`` of 8 the first two. A convolution that halves the
+    resolution gets stride 1, and the network's first convolution also gets a 3×3 kernel in place of a wider one; a
+    pooling that halves the resolution is removed. A ``stride`` of 8 gives the usual networks for CIFAR: ResNet-18 and
+    DenseNet begin with a 3×3 convolution and no pooling, MobileNetV2 has stride 1 in the first two convolutions that
+    had stride 2.
 
     Args:
         name: timm's name of the network, for example "mobilenetv2_100".
         num_classes: number of outputs.
         in_channels: number of channels of the images.
-        stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and
-            16 suits 64×64 images: both end in 4×4. 32 leaves the network as it is.
+        stride: ratio of the image's side to the side of the last feature maps: 8, 16 or 32. 8 suits 32×32 images and 16
+            suits 64×64 images: both end in 4×4. 32 leaves the network unchanged.
 
     Raises:
         ConfigurationError: timm has no such network, ``stride`` is none of the three, or the network's stem cannot be
@@ -37,7 +38,7 @@ class TimmNetwork(nn.Module):
         super().__init__()
         if not timm.is_model(name):
             near = difflib.get_close_matches(name, timm.list_models(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ": timm.list_models() names those that exist"
+            hint = f"; did you mean {near[0]}?" if near else ": timm.list_models() lists the names"
             raise ConfigurationError(f"timm has no model {name!r}{hint}")
         if stride not in (8, 16, 32):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")
@@ -61,12 +62,12 @@ def _take_out_halvings(network: Any, name: str, in_channels: int, stride: int) -
     expected = -(-side // stride)
     try:
         fits = _trace(network, image)[1].shape[2:] == (expected, expected)
-    except Exception:  # networks made for one size of feature maps refuse others with various errors
+    except Exception:  # some networks take one size of feature maps alone, and raise various errors
         fits = False
     if not fits:
         raise ConfigurationError(
-            f"the stem of {name} cannot be changed to a stride of {stride}, for it does not begin with convolutions or "
-            "poolings of stride 2: set stride to 32, or take another network"
+            f"the stem of {name} cannot be changed to a stride of {stride}, since {name} does not begin with "
+            "convolutions or poolings of stride 2: set stride to 32, or take another network"
         )
 
 
@@ -99,7 +100,7 @@ def _take_out(network: nn.Module, name: str, first: bool) -> None:
     layer.stride = (1, 1)
     kernel = layer.kernel_size[0]
     if first and kernel > 3:
-        # Initial weights have a deviation ~ 1/√fan: scaled, the middle has the deviation of a 3×3 kernel.
+        # Initial weights have a standard deviation ~ 1/√fan: scaling the middle gives it that of a 3×3 kernel.
         edge = (kernel - 3) // 2
         middle = layer.weight.detach()[..., edge : edge + 3, edge : edge + 3] * (kernel / 3)
         layer.weight, layer.kernel_size, layer.padding = nn.Parameter(middle.contiguous()), (3, 3), (1, 1)

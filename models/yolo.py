@@ -23,19 +23,20 @@ _conv = partial(
 class YOLOv8(nn.Module):
     """The two narrow sizes of YOLOv8: a CSP backbone, a path aggregation neck, a decoupled head on three levels.
 
-    Written from the published description. With one class and ``width=16`` the network has 3,011,043 parameters, 16 of
-    them frozen. Weights are drawn at random; the biases of the class logits start low, so that the network predicts an
-    object at few places.
+    The code follows the published description. With one class and ``width=16`` the network has 3,011,043 parameters, 16
+    of them frozen. Weights are drawn at random; the biases of the class logits start low, so that the untrained network
+    predicts objects at few places.
 
     Args:
         num_classes: C, the number of classes, at least 1.
         width: number of channels of the first layer, at least 1: 16 is YOLOv8n, 32 YOLOv8s.
 
     Attributes:
-        projection: (16,) distances in strides that the bins of a distribution stand for, 0 to 15; frozen.
+        projection: (16,) the distances 0 to 15, in strides, that the bins of a distribution stand for; frozen.
 
     Raises:
-        ConfigurationError: an argument is less than 1; in :meth:`forward`, an image's side is no multiple of 32.
+        ConfigurationError: an argument is less than 1; in :meth:`forward`, a side of the images is not a multiple of
+            32.
     """
 
     def __init__(self, num_classes: int = 1, width: int = 16) -> None:
@@ -63,7 +64,7 @@ class YOLOv8(nn.Module):
         """Return box distributions and class logits at every place of three levels.
 
         Args:
-            images: (B, 3, H, W) images, H and W multiples of 32.
+            images: (B, 3, H, W) images in [0, 1], H and W multiples of 32.
 
         Returns:
             One map (B, 4·16 + C, H/s, W/s) for each of the strides s = 8, 16, 32: 16 logits each for the distances to
@@ -72,7 +73,7 @@ class YOLOv8(nn.Module):
         if any(side % STRIDES[-1] for side in images.shape[2:]):
             raise ConfigurationError(
                 f"YOLOv8 takes images with sides that are multiples of {STRIDES[-1]}, got {tuple(images.shape[2:])}: "
-                "set the data's image_size to one"
+                "set the data's image_size to such a multiple"
             )
         fine = self.stage8(images)
         middle = self.stage16(fine)

@@ -224,7 +224,7 @@ def test_predictions() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(ConfigurationError, match=r"as projection, got TwoNN: use fl_lightning\.models\.YOLOv8"):
+    with pytest.raises(ConfigurationError, match=r"of its bins, got TwoNN: use fl_lightning\.models\.YOLOv8"):
         Detector(TwoNN())
     with pytest.raises(
         ConfigurationError,
