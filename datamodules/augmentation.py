@@ -66,8 +66,8 @@ class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untype
     the operation's magnitude has a sign, the sign is positive or negative with equal probability. Images with the same
     operation are changed together, with the same bits as torchvision's one-by-one results.
 
-    As torchvision reads the paper, a magnitude is the distance from no change, also for colour, contrast, brightness
-    and sharpness, and pixels from outside the image are black. Crop, flip and cutout are not included.
+    As in torchvision, a magnitude is the distance from the unchanged image, also for colour, contrast, brightness and
+    sharpness, and pixels from outside the image are black. Crop, flip and cutout are not included.
 
     Args:
         policy: name of the data set that the sub-policies were found on; any images of 1 or 3 channels may be changed.

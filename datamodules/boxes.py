@@ -94,7 +94,7 @@ class BoxFolder(ImageData):
         return files, labels
 
     def labels(self, targets: Tensor) -> Tensor:
-        """(n,) class of each image's first object, 0 for an image without objects."""
+        """Return the (n,) class of each image's first object, 0 for an image without objects."""
         return targets[:, 0, 0].clamp(min=0).long()
 
 
@@ -156,15 +156,16 @@ def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, in
     except ValueError:  # not a number, or not five of them
         raise ConfigurationError(
             f"expected five numbers, class, centre x and y, width and height, in {where}, got {line.strip()[:60]!r}: "
-            "correct it"
+            "correct the line"
         ) from None
     if not (label.is_integer() and 0 <= label < num_classes):
         raise ConfigurationError(
-            f"expected a class from 0 to {num_classes - 1} in {where}, got {label:g}: correct it or set num_classes"
+            f"expected a class from 0 to {num_classes - 1} in {where}, got {label:g}: correct the class or set "
+            "num_classes"
         )
     if not all(0 <= value <= 1 for value in (x, y, width, height)) or not width * height > 0:
         raise ConfigurationError(
-            f"expected centre and size as shares of the image's, in [0, 1], the size above 0, in {where}, got "
+            f"expected centre and size as shares of the image's size, in [0, 1], with a size above 0, in {where}, got "
             f"{x:g} {y:g} {width:g} {height:g}: divide pixels by the image's size"
         )
     left, top, across, down = place

@@ -18,7 +18,7 @@ from torch import Tensor
 
 CACHE = "~/.cache/fl_lightning"
 FORMAT = 1  # raise this number whenever the same files would decode to other bytes
-ABANDONED = 3600.0  # seconds after which nobody is still writing an entry
+ABANDONED = 3600.0  # seconds after which a half-written entry is taken to be abandoned
 
 
 def cached(
@@ -34,12 +34,12 @@ def cached(
     An entry of the cache is a safetensors file, named after the folder and the kind, the files' names, sizes and times
     of modification, and the shape. An entry appears whole or not at all, and is read only if its checksum is right; a
     damaged entry is deleted with a warning and made again. Writing a new entry deletes the entries of the same folder
-    and kind that were made of other files. Several processes may read and write at the same time. Images read from the
-    cache lie in the file's own memory pages, which the processes on one machine share.
+    and kind that were made from other files. Several processes may read and write at the same time. Images read from
+    the cache lie in the file's own memory pages, which the processes on one machine share.
 
     Args:
-        cache: folder of the entries; None to decode every time. In the default, ``$XDG_CACHE_HOME`` takes the place of
-            ``~/.cache`` if it is set.
+        cache: folder of the entries; None to decode every time. In the default, ``$XDG_CACHE_HOME``, if set, takes the
+            place of ``~/.cache``.
         folder: folder that holds the files.
         kind: text that tells apart the entries of one folder: the split and the way of decoding.
         files: paths of the files, in the order in which they are decoded; every path begins with the folder's.
@@ -66,8 +66,8 @@ def cached(
     except (OSError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         rank_zero_warn(
-            f"expected to keep decoded images in {path.parent}, got {reason!r}: the run goes on and the next decodes "
-            "again; name another folder or none (--data.cache DIR or null)"
+            f"expected to keep decoded images in {path.parent}, got {reason!r}: this run goes on, and the next run "
+            "decodes the images again; name another folder (--data.cache DIR) or none (--data.cache null)"
         )
     return images
 
@@ -100,7 +100,7 @@ def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
         pass
     if images.dtype == torch.uint8 and images.shape == shape and checksum == _checksum(images):
         return images
-    rank_zero_warn(f"{path} is damaged: it is deleted and made again")
+    rank_zero_warn(f"{path} is damaged: the file is deleted and made again")
     with suppress(OSError):
         path.unlink()
     return None
@@ -117,7 +117,7 @@ def _write(path: Path, images: Tensor) -> None:
     with tempfile.TemporaryDirectory(".tmp", f"{path.stem}.", path.parent, ignore_cleanup_errors=True) as unfinished:
         new = Path(unfinished, path.name)
         save_file({"images": images}, new, {"crc32": _checksum(images)})
-        with new.open("rb+") as file:  # otherwise a power cut could leave the new name on old blocks
+        with new.open("rb+") as file:  # otherwise a power failure could leave the new name on old content
             os.fsync(file.fileno())
         new.replace(path)
 

@@ -53,9 +53,9 @@ class LabelSwap(Corruption):
 
     def __init__(self, share: float, pair: tuple[int, int] | None = None) -> None:
         if not 0 <= share <= 1:  # also refuses nan
-            raise ConfigurationError(f"expected share in [0, 1], the corrupted clients, got {share}: use 0.5 for half")
+            raise ConfigurationError(f"expected share of corrupted clients in [0, 1], got {share}: use 0.5 for half")
         if pair is not None and (len(pair) != 2 or pair[0] == pair[1] or min(pair) < 0):
-            raise ConfigurationError(f"expected pair to be two different classes >= 0, got {pair}: use (0, 1) or such")
+            raise ConfigurationError(f"expected pair to be two different classes >= 0, got {pair}: use (0, 1), say")
         self.share = share
         self.pair = pair
 
@@ -65,7 +65,7 @@ class LabelSwap(Corruption):
     ) -> Tensor:
         if num_classes < 2 or (self.pair and max(self.pair) >= num_classes):
             raise ConfigurationError(
-                f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose others or add classes"
+                f"expected two classes below {num_classes} to swap, got pair={self.pair}: choose other classes"
             )
         sizes = np.array([len(part) for part in parts])
         with_data = np.flatnonzero(sizes)

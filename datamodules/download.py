@@ -24,12 +24,12 @@ from torchvision.datasets.utils import extract_archive  # type: ignore[import-un
 
 from fl_lightning.errors import ConfigurationError
 
-ANSWER_S = 10.0  # until a server must have answered, the look-up of its name included
-STALL_S = 20.0  # without a byte
-LINE_S = 10.0  # between lines about a download, if the output is not a terminal
-ABANDONED_S = 24 * 3600.0  # after which nobody is still downloading
+ANSWER_S = 10.0  # seconds within which a server must answer, the look-up of its name included
+STALL_S = 20.0  # seconds without a byte after which a download fails
+LINE_S = 10.0  # seconds between lines about a download, if the output is not a terminal
+ABANDONED_S = 24 * 3600.0  # seconds after which a temporary folder is taken to be abandoned
 AGENT = "fl-lightning"
-CHUNK = 2**16  # bytes
+CHUNK = 2**16  # number of bytes read at once
 
 
 def download_whole(root: Path, folder: str, fetch: Callable[[Path], object], name: str, by_hand: str) -> None:
@@ -40,7 +40,7 @@ def download_whole(root: Path, folder: str, fetch: Callable[[Path], object], nam
     Args:
         root: folder of the data, created if it does not exist.
         folder: part of the download to keep, as a path below the temporary folder and then below ``root``.
-        fetch: function that downloads into a given folder, unpacks and checks.
+        fetch: function that downloads the data set into a given folder, checks and unpacks it.
         name: name of the data set.
         by_hand: what the user can do without a network, for the error message.
 
@@ -72,7 +72,7 @@ def download(urls: Sequence[str], path: Path, md5: str) -> None:
     Args:
         urls: addresses that serve the file; each is tried if the ones before have failed.
         path: file to write; its folder is created if missing.
-        md5: MD5 sum in hexadecimal digits.
+        md5: expected MD5 sum in hexadecimal digits.
 
     Raises:
         OSError: no server has answered within 10 s, or the server has sent nothing for 20 s.
@@ -105,14 +105,14 @@ def _receive(url: str, path: Path) -> str:
                 digest.update(chunk)
                 show(done := done + len(chunk))
         except TimeoutError:
-            raise TimeoutError(f"nothing of {url} has come for {STALL_S:.0f} s") from None
+            raise TimeoutError(f"{url} has sent nothing for {STALL_S:.0f} s") from None
     return digest.hexdigest()
 
 
 def _answer(url: str) -> Any:
-    """Send a request, and return the response, whose head has come.
+    """Send a request, and return the response as soon as its head has arrived.
 
-    The request is sent in a thread, because the look-up of a name knows no timeout, and takes a minute on some machines
+    The request is sent in a thread, because the look-up of a name has no timeout, and takes a minute on some machines
     without a network.
     """
     answer: Queue[Any] = Queue()
@@ -127,9 +127,9 @@ def _answer(url: str) -> Any:
     try:
         response = answer.get(timeout=ANSWER_S)
     except Empty:
-        raise TimeoutError(f"{url} is not answered within {ANSWER_S:.0f} s") from None
+        raise TimeoutError(f"{url} has not answered within {ANSWER_S:.0f} s") from None
     if isinstance(response, HTTPError):
-        raise OSError(f"{url} is answered by {response.code} {response.reason}")
+        raise OSError(f"{url} has answered {response.code} {response.reason}")
     if isinstance(response, URLError):
         reason = response.reason
         raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}")
@@ -147,7 +147,7 @@ def _progress(name: str, size: int | None) -> Iterator[Callable[[int], object]]:
         size: size in bytes; None if unknown.
 
     Yields:
-        A function that takes the number of bytes that have come.
+        A function that takes the number of bytes received so far.
     """
     console = Console(stderr=True)
     if console.is_terminal:
@@ -172,7 +172,7 @@ def _progress(name: str, size: int | None) -> Iterator[Callable[[int], object]]:
 @contextmanager
 def _alone(root: Path, name: str) -> Iterator[None]:
     """Wait until no other process downloads the data set to ``root``, and keep others from doing so."""
-    lock = FileLock(root / f".{name}.lock")  # the system lets go of the lock of a process that is killed
+    lock = FileLock(root / f".{name}.lock")  # the system releases the lock of a killed process
     try:
         lock.acquire(blocking=False)
     except Timeout:
@@ -185,12 +185,12 @@ def _alone(root: Path, name: str) -> Iterator[None]:
 
 
 def _prefix(name: str) -> str:
-    """Return how the names of this machine's temporary folders begin."""
+    """Return the prefix of the names of this machine's temporary folders."""
     return f".{name}-{socket.gethostname()}-"
 
 
 def _sweep(root: Path, name: str) -> None:
-    """Delete what killed processes have left; of other machines, on which locks may not count, only after a day."""
+    """Delete the folders that killed processes left; other machines', which may not see locks, only after a day."""
     for old in root.glob(f".{name}-*"):
         if old.name.startswith(_prefix(name)) or time.time() - old.stat().st_mtime > ABANDONED_S:
             shutil.rmtree(old, ignore_errors=True)

@@ -10,7 +10,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.vision import Archive, VisionData
 from fl_lightning.errors import check_choice
 
-SPLITS = {  # classes, training images, test images
+SPLITS = {  # split: number of classes, of training images and of test images
     "balanced": (47, 112_800, 18_800),
     "byclass": (62, 697_932, 116_323),
     "bymerge": (47, 697_932, 116_323),
@@ -38,7 +38,7 @@ class EMNIST(VisionData):
         published: ``root``, ``download``, ``cache`` and the other arguments of :class:`PublishedImages`.
 
     Raises:
-        ConfigurationError: ``split`` is none of these, or an error of :class:`PublishedImages`.
+        ConfigurationError: ``split`` is none of these, or as for :class:`PublishedImages`.
     """
 
     name = "EMNIST"
@@ -106,7 +106,7 @@ class QMNIST(VisionData):
         return images, targets[:, 0]
 
     def groups(self) -> Tensor | None:
-        """(n,) NIST's number of each training image's writer (third column of the labels); None for an image folder."""
+        """Return each training image's writer (n,), NIST's number in column 3 of the labels; None for image folders."""
         if self.image_folder() is not None:
             return None
         return super().read(train=True)[1][:, 2]

@@ -26,8 +26,8 @@ class FlowerDatasets(FederatedDataModule):
         split: name of the split of a FederatedDataset that is partitioned.
         test: ``datasets.Dataset`` to validate and test on; or the name of a split of a FederatedDataset.
         columns: names of columns: examples become tuples of these columns; dicts of all columns by default.
-        label: name of the column of whole numbers that are the classes, for the overview of the clients; ignored if
-            there is no such column.
+        label: name of the column of classes, whole numbers, for the overview of the clients; ignored if there is no
+            such column.
         batch_size: number of examples in a batch, for evaluation, too.
         collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
@@ -52,7 +52,7 @@ class FlowerDatasets(FederatedDataModule):
         if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):
             raise ConfigurationError(
                 "expected a FederatedDataset, or a Partitioner and a test set, of flwr_datasets (pip install "
-                f"'fl-lightning[flower-datasets]'), got {type(source).__name__} and test={str(test)[:40]}: give one"
+                f"'fl-lightning[flower-datasets]'), got {type(source).__name__} and test={str(test)[:40]}: give either"
             )
         self.source, self.split, self.test, self.columns, self.label = source, split, test, columns, label
         if test is not None:

@@ -33,7 +33,7 @@ def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = (
 
     Args:
         root: folder to search in.
-        names: names of the data set; case, hyphens and underscores do not count (cifar-10, Cifar10).
+        names: names of the data set; case, hyphens and underscores are ignored (cifar-10, Cifar10).
         tests: names that the folder of the test set may have, the preferred one first.
 
     Returns:
@@ -68,12 +68,12 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
     if num_classes is not None and len(names) != num_classes:
         raise ConfigurationError(
             f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
-            "check that this is the data set"
+            "check that the folder holds this data set"
         )
     if names != others:
         raise ConfigurationError(
             f"expected the same class folders in train and {test} of {folder}, got "
-            f"{sorted(set(names) ^ set(others))[0]!r} in one of them alone: name them alike"
+            f"{sorted(set(names) ^ set(others))[0]!r} in only one of them: give both the same class folders"
         )
     found = [_images(folder / split / name) for name in names]
     labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(files) for files in found], dtype=torch.long))
@@ -88,7 +88,7 @@ def read_images(
     Args:
         found: files to decode, and their labels.
         shape: shape (C, H, W) of every image; C is 1 (colours become grey) or 3 (grey becomes colour).
-        cache: folder that keeps decoded images; None for none.
+        cache: folder that keeps decoded images; None to decode every time.
         resize: whether to scale images of other sizes until they cover H x W (bilinear, antialiased) and cut out the
             middle; otherwise such images are refused.
 
@@ -121,7 +121,7 @@ def _images(folder: Path) -> list[str]:
     with os.scandir(inner if inner.is_dir() else folder) as entries:
         found = sorted(e.path for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES)  # noqa: PTH122  # fast
     if not found:
-        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add them")
+        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add images")
     return found
 
 
@@ -135,7 +135,7 @@ def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> ND
                     "resize the images beforehand"
                 )
             if image.mode[0] in "IF":  # PIL would clip the pixels
-                raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert it")
+                raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert files")
             converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
             if converted.size != size:
                 converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)

@@ -21,12 +21,12 @@ class HuggingFace(PartitionedData):
     Examples are dicts of tensors, in the data set's own format if one is set.
 
     Args:
-        train: ``datasets.Dataset`` with the training examples; or ``datasets.DatasetDict``, or a folder that
-            ``save_to_disk`` wrote: the split ``train`` is the training set, ``validation`` and ``test`` (either for
-            both, if the other is missing) serve to evaluate.
+        train: ``datasets.Dataset`` with the training examples; or a ``datasets.DatasetDict`` or a folder that
+            ``save_to_disk`` wrote, of which the split ``train`` is the training set, ``validation`` the validation set
+            and ``test`` the test set (if one of the last two is missing, the other serves as both).
         test: ``datasets.Dataset`` to validate and test on; not together with splits of these names.
-        client: name of a column that tells the clients (writer, user), which examples then lack; each distinct value is
-            one client, in sorted order, and names the client (``client_names``).
+        client: name of the column that holds each example's client (writer, user) and is left out of the examples; each
+            distinct value is one client, in sorted order, and names the client (``client_names``).
         columns: names of columns: examples become tuples of these columns, such as (image, label); dicts of all
             columns by default.
         label: name of the column of classes, for a partition by label; ignored if there is no such column.
@@ -105,7 +105,7 @@ def check_columns(dataset: Any, columns: Sequence[str]) -> None:
     if names is None or not hasattr(dataset, "with_format"):
         raise ConfigurationError(
             f"expected a datasets.Dataset (pip install 'fl-lightning[huggingface]'), got {type(dataset).__name__}: "
-            "give one, or use FederatedDataModule.from_loaders"
+            "give such a data set, or use FederatedDataModule.from_loaders"
         )
     check_examples(dataset, "the data set")
     if missing := [column for column in columns if column not in names]:
@@ -131,9 +131,9 @@ def _folder(path: str) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"expected a folder that save_to_disk wrote in {folder}, got {' '.join(str(error).split())[:100]!r}: point "
-            "train to one"
+            "train to such a folder"
         ) from None
     splits: Mapping[str, Any] = found if isinstance(found, Mapping) else {"train": found}
     if "train" not in splits:
-        raise ConfigurationError(f"expected a split train in {folder}, got {', '.join(splits)}: rename one")
+        raise ConfigurationError(f"expected a split train in {folder}, got {', '.join(splits)}: rename a split")
     return splits

@@ -17,9 +17,9 @@ from fl_lightning.errors import ConfigurationError
 class ImageFolder(ImageData):
     """Your own images, png or jpg, in a folder for each class.
 
-    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``.
-    Classes are counted on loading and numbered in sorted order; train and test must have the same class names. Images
-    of another size are scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
+    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``. Classes are counted on loading and
+    numbered in sorted order; train and test must have the same class names. Images of another size are scaled until
+    they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
 
     Args:
         root: folder that holds ``train`` and the test set: ``test`` or, if there is no ``test``, ``val``.
@@ -27,8 +27,8 @@ class ImageFolder(ImageData):
         channels: 3, where grey images become colour, or 1, where colour images become grey.
         mean: mean of each channel of inputs in [0, 1]; null to measure mean and standard deviation on the training set.
         std: standard deviation of each channel, above 0; null if ``mean`` is null.
-        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``
-            takes the place of ``~/.cache`` if it is set.
+        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
+            set, takes the place of ``~/.cache``.
         images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
@@ -90,7 +90,7 @@ class ImageFolder(ImageData):
         if (found := find_image_folder(root, [], tests=("test", "val"))) is None:
             raise ConfigurationError(
                 f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got none: "
-                "point root to it (--data.root DIR)"
+                "point root to such a folder (--data.root DIR)"
             )
         return found
 
@@ -111,7 +111,7 @@ def check_constants(
 def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Measure mean and standard deviation of each channel of uint8 images (n, C, H, W), scaled to [0, 1].
 
-    Both are taken over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
+    Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
     deviation 1.
     """
     values, constants = torch.arange(256, dtype=torch.float64) / 255, []

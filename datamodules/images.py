@@ -42,7 +42,7 @@ class ImageData(LabelledData):
     ) -> None:
         super().__init__(**labelled)
         if not isinstance(normalize, bool) and not normalize[1] > 0:
-            raise ConfigurationError(f"normalize must be true, false or a mean and a deviation > 0, got {normalize}")
+            raise ConfigurationError(f"normalize must be true, false or (mean, std) with std > 0, got {normalize}")
         if augment and self.collate_fn is not None:
             raise ConfigurationError(
                 "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
@@ -58,9 +58,9 @@ class ImageData(LabelledData):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if the images are uint8.
 
-        The images of a training batch are augmented first. All images become floats in [0, 1], of the type in which the
-        run computes, and (x - mean) / std per channel unless ``normalize`` is False. Any other batch is returned
-        unchanged: batches of floats, and the client ids that the Trainer takes for training batches.
+        The images of a training batch are augmented first. Then all images become floats in [0, 1], of the type in
+        which the run computes. Unless ``normalize`` is False, each channel x then becomes (x - mean) / std. Any other
+        batch is returned unchanged: batches of floats, and the client ids that the Trainer takes for training batches.
         """
         if not isinstance(batch, list | tuple) or not isinstance(batch[0], Tensor) or batch[0].dtype != torch.uint8:
             return batch
@@ -80,7 +80,7 @@ class ImageData(LabelledData):
         """Return the type in which the run computes: the default type, or float64 under ``precision: 64-true``."""
         if self.trainer is None:
             return torch.get_default_dtype()
-        with self.trainer.precision_plugin.tensor_init_context():  # the Trainer converts inputs before this hook alone
+        with self.trainer.precision_plugin.tensor_init_context():  # the Trainer converts inputs only before this hook
             return torch.get_default_dtype()
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class ImageData(LabelledData):
         if inputs.dtype != torch.uint8 or inputs.ndim != 4 or inputs.shape[1] != channels or not len(inputs):
             raise ConfigurationError(
                 f"expected {type(self).__name__}.load to give uint8 images (n, {channels}, H, W), n > 0, got "
-                f"{inputs.dtype} {tuple(inputs.shape)}: convert them"
+                f"{inputs.dtype} {tuple(inputs.shape)}: convert the images"
             )
         return super()._checked(inputs, targets)
 

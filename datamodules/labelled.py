@@ -42,7 +42,7 @@ class LabelledData(FederatedDataModule):
             n_max ρ^(-c / (C - 1)) examples, where n_max is the size of the largest class; 1 leaves the classes as they
             are (FedLAW, Table 7: 5).
         held_out: share of each client's part, in [0, 1), that the client keeps back from training for evaluation; drawn
-            by the seed and rounded to whole examples; at least one example stays in training.
+            with the run's seed and rounded to whole examples; at least one example stays in training.
         proxy_per_class: number of examples of each class that move to the server's proxy set; 0 for no proxy set.
         proxy_source: set that the proxy examples are taken from, "test" or "train".
         proxy_long_tail: ratio ρ >= 1 of the largest class of the proxy set to the smallest, as for ``long_tail``
@@ -79,7 +79,7 @@ class LabelledData(FederatedDataModule):
         if min(num_clients, proxy_batch_size, eval_batch_size) < 1 or proxy_per_class < 0:
             raise ConfigurationError(
                 "expected num_clients, proxy_batch_size and eval_batch_size >= 1 and proxy_per_class >= 0, got "
-                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: raise them"
+                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: raise what is too small"
             )
         if not 0 <= held_out < 1:
             raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {held_out}")
@@ -106,11 +106,11 @@ class LabelledData(FederatedDataModule):
         raise ConfigurationError(f"{type(self).__name__} must define load(train)")
 
     def labels(self, targets: Tensor) -> Tensor:
-        """(n,) int64 class of each example, below ``num_classes``; by default the targets themselves."""
+        """Return the (n,) int64 class of each example, below ``num_classes``; by default the targets themselves."""
         return targets
 
     def groups(self) -> Tensor | None:
-        """(n,) number of the group (writer, speaker, device) that made each training example; None if unknown."""
+        """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown."""
         return None
 
     def setup(self, stage: str) -> None:
@@ -126,7 +126,7 @@ class LabelledData(FederatedDataModule):
         return self._loaded.parts
 
     def class_counts(self) -> Tensor:
-        """(N, C) number of each client's training examples of each class, as corrupted, without held-out examples."""
+        """Return the (N, C) numbers of training examples per client and (corrupted) class, without those held out."""
         parts, labels = self._loaded.parts, self.labels(self._loaded.train.tensors[1])
         owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
         cells = owners * self.num_classes + labels[parts.rows]
@@ -189,15 +189,15 @@ class LabelledData(FederatedDataModule):
         by = self.groups() if self.partition.by == "groups" else labels
         if by is None:
             raise ConfigurationError(
-                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows none: choose "
-                "another partition, or define groups()"
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no groups: "
+                "choose another partition, or define groups()"
             )
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
         return Parts.of(parts).among(rows)
 
     def _draw_proxy(self, labels: Tensor) -> Tensor:
-        """(n,) bool, True for the examples of the proxy source that move to the proxy set."""
+        """Draw the (n,) bool mask that is True for the examples of the proxy source that move to the proxy set."""
         generator = numpy_generator(self.seed, "proxy")
         sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
         return draw_proxy(labels, sizes.tolist(), generator)
@@ -219,12 +219,12 @@ class LabelledData(FederatedDataModule):
         if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1] or not len(inputs):
             raise ConfigurationError(
                 f"expected {type(self).__name__}.load to give int64 labels ({len(inputs)},), one per example, got "
-                f"{labels.dtype} {tuple(labels.shape)}: convert them"
+                f"{labels.dtype} {tuple(labels.shape)}: convert the labels"
             )
         if labels.min() < 0 or labels.max() >= self.num_classes:
             raise ConfigurationError(
                 f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
-                f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber them"
+                f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber the labels"
             )
         return inputs, targets
 
@@ -232,7 +232,7 @@ class LabelledData(FederatedDataModule):
 @dataclass(frozen=True)
 class _Loaded:
     train: TensorDataset
-    parts: Parts  # each client's rows of train to train on
-    held_out: Parts  # each client's rows of train that are kept back
+    parts: Parts  # the rows of train that each client trains on
+    held_out: Parts  # the rows of train that each client keeps back
     evaluation: TensorDataset
     proxy: TensorDataset  # may be empty

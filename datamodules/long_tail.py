@@ -11,7 +11,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 def tail_sizes(largest: int, num_classes: int, ratio: float) -> NDArray[np.int64]:
-    """(C,) sizes largest · ratio^(-c / (C - 1)) of the classes c = 0 … C - 1, to the nearest whole number."""
+    """Compute the (C,) sizes largest · ratio^(-c / (C - 1)) of the classes c = 0 … C - 1, to the nearest integers."""
     exponents = np.arange(num_classes) / max(num_classes - 1, 1)
     return np.rint(largest * ratio**-exponents).astype(np.int64)
 
@@ -37,7 +37,7 @@ def long_tail(labels: Tensor, ratio: float, generator: np.random.Generator) -> T
     """
     if not 1 <= ratio < math.inf:  # also refuses nan
         raise ConfigurationError(
-            f"expected ratio >= 1, the largest class over the smallest, got {ratio}: use 1 to keep balanced data as is"
+            f"expected ratio >= 1 of the largest class to the smallest, got {ratio}: use 1 to keep the data as they are"
         )
     _, classes, sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
     quota = tail_sizes(sizes.max(initial=0), len(sizes), ratio)

@@ -19,10 +19,9 @@ def data_folder() -> Path:
 
 
 def data_folders() -> list[Path]:
-    """Return the folders to look in, the first one first: the data folder, and ``data`` in the working directory.
+    """Return the folders to look in, in this order: ``data`` in the working directory, and the data folder.
 
-    ``data`` in the working directory comes second if ``$FL_LIGHTNING_DATA`` is set, which somebody has done on purpose,
-    and first otherwise.
+    If ``$FL_LIGHTNING_DATA`` is set, the data folder that the variable names comes first.
     """
     local = Path("data").absolute()
     return [data_folder(), local] if os.environ.get(VARIABLE) else [local, data_folder()]

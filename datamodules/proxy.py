@@ -28,8 +28,8 @@ def draw_proxy(labels: Tensor, sizes: Sequence[int], generator: np.random.Genera
         examples = (labels == label).nonzero().flatten()
         if size >= len(examples):
             raise ConfigurationError(
-                f"expected proxy_per_class below {len(examples)}, the images of class {label} there are, so that some "
-                f"are left, got {size}: lower it"
+                f"expected proxy_per_class below {len(examples)}, the number of images of class {label}, so that some "
+                f"are left, got {size}: lower proxy_per_class"
             )
         drawn[examples[torch.from_numpy(generator.choice(len(examples), size, replace=False))]] = True
     return drawn

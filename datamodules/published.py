@@ -30,8 +30,8 @@ class PublishedImages(ImageData):
             the data folder, to which downloads go: ``~/.cache/fl_lightning/data``. ``$FL_LIGHTNING_DATA`` names another
             data folder, which comes before ``data`` in the working directory.
         download: whether to download the data set if it is missing.
-        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``
-            takes the place of ``~/.cache`` if it is set, as in the default of ``root``.
+        cache: folder that keeps decoded images for the next run; null for none. In the default, ``$XDG_CACHE_HOME``, if
+            set, takes the place of ``~/.cache``, as in the default of ``root``.
         images: ``num_clients``, ``partition``, ``augment`` and the other arguments of :class:`ImageData`.
 
     Raises:
@@ -76,7 +76,7 @@ class PublishedImages(ImageData):
             f"{folder}{_listed(files)} or as an image folder {{train,test}}/<class>/* in {root / self.name} or {root}"
         )
         remedy = (
-            "a run (from Python: prepare_data) downloads it"
+            "a run (from Python: prepare_data) downloads the data"
             if self.download
             else f"set download: true (--data.download true), or {self._by_hand()}"
         )
@@ -103,7 +103,7 @@ class PublishedImages(ImageData):
         if len(images) != (expected := self.published[not train]):
             rank_zero_warn(
                 f"{self.name}: {len(images):,} of {expected:,} {'training' if train else 'test'} images are in "
-                f"{folder}: it may be half unpacked"
+                f"{folder}: the data may be half unpacked"
             )
         return images, labels
 

@@ -32,17 +32,17 @@ class Table(FederatedDataModule):
     ``class_names``. A target column of floats is for regression: targets (B,). Several target columns, or a list of
     one, become floats (B, T).
 
-    The test set serves for validation, too; without a test set, the client module's own loaders serve. Clients evaluate
-    on the rows of the test set that are their own.
+    The test set is used for validation, too; without a test set, the client module's own loaders are used. When clients
+    evaluate, each uses its own rows of the test set.
 
     Args:
         train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
         target: name of the target column, or a list of such names.
-        client: name of the column that tells the clients.
+        client: name of the column that holds each row's client.
         features: names of the feature columns, which hold numbers or truth values; all other columns by default.
         test: table of the test rows, like ``train``; the client column may be missing.
         test_share: without ``test``, share in [0, 1) of each client's rows that become the test set instead of training
-            rows; drawn by the seed; at least one row of each client stays in training.
+            rows; drawn with the run's seed; at least one row of each client stays in training.
         eval_batch_size: rows per batch of the test set.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
@@ -179,7 +179,7 @@ class _Loaded:
     clients: list[Any]  # the value of the client column for each client
     class_names: list[Any]
     train: TensorDataset
-    parts: list[Tensor]  # each client's rows of train to train on
+    parts: list[Tensor]  # the rows of train that each client trains on
     test: TensorDataset  # may be empty
     test_owners: Tensor  # the client of each row of test, -1 if unknown
 
@@ -209,7 +209,7 @@ def _file(table: str | Path) -> Path:
 
 
 def _unreadable(path: Path, reason: str, name: str) -> str:
-    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to one"
+    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to such a file"
 
 
 def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
@@ -227,8 +227,8 @@ def _sorted(column: Series[Any], name: str) -> list[Any]:
     """Return a column's distinct values in sorted order."""
     if column.isna().any():
         raise ConfigurationError(
-            f"expected column {name} to be complete, got {int(column.isna().sum())} missing values: fill them or leave "
-            "these rows out"
+            f"expected column {name} to be complete, got {int(column.isna().sum())} missing values: fill the values or "
+            "leave these rows out"
         )
     try:
         return sorted(column.unique().tolist())
@@ -245,13 +245,13 @@ def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:
     wrong = [name for name in names if not pd.api.types.is_numeric_dtype(table[name])]
     if wrong:
         raise ConfigurationError(
-            f"expected columns of numbers, got texts or the like in {', '.join(map(str, wrong))}: encode them, as "
+            f"expected columns of numbers, got other values in {', '.join(map(str, wrong))}: encode these columns, as "
             "pandas.get_dummies does, or list other features"
         )
     values = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
     if not np.isfinite(values).all():
         bad = [str(name) for name, column in zip(names, values.T, strict=True) if not np.isfinite(column).all()]
         raise ConfigurationError(
-            f"expected finite numbers, got nan or inf in {', '.join(bad)}: fill them or leave these rows out"
+            f"expected finite numbers, got nan or inf in {', '.join(bad)}: fill the values or leave these rows out"
         )
     return torch.tensor(values, dtype=torch.get_default_dtype())

@@ -96,12 +96,12 @@ class Tensors(ImageData):
         elif self._shape not in (None, inputs.shape[1:]):
             raise ConfigurationError(
                 f"expected test inputs like the training inputs, {tuple(self._shape or ())} each, got "
-                f"{tuple(inputs.shape[1:])}: make them alike"
+                f"{tuple(inputs.shape[1:])}: give both the same shape"
             )
         return inputs, labels
 
     def groups(self) -> Tensor | None:
-        """(n,) number of the group of each training example; None if no groups were given."""
+        """Return the (n,) number of each training example's group; None if no groups were given."""
         names = self._array(GROUPS)
         if names is None:
             return None
@@ -109,7 +109,7 @@ class Tensors(ImageData):
         if found.shape != (examples,) or found.dtype.kind not in "iuSU":
             raise ConfigurationError(
                 f"expected groups to be integers or strings ({examples},), one per training example, got {found.dtype} "
-                f"{found.shape}: convert them"
+                f"{found.shape}: convert the groups"
             )
         return torch.from_numpy(np.unique(found, return_inverse=True)[1])
 
@@ -120,16 +120,16 @@ class Tensors(ImageData):
         if not inputs.is_floating_point() or inputs.ndim < 2:
             raise ConfigurationError(
                 f"expected {name} to be floats (n, ...) or uint8 images (n, C, H, W), got {inputs.dtype} "
-                f"{tuple(inputs.shape)}: convert them"
+                f"{tuple(inputs.shape)}: convert the inputs"
             )
         if self.augment or self.normalize:
             raise ConfigurationError(
                 f"expected uint8 images (n, C, H, W) for mean, std and augment, got {inputs.dtype} in {name}: leave "
-                "them out, or give images as bytes"
+                "these arguments out, or give images as uint8"
             )
         if inputs.numel() and not is_finite(inputs):
             rows = int((~inputs.flatten(1).isfinite().all(1)).sum())
-            raise ConfigurationError(f"expected {name} to be finite, got nan or inf in {rows} rows: leave them out")
+            raise ConfigurationError(f"expected {name} to be finite, got nan or inf in {rows} rows: leave these out")
         return inputs.to(torch.get_default_dtype())
 
     def _labels(self, name: str) -> Tensor:
@@ -137,7 +137,7 @@ class Tensors(ImageData):
         if labels.is_floating_point() or labels.dtype == torch.bool or labels.ndim != 1 or not len(labels):
             raise ConfigurationError(
                 f"expected {name} to be integer labels (n,), n > 0, got {labels.dtype} {tuple(labels.shape)}: convert "
-                "them"
+                "the labels"
             )
         return labels.long()
 
@@ -166,8 +166,8 @@ class Tensors(ImageData):
         if name == GROUPS:
             return None
         raise ConfigurationError(
-            f"expected {', '.join(NAMES)} and perhaps {GROUPS} in {path}, got {', '.join(names) or 'nothing'}: rename "
-            "them"
+            f"expected {', '.join(NAMES)} and optionally {GROUPS} in {path}, got {', '.join(names) or 'nothing'}: "
+            "rename the arrays"
         )
 
     def _file(self) -> Path:
@@ -182,4 +182,4 @@ class Tensors(ImageData):
 
 
 def _unreadable(path: Path, reason: str) -> str:
-    return f"expected an npz file of plain arrays in {path}, got {reason!r}: write it with numpy.savez"
+    return f"expected an npz file of plain arrays in {path}, got {reason!r}: write the file with numpy.savez"

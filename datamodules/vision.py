@@ -12,7 +12,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.download import download
 from fl_lightning.datamodules.published import PublishedImages
 
-# torchvision's data sets by HTTPS alone. Their names are those of torchvision's folders.
+# torchvision's data sets, downloaded by HTTPS alone. torchvision names the folder of the data after the class.
 SecureMNIST = type(
     "MNIST",
     (datasets.MNIST,),
@@ -56,7 +56,7 @@ class VisionData(PublishedImages):
     source: ClassVar[type[datasets.MNIST] | type[datasets.CIFAR10]]
 
     def archives(self) -> list[Archive]:
-        """Return what torchvision would download."""
+        """Return the files that torchvision would download."""
         if issubclass(self.source, datasets.CIFAR10):
             return [Archive([self.source.url], self.source.filename, self.source.tgz_md5)]
         return [
@@ -78,7 +78,7 @@ class VisionData(PublishedImages):
     def fetch(self, root: Path) -> None:
         """Download the archives; torchvision, which finds them there, checks their MD5 sums and unpacks them.
 
-        Of the files for which the SHA-256 sums are known, these are checked, too.
+        If ``source`` lists SHA-256 sums, these are checked, too.
         """
         for archive in self.archives():
             download(archive.urls, root / archive.file, archive.md5)

@@ -1,4 +1,4 @@
-"""Partitions: they deal the training examples to the clients."""
+"""Partitions, which deal the training examples to the clients."""
 
 from fl_lightning.datamodules.partition.classes import ClassesPerClient
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet

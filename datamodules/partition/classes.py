@@ -34,7 +34,7 @@ class ClassesPerClient(Partition):
         codes, sizes = number(labels)
         if self.classes > len(sizes):
             raise ConfigurationError(
-                f"expected classes <= {len(sizes)}, the classes there are, got {self.classes}: lower it"
+                f"expected classes <= {len(sizes)}, the number of classes, got {self.classes}: lower classes"
             )
         if num_clients * self.classes < len(sizes):
             raise ConfigurationError(

@@ -46,7 +46,7 @@ def whole(shares: Floats, sizes: Ints) -> Ints:
         (R, M) whole numbers near shares * sizes; each row sums to its size exactly.
     """
     sums = np.cumsum(shares, axis=1)
-    sums *= sizes  # in place, as the rounding: with a million clients, new arrays take longer than the arithmetic
+    sums *= sizes  # in place, like the rounding: for a million clients, new arrays take longer than the arithmetic
     cuts = np.rint(sums, out=sums).astype(np.int64)
     cuts[:, -1:] = sizes
     cuts[:, 1:] -= cuts[:, :-1]

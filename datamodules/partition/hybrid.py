@@ -36,7 +36,7 @@ class HybridDirichlet(Partition):
         form: Literal["class", "client"] = "class",
     ) -> None:
         if len(alphas) != 2:
-            raise ConfigurationError(f"expected two alphas, got {alphas}: use (10.0, 0.1) or such")
+            raise ConfigurationError(f"expected two alphas, got {alphas}: use (10.0, 0.1), say")
         for index, alpha in enumerate(alphas):
             check_alpha(alpha, f"alphas[{index}]")
         if not 0 < share < 1:  # also refuses nan

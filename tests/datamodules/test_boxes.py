@@ -82,17 +82,17 @@ def test_a_photograph_is_turned_upright(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("0 0.5 0.5 0.1", r"expected five numbers, .* in line 2 of {path}, got '0 0\.5 0\.5 0\.1': correct it"),
+        ("0 0.5 0.5 0.1", r"expected five numbers, .* in line 2 of {path}, got '0 0\.5 0\.5 0\.1': correct the line"),
         ("0 0.5 0.5 0.1 0.1 0.1", "expected five numbers"),
         ("face 0.5 0.5 0.1 0.1", "expected five numbers"),
-        ("1 0.5 0.5 0.1 0.1", r"expected a class from 0 to 0 in line 2 of {path}, got 1: correct it or set num_class"),
+        ("1 0.5 0.5 0.1 0.1", r"expected a class from 0 to 0 in line 2 of {path}, got 1: correct the class"),
         ("-1 0.5 0.5 0.1 0.1", "expected a class from 0 to 0"),
         ("0.5 0.5 0.5 0.1 0.1", "expected a class from 0 to 0"),
         ("nan 0.5 0.5 0.1 0.1", "expected a class from 0 to 0"),
-        ("0 32 0.5 0.1 0.1", r"in \[0, 1\], the size above 0, in line 2 of {path}, got 32 0\.5 0\.1 0\.1: divide"),
+        ("0 32 0.5 0.1 0.1", r"in \[0, 1\], with a size above 0, in line 2 of {path}, got 32 0\.5 0\.1 0\.1: divide"),
         ("0 0.5 -0.5 0.1 0.1", r"in \[0, 1\]"),
         ("0 0.5 0.5 nan 0.1", r"in \[0, 1\]"),
-        ("0 0.5 0.5 0.1 0", "the size above 0"),
+        ("0 0.5 0.5 0.1 0", "with a size above 0"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:

@@ -111,7 +111,7 @@ def test_many_clients() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
 def test_refuses_share(share: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected share in \[0, 1\].*got"):
+    with pytest.raises(ConfigurationError, match=r"expected share of corrupted clients in \[0, 1\], got"):
         LabelSwap(share)
 
 

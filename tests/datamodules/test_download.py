@@ -189,7 +189,7 @@ def test_a_download_that_breaks_off_is_no_data(tmp_path: Path, server: Server, m
 def test_cifar_is_fetched_whole(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CIFAR10, "source", local_cifar10(server, tmp_path / "made"))
     data = CIFAR10(root=str(tmp_path / "data"), num_clients=2)
-    assert "downloads it" in str(data.missing())
+    assert "downloads the data" in str(data.missing())
     data.prepare_data()
     assert data.missing() is None
     assert shown(tmp_path / "data") == ["cifar-10-batches-py"]
@@ -282,7 +282,7 @@ def test_without_a_network_there_is_one_line(
 
 def test_a_server_without_the_file_is_one_line(tmp_path: Path, server: Server, mnist: Any) -> None:
     server.files.clear()
-    with pytest.raises(ConfigurationError, match=r"train-images-idx3-ubyte.gz is answered by 404 Not Found"):
+    with pytest.raises(ConfigurationError, match=r"train-images-idx3-ubyte.gz has answered 404 Not Found"):
         MNIST(root=str(tmp_path)).prepare_data()
 
 
@@ -294,7 +294,10 @@ def test_a_mirror_helps_out(tmp_path: Path, nowhere: str, mnist: Any) -> None:
 
 @pytest.mark.parametrize(
     ("share", "limit", "words"),
-    [(0.0, "ANSWER_S", "train-images-idx3-ubyte.gz is not answered within 0 s"), (0.5, "STALL_S", "has come for 0 s")],
+    [
+        (0.0, "ANSWER_S", "train-images-idx3-ubyte.gz has not answered within 0 s"),
+        (0.5, "STALL_S", "has sent nothing for 0 s"),
+    ],
 )
 def test_a_server_that_stalls_is_left(
     share: float, limit: str, words: str, tmp_path: Path, server: Server, mnist: Any, monkeypatch: pytest.MonkeyPatch

@@ -135,7 +135,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({}, "expected num_clients >= 1, or a stated partition, got None"),
         ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
         ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
-        ({"train": "nowhere"}, "expected a folder that save_to_disk wrote in .*nowhere, got .*: point train to one"),
+        ({"train": "nowhere"}, "expected a folder that save_to_disk wrote in .*nowhere, got .*: point train to such"),
     ],
 )
 def test_refuses_other_data(change: dict[str, Any], message: str) -> None:

@@ -115,7 +115,7 @@ def test_refuses_bad_arguments(arguments: dict[str, Any], message: str) -> None:
 
 def test_says_what_is_missing(tmp_path: Path) -> None:
     data = ImageFolder(str(tmp_path), 8)
-    with pytest.raises(ConfigurationError, match=r"or \{train,val\}/<class>/\* in .*, got none: point root to it"):
+    with pytest.raises(ConfigurationError, match=r"or \{train,val\}/<class>/\* in .*, got none: point root to such"):
         data.prepare_data()
     write_folder(tmp_path, 3)
     (tmp_path / "test" / "class002").rename(tmp_path / "test" / "class2")

@@ -124,7 +124,7 @@ def test_refuses_arguments_below_one(name: str) -> None:
 def test_refuses_bad_proxy_sets() -> None:
     with pytest.raises(ConfigurationError, match=r"proxy_per_class >= 0, got .* and -1"):
         Tiny(proxy_per_class=-1)
-    with pytest.raises(ConfigurationError, match="expected proxy_per_class below 10, the images of class 0"):
+    with pytest.raises(ConfigurationError, match="expected proxy_per_class below 10, the number of images of class 0"):
         Tiny(proxy_per_class=10).proxy_dataloader()
 
 
@@ -289,7 +289,7 @@ def test_refuses_groups_that_are_unknown() -> None:
             return None
 
     with pytest.raises(
-        ConfigurationError, match=r"Natural keeps groups together, but Unknown knows none: .*groups\(\)"
+        ConfigurationError, match=r"Natural keeps groups together, but Unknown knows no groups: .*groups\(\)"
     ):
         Unknown(partition=Natural()).setup("fit")
 

@@ -67,5 +67,5 @@ def test_examples_are_drawn_at_random() -> None:
 
 @pytest.mark.parametrize("ratio", [0.5, 0.0, -1.0, math.nan, math.inf])
 def test_refuses_ratio(ratio: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected ratio >= 1, .* got"):
+    with pytest.raises(ConfigurationError, match=r"expected ratio >= 1 of .* got"):
         long_tail(torch.arange(10), ratio, np.random.default_rng(0))

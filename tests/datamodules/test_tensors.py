@@ -45,7 +45,7 @@ def test_from_a_file(tmp_path: Path) -> None:
 def test_without_groups_there_is_nothing_natural(tmp_path: Path) -> None:
     np.savez(tmp_path / "my.npz", **ARRAYS)
     assert Tensors(str(tmp_path / "my.npz")).groups() is None
-    with pytest.raises(ConfigurationError, match="Natural keeps groups together, but Tensors knows none"):
+    with pytest.raises(ConfigurationError, match="Natural keeps groups together, but Tensors knows no groups"):
         Tensors(train=TRAIN, test=TEST, partition=Natural()).setup("fit")
 
 
