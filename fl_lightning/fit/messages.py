@@ -195,7 +195,8 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
         return f"{where}expected a function, as in my_module.my_function, got none: {found[1]}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
-        return f"{where}give a value for {found[1]}"
+        how = f": --{keys[-1]}.{found[1]} VALUE" if keys and "," not in found[1] else ""
+        return f"{where}give a value for {found[1]}{how}"
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
         return f"{where}expected {_plain(found[1])}, got {found[2]}"
     expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
