@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
@@ -22,15 +23,17 @@ from fl_lightning.errors import ConfigurationError
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+Task = Literal["classification", "regression"]
+
 
 class Table(FederatedDataModule):
     """The rows of a table, in memory. Each distinct value of one column (hospital, user, writer) is a client.
 
     Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
-    ``[features (B, F), targets]``, floats of the default type and unscaled. A target column of integers, truth values
-    or texts holds classes: targets (B,) int64, numbered in the sorted order of the values in both sets,
-    ``class_names``. A target column of floats is for regression: targets (B,). Several target columns, or a list of
-    one, become floats (B, T).
+    ``[features (B, F), targets]``, floats of the default type and unscaled. Unless ``task`` says otherwise, a target
+    column of integers, truth values or texts holds classes: targets (B,) int64, numbered in the sorted order of the
+    values in both sets, ``class_names``; and a target column of floats is for regression: targets (B,). A warning says
+    so if the classes are integers other than 0 to C-1. Several target columns, or a list of one, become floats (B, T).
 
     The test set is used for validation, too; without a test set, the client module's own loaders are used. When clients
     evaluate, each uses its own rows of the test set.
@@ -44,12 +47,15 @@ class Table(FederatedDataModule):
         test_share: without ``test``, share in [0, 1) of each client's rows that become the test set instead of training
             rows; drawn with the run's seed; at least one row of each client stays in training.
         eval_batch_size: rows per batch of the test set.
+        task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
+            classes of the values of any one target column; None decides by the type of the column.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, a file cannot be read, a column is missing, or
-            a column holds missing values or values that are no numbers.
+            a column holds missing values or values that are no numbers, such as a target column of texts for
+            regression.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class Table(FederatedDataModule):
         test: Any = None,
         test_share: float = 0.0,
         eval_batch_size: int = 1000,
+        task: Task | None = None,
         **federation: Any,
     ) -> None:
         super().__init__(**federation)
@@ -69,8 +76,13 @@ class Table(FederatedDataModule):
                 "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
                 f"test_share={test_share}{' beside test' if test is not None else ''} and {eval_batch_size}: set one"
             )
+        if task not in (None, *get_args(Task)) or (task == "classification" and not isinstance(target, str)):
+            raise ConfigurationError(
+                "expected task to be regression, or classification of one target column, not a list, got "
+                f"task={task} and target={target}: change one"
+            )
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
-        self.target, self.client, self.features = target, client, features
+        self.target, self.client, self.features, self.task = target, client, features, task
         if test is not None or test_share:  # else the data module would hide the client module's own loaders
             self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
 
@@ -161,10 +173,20 @@ class Table(FederatedDataModule):
         """Return the sorted distinct values of a target column of classes; an empty list for floats."""
         import pandas as pd
 
-        if not isinstance(self.target, str) or pd.api.types.is_float_dtype(train[self.target]):
+        if (task := self.task) == "regression":
+            _check_numbers(train[self._targets])
+        if not isinstance(self.target, str) or task == "regression":
             return []
-        both = train[self.target] if not len(test) else pd.concat([train[self.target], test[self.target]])
-        return _sorted(both, self.target)
+        column = train[self.target]
+        if not task and pd.api.types.is_float_dtype(column):
+            return []
+        classes = _sorted(column if not len(test) else pd.concat([column, test[self.target]]), self.target)
+        if not task and pd.api.types.is_integer_dtype(column) and classes != list(range(len(classes))):
+            rank_zero_warn(
+                f"{self.target}: whole numbers from {classes[0]} to {classes[-1]} are taken as {len(classes)} classes, "
+                "numbered from 0: task: regression keeps the numbers, task: classification says that classes are meant"
+            )
+        return classes
 
     def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
         if classes:
@@ -236,6 +258,18 @@ def _sorted(column: Series[Any], name: str) -> list[Any]:
         raise ConfigurationError(
             f"expected column {name} to hold values of one type, got several: convert them to texts"
         ) from None
+
+
+def _check_numbers(targets: DataFrame) -> None:
+    """Refuse target columns that are no numbers."""
+    import pandas as pd
+
+    for name, column in targets.items():
+        if not pd.api.types.is_numeric_dtype(column):
+            raise ConfigurationError(
+                f"expected task: regression to have targets of numbers, got other values in {name}: set task: "
+                "classification, or another target"
+            )
 
 
 def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:

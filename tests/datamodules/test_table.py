@@ -1,5 +1,6 @@
 """Table: clients from a column of a pandas frame or a file."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ def test_classes_are_numbered_in_sorted_order() -> None:
     more = table(test=FRAME.assign(outcome="better"))
     assert more.class_names == ["better", "dead", "ill", "well"]
     assert table(target="smokes", features=["age"]).class_names == [False, True]
-    assert table(target="age", features=["smokes"]).client_dataset(2)[:][1].tolist() == [0, 2, 5]
+    ages_meant = table(target="age", features=["smokes"], task="classification")
+    assert ages_meant.client_dataset(2)[:][1].tolist() == [0, 2, 5]
 
 
 def test_regression() -> None:
@@ -89,6 +91,24 @@ def test_regression() -> None:
     assert two.client_dataset(1)[:][1].flatten().tolist() == pytest.approx([0.2, 50, 0.5, 80])
     assert one.class_counts() is None
     assert one.class_names == []
+
+
+def test_the_task_decides_about_whole_numbers() -> None:
+    """Days in hospital of 2 to 17 are five classes, or the numbers themselves."""
+    days = FRAME.assign(stay=[2, 17, 3, 5, 2, 4])
+    with pytest.warns(UserWarning, match="^stay: whole numbers from 2 to 17 are taken as 5 classes, numbered from 0: "):
+        assert table(days, target="stay").client_dataset(1)[:][1].tolist() == [4, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (targets,) = table(days, target="stay", task="regression").client_dataset(1)[:][1:]
+        assert (targets.dtype, targets.tolist()) == (torch.float32, [17, 2])
+        meant = table(days, target="stay", task="classification")
+        assert meant.client_dataset(1)[:][1].tolist() == [4, 0]
+        assert meant.class_names == [2, 3, 4, 5, 17]
+        floats = table(target="risk", task="classification")
+        assert floats.client_dataset(1)[:][1].tolist() == [1, 4]
+        assert table(days.assign(stay=[0, 1, 2, 0, 1, 2]), target="stay").class_names == [0, 1, 2]
+        assert table(target="smokes", features=["age"]).class_names == [False, True]
 
 
 def test_all_other_columns_are_features_by_default() -> None:
@@ -180,6 +200,9 @@ def test_a_parquet_file(tmp_path: Path) -> None:
         ({"test": "nowhere.csv"}, "point test to such a file"),
         ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
         ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),
+        ({"task": "regression"}, "task: regression to have targets of numbers, got other values in outcome: set task"),
+        ({"task": "ranking"}, "expected task to be regression, or classification .*, got task=ranking and"),
+        ({"task": "classification", "target": ["age"]}, "classification of one target column, not a list, got task=cl"),
         ({"eval_batch_size": 0}, "eval_batch_size >= 1, got test_share=0.0 and 0"),
     ],
 )
