@@ -205,8 +205,28 @@ def written() -> dict[Path, str]:
     return {ROOT / "callbacks" / "__init__.py": exports(), **files}
 
 
-if __name__ == "__main__":
-    for path, text in written().items():
-        if path.read_text() != text:
-            path.write_text(text)
+def without(module: str) -> str:
+    """Make the text of callbacks/__init__.py without what it imports from a module that is gone."""
+    lines = (ROOT / "callbacks" / "__init__.py").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(f"from {module} import"))
+
+
+def write_all() -> None:
+    """Write callbacks/__init__.py; then, in a process that imports it as it is now, all other files."""
+    init = ROOT / "callbacks" / "__init__.py"
+    try:
+        text = exports()
+    except ModuleNotFoundError as error:
+        text = without(str(error.name))
+    if init.read_text() != text:
+        init.write_text(text)
+        print(f"written: {init.relative_to(ROOT)}", flush=True)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    for path, new in written().items():
+        if path.read_text() != new:
+            path.write_text(new)
             print(f"written: {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    write_all()

@@ -177,7 +177,7 @@ def _row(standing: Standing, percent: bool) -> list[str]:
     cells += [with_interval(*standing.mean, percent)]
     cells += [_cell(each, percent) for each in (standing.last_difference, standing.mean_difference)]
     if math.isinf(costs["rounds"]):
-        return [*cells, f"reached by {reached} of {of} seeds" if some else "not reached", "–", "–"]
+        return [*cells, some.strip(" ()") or "not reached", "–", "–"]
     sent = "–" if math.isnan(costs["bytes"]) else decimal(round(costs["bytes"]))
     return [*cells, f"{costs['rounds']:g}{some}", sent, duration(costs["seconds"])]
 

@@ -11,7 +11,7 @@ from fl_lightning.reproduce.tables import framed
 
 HEAD = ["method", "seeds", "last, %", "mean over rounds, %", "last − FedAvg, points", "mean − FedAvg, points"]
 HEAD += ["rounds to 60 %", "sent until 60 %", "trained until 60 %"]
-FEDAVG = ["FedAvg", "5", "60.2 ± 5.7", "48.5 ± 4.7", "", "", "reached by 1 of 5 seeds", "–", "–"]
+FEDAVG = ["FedAvg", "5", "60.2 ± 5.7", "48.5 ± 4.7", "", "", "1 of 5 seeds", "–", "–"]
 GH = [
     "GH",
     "5",
