@@ -23,7 +23,7 @@ def report_arguments(args: Sequence[str]) -> Namespace:
     parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
     parser.add_argument("--figures", metavar="DIR", help="also write every chart as PDF, SVG and CSV into this folder")
     parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
-    parser.add_argument("--metric", help="the metric that methods are compared by (default: the first of val/*)")
+    parser.add_argument("--metric", help="the metric that methods are compared by (default: val/top1, or other val/*)")
     parser.add_argument("--baseline", help="the method that the others are compared with (default FedAvg)")
     parser.add_argument(
         "--target", type=float, help="value of the metric whose cost is compared (default: about the baseline's last)"

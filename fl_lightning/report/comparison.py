@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,12 +11,13 @@ import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.methods import Method
-from fl_lightning.runs.catalogue import KNOWN, lower_is_better
+from fl_lightning.runs.catalogue import KNOWN, is_item, lower_is_better
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval, p_above
 from fl_lightning.runs.settings import RULES
 
 BASELINE = "FedAvg"  # rules of the baseline if nobody names another
+FIRST = ("val/top1", "val/top3", "val/loss")  # metrics to compare by if nobody names one, the best first
 DIGITS = 12  # decimals of a difference; smaller differences are rounding errors
 COSTS = ("rounds", "bytes", "seconds")  # what it takes to reach the target
 
@@ -102,7 +103,7 @@ def compare(
 
     Args:
         methods: the methods; methods without the metric are left out.
-        metric: name of the metric; by default the first logged one among the catalogue's metrics.
+        metric: name of the metric; by default that of :func:`default_metric`.
         baseline: name of a method; by default the method with the rules FedAvg, or else each problem's first method.
         target: value of the metric whose cost is compared; by default what the baseline ends with, rounded to two
             significant digits, to the worse side.
@@ -116,7 +117,7 @@ def compare(
     logged = list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
     if not logged:
         return []
-    metric = metric or next((name for name in KNOWN if name in logged), logged[0])
+    metric = metric or default_metric(logged)
     if metric not in logged:
         raise ConfigurationError(f"--metric must be a metric of the runs ({', '.join(logged[:12])}, …), got {metric}")
     found = [method for method in methods if _series(method, metric)]
@@ -125,6 +126,22 @@ def compare(
         raise ConfigurationError(f"--baseline must be the name of a method ({'; '.join(names)}), got {baseline}")
     problems = dict.fromkeys(method.problem for method in found)
     return [_on(p, [m for m in found if m.problem == p], metric, baseline, target) for p in problems]
+
+
+def default_metric(logged: Collection[str]) -> str:
+    """Choose the metric that methods are compared by if nobody names one.
+
+    Args:
+        logged: names of the metrics that the runs have, at least one.
+
+    Returns:
+        The first of ``val/top1``, ``val/top3`` and ``val/loss`` that there is; or else the first other ``val/*`` in
+        alphabetical order, numbers of one class or client left out; or else the first among the catalogue's metrics,
+        or the first at all.
+    """
+    validated = sorted(name for name in logged if name.startswith("val/") and not is_item(name))
+    order = (*FIRST, *validated, *KNOWN, *logged)
+    return next(name for name in order if name in logged)
 
 
 def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:

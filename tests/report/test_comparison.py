@@ -12,7 +12,7 @@ from report.folders import config, write
 from scipy import special
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report.comparison import Comparison, Difference, compare
+from fl_lightning.report.comparison import Comparison, Difference, compare, default_metric
 from fl_lightning.report.methods import group
 from fl_lightning.report.verdict import latex, numbers, table, texts, verdict
 from fl_lightning.runs.reader import read_runs
@@ -187,6 +187,28 @@ def test_names_that_do_not_exist_are_refused(tmp_path: Path, option: dict[str, s
     with pytest.raises(ConfigurationError) as raised:
         compared(tmp_path, {"FedAvg": BASE}, **option)
     assert str(raised.value).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("logged", "chosen"),
+    [
+        (["train/loss", "val/mae", "val/loss", "val/top1"], "val/top1"),
+        (["val/acc", "val/loss", "val/top3"], "val/top3"),
+        (["train/loss", "val/acc", "val/loss"], "val/loss"),
+        (["train/loss", "bytes/total", "val/rmse", "val/mae", "val/iou/0"], "val/mae"),
+        (["mine", "bytes/total", "train/loss"], "train/loss"),
+        (["mine", "my/own"], "mine"),
+    ],
+)
+def test_the_default_metric(logged: list[str], chosen: str) -> None:
+    assert default_metric(logged) == chosen
+
+
+def test_a_regression_is_judged_by_its_own_validation(tmp_path: Path) -> None:
+    """Validation by a metric that the catalogue lacks goes before the training loss, which it has."""
+    write(tmp_path / "a", {"train/loss": [9.0, 8.0], "val/mae": [3.0, 2.0]}, config(), environment={"rules": []})
+    (found,) = compare(group(read_runs([tmp_path]))[0])
+    assert said(found).startswith("FedAvg ends with a val/mae of 2.0000; the mean over the rounds is 2.5000 ")
 
 
 def test_signs_in_latex() -> None:
