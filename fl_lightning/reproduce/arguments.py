@@ -104,7 +104,7 @@ def _parser(name: str) -> CommandParser:
         )
         parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
         parser.add_argument(
-            "--measures", nargs="+", default=["val/top1"], help="metrics to tabulate (default val/top1)"
+            "--measures", nargs="+", default=[], help="metrics to tabulate (default val/top1, or the report's metric)"
         )
     else:
         parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")

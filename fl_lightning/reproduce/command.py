@@ -28,6 +28,7 @@ from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.preflight import preflight
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.reproduce.tracker import Planned
 from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.lock import held
 from fl_lightning.runs.seeds import label
@@ -49,16 +50,17 @@ def command(args: Sequence[str]) -> int:
     else:
         chosen = [each for name in options.id for each in tables_and_figures(name)]
     known = Folders(Path(options.out) / RUNS)
-    planned = [(each, _plan(each, cells, options, passed_on, known)) for each, cells in chosen]
-    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
-    trials = Trials([job for _, pairs in trained for _, job in pairs])
+    planned: Planned = [(each, _plan(each, cells, options, passed_on, known)) for each, cells in chosen]
+    trials = Trials([job for experiment, pairs in planned if is_trained(experiment) for _, job in pairs])
     findings = preflight(planned, trials, fetch=not options.dry_run)
+    planned = findings.planned
     if options.dry_run:
         return dry_run(planned, findings, trials, options.jobs, Path(options.out))
     for problem in findings.problems:
         print(f"fl-lightning: error: {problem}", file=sys.stderr)
     if findings.problems:
         return 2
+    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped = [], False
     folders = [Path(options.out) / experiment.id for experiment, _ in planned]
     with ExitStack() as holds:
@@ -78,7 +80,7 @@ def command(args: Sequence[str]) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> Experiment:
-    """Make a user's own experiment, without numbers of a paper to compare with."""
+    """Make a user's own experiment, without numbers of a paper; the pre-flight chooses a measure if none is named."""
     config = find_config(options.config)
     measures = tuple(dict.fromkeys(options.measures))
     name = options.experiment or experiment_in(config)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_lightning.datamodules.published import PublishedImages
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.reading import data_of
+from fl_lightning.report.comparison import default_metric
 from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
@@ -20,6 +21,7 @@ from fl_lightning.reproduce.tracker import Planned
 from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.catalogue import is_item, measured
 
+USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")  # whose classes log at once or never
 
 
@@ -28,18 +30,20 @@ class Findings:
     """What the pre-flight has found, each in one line.
 
     Attributes:
+        planned: the experiments with their jobs; each has a measure, unless data are missing.
         problems: missing data and unknown measures.
         to_come: data that are missing and will be downloaded.
         data_missing: whether any data are missing; no round is then tried, and measures are not looked for.
     """
 
+    planned: Planned
     problems: Sequence[str]
     to_come: Sequence[str]
     data_missing: bool
 
 
 def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
-    """Look for the data and the measures of all experiments.
+    """Look for the data and the measures of all experiments, and choose a measure for those that name none.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
@@ -48,10 +52,11 @@ def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
     """
     lacking, to_come = missing_data([job for _, pairs in planned for _, job in pairs], fetch)
     if lacking or to_come:
-        return Findings(lacking, to_come, True)
+        return Findings(planned, lacking, to_come, True)
+    planned = [(with_measure(experiment, [job for _, job in pairs], trials), pairs) for experiment, pairs in planned]
     trained = [(experiment, [job for _, job in pairs]) for experiment, pairs in planned if is_trained(experiment)]
     unknown = [line for experiment, jobs in trained for line in unknown_measures(experiment, jobs, trials)]
-    return Findings(unknown, (), False)
+    return Findings(planned, unknown, (), False)
 
 
 def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]]:
@@ -97,6 +102,23 @@ def _is_downloaded(data: FederatedDataModule) -> bool:
     if not isinstance(data, PublishedImages) or not data.download:
         return False
     return not data.own_folder().is_dir() or not any(data.own_folder().iterdir())
+
+
+def with_measure(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> Experiment:
+    """Give an experiment that names no measures the accuracy, or what a report of its runs would compare them by.
+
+    Args:
+        experiment: the experiment; one that names measures stays as it is.
+        jobs: the experiment's jobs.
+        trials: the trials of all jobs.
+    """
+    if experiment.measures:
+        return experiment
+    logged = _logged({USUAL}, jobs, trials) or {USUAL}  # if a trial fails, the run says why
+    measure = default_metric(sorted(name for name in logged if not name.endswith("/*")))
+    if measure != USUAL:
+        announce(f"{experiment.id}: measured by {measure}, since the runs log no {USUAL}; --measures names others")
+    return replace(experiment, metric=measure, measures=(measure,))
 
 
 def unknown_measures(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> list[str]:

@@ -16,12 +16,32 @@ class Mine(ImageClassifier):
         self.log("val/mine", 1.0)
 """
 
+REGRESSION = """
+import torch
+from lightning import LightningModule
+from torch.nn.functional import mse_loss
+
+class Regression(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(64, 1)
+    def training_step(self, batch, batch_idx):
+        return mse_loss(self.line(batch[0].flatten(1))[:, 0], batch[1].float())
+    def validation_step(self, batch, batch_idx):
+        self.log("val/rmse", 2.0)
+        self.log("val/mae", 1.0)
+        self.log("val/errors/0", 3.0)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+"""
+
 
 @pytest.fixture(autouse=True)
 def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
     Path("mine.py").write_text(MINE)
+    Path("own_regression.py").write_text(REGRESSION)
 
 
 def sweep(*options: object) -> list[object]:
@@ -80,6 +100,21 @@ def test_what_a_class_of_ones_own_may_log_later_is_not_refused() -> None:
     slip = run(*sweep(*own, "--measures", "val/min"))
     assert slip.status == 2
     assert "did you mean val/mine?" in slip.err
+
+
+def test_a_sweep_that_names_no_measure_takes_that_of_the_report() -> None:
+    """A regression logs no accuracy: the first of its own validation metrics is tabulated, and a line says so."""
+    config = TINY.partition("    init_args:")[0].replace("ImageClassifier", "own_regression.Regression")
+    Path("tiny.yaml").write_text(config + "data:" + TINY.partition("data:")[2])
+    said = "tiny: measured by val/mae, since the runs log no val/top1; --measures names others"
+    for dry in (["--dry-run"], []):
+        result = run(*sweep(*dry))
+        assert result.status == 0, result.err
+        assert said in result.out.splitlines()
+        assert "may log it later" not in result.out
+    assert Path("runs/sweep/tiny/results.csv").read_text().splitlines()[0] == "round,seed,val/mae,seconds,folder"
+    assert "val/mae" in Path("runs/sweep/tiny/table.md").read_text()
+    assert "measured by" not in run(*sweep("--measures", "val/rmse", "--dry-run")).out
 
 
 def test_runs_that_have_begun_say_what_they_log() -> None:
