@@ -52,6 +52,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
 }
 PLOT = "partition.png"
+STAND_IN = "lightning.pytorch.demos.boring_classes.BoringModel"  # client module of ``data`` if none is given
 
 
 class CommandTrainer(Trainer):
@@ -124,6 +125,7 @@ class FederatedCLI(OpenCLI):
 
     @override
     def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+        parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
         parser.add_argument(
             "--plot",
             type=str | None,

@@ -93,6 +93,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
+def test_no_model_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither on the command line nor in a config; a model that is given is still looked at."""
+    monkeypatch.chdir(tmp_path)
+    Path("stays.csv").write_text("hospital,age,stay\nrome,40,0\noslo,50,1\nrome,60,1\n")
+    Path("data.yaml").write_text("data: {class_path: Digits, init_args: {num_clients: 5}}")
+    table = ["--data", "Table", "--data.train", "stays.csv", "--data.client", "hospital", "--data.target", "stay"]
+    result = run("data", *table)
+    assert (result.status, result.err) == (0, "")
+    assert [row[:3] for row in cells(result.out)] == [["0", "oslo", "1"], ["1", "rome", "2"]]
+    assert len(cells(run("data", "--config", "data.yaml").out)) == 5
+    wrong = run("data", *table, "--model.client", "ImageClassifer")
+    assert wrong.status == 2
+    assert "ImageClassifer" in wrong.err
+    assert run("fit", *table).status == 2
+
+
 def test_the_plot_belongs_to_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default; no version of the experiment is taken."""
     monkeypatch.chdir(tmp_path)
