@@ -21,14 +21,14 @@ from fl_lightning.errors import values_of
 
 
 class Aggregation(GroupTraining):
-    """Ends a round: the rules make one update of the clients' updates, by which the server optimizer steps."""
+    """Ends a round: the rules combine the clients' updates into one update, with which the server optimizer steps."""
 
     client_states: Literal["memory", "disk"]
     _skipped: int  # number of rounds in a row whose only client was left out
 
     @property
     def rules(self) -> list[FederatedCallback]:
-        """The run's rules, which are its federated callbacks without the monitors, in the order given."""
+        """The run's rules: its federated callbacks except the monitors, in the order given."""
         return rules_of(self.trainer)
 
     def end_round(self) -> None:
@@ -114,7 +114,7 @@ class Aggregation(GroupTraining):
         self._flat.clear_gradient()
 
     def log_round_number(self, round: int) -> None:
-        """Log a round's number, as the metric ``round`` and as the step of what is logged with it."""
+        """Log a round's number, as the metric ``round`` and as the step of the metrics logged with it."""
         self.set_step(round)
         self.log_round("round", float(round))
 

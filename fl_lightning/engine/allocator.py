@@ -12,7 +12,7 @@ TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of tensors that it has freed, up to 32 MiB a block, where glibc allocates it.
+    """Make glibc keep the memory of tensors that this process has freed, in blocks of up to 32 MiB.
 
     By default, glibc returns large blocks to the system at once, and the system clears each page anew when the next
     step asks for it. No result changes; the process stays at the size of its peak. Does nothing on systems without

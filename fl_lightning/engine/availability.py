@@ -1,4 +1,4 @@
-"""Availability: which clients can take part in a round, who of those selected drops out, and who is late."""
+"""Availability: which clients can be selected in a round, and which selected clients drop out or are late."""
 
 import csv
 import math
@@ -17,13 +17,13 @@ from fl_lightning.errors import ConfigurationError, check_not_negative, check_po
 
 @dataclass(frozen=True)
 class Turnout:
-    """Says what becomes of the clients selected for a round; each is in one of the tuples, which ascend.
+    """Holds what becomes of the clients selected for a round; each id is in one of the tuples, in ascending order.
 
     Attributes:
         arrived: clients whose updates arrive in time: the cohort.
         absent: clients that drop out before they receive the model.
         lost: clients that receive the model and drop out before they send an update.
-        late: clients whose updates come after the deadline, or after as many others as the round needs.
+        late: clients whose updates arrive after the deadline, or after the round has all updates that it needs.
     """
 
     arrived: tuple[int, ...]
@@ -33,17 +33,18 @@ class Turnout:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Numbers of clients: selected, arrived, dropped (absent or lost) and late."""
+        """Number of clients by name: selected, arrived, dropped (absent or lost) and late."""
         arrived, dropped, late = len(self.arrived), len(self.absent) + len(self.lost), len(self.late)
         return {"selected": arrived + dropped + late, "arrived": arrived, "dropped": dropped, "late": late}
 
 
 class Availability:
-    """Simulates clients that drop out and clients that are late; all clients are there in every round.
+    """Simulates clients that drop out and clients that are late; every client can be selected in every round.
 
-    Clients whose updates do not arrive are not trained: nothing of their training would reach the server, and what
-    rules keep for them stays as it was. What becomes of a client depends on the seed, the round, the client and its
-    number of steps alone: it is the same for every method, on any number of devices, and after a stop and resume.
+    Clients whose updates do not arrive are not trained, since nothing of their training would reach the server; the
+    tensors that rules keep for them do not change. Whether a client arrives depends only on the seed, the round, the
+    selected clients and their numbers of steps: every method has the same cohorts, on any number of devices, and after
+    a stop and resume.
 
     A subclass may define :meth:`present` (who can be selected in a round) and :meth:`duration` (how long a client
     takes). It keeps no state, since rounds may be drawn in any order.
@@ -84,7 +85,7 @@ class Availability:
         self.speed_spread, self.deadline, self.over_selection = speed_spread, deadline, over_selection
 
     def present(self, num_clients: int, round: int, seed: int) -> Tensor:
-        """(N,) bool, True for the clients that can be selected in a round.
+        """Return a bool tensor (N,), True for the clients that can be selected in a round.
 
         Args:
             num_clients: N, the number of clients.
@@ -111,7 +112,7 @@ class Availability:
 
         Args:
             selected: ids of the selected clients.
-            needed: number of updates after which the round needs no more.
+            needed: number of updates that the round needs; clients whose updates arrive after these are late.
             num_steps: number of batches that a client, given its id, trains on in the round.
             round: the round's number, 1, 2, …
             seed: the seed of the data module.
@@ -132,13 +133,13 @@ class Availability:
 
 
 class Diurnal(Availability):
-    """Simulates clients that come and go periodically, each with a phase of its own, as devices that charge at night.
+    """Simulates clients that can be selected periodically, such as devices that charge at night.
 
     Client k can be selected in round r if (r / period + φ_k) mod 1 < share. The phase φ_k is drawn once, uniformly from
-    [0, 1), so that about a share of the clients is there in each round, and the clients change through the period.
+    [0, 1), so that about ``share`` of the clients can be selected in each round, different ones over the period.
 
     Args:
-        period: number of rounds after which a client is back where it was, such as a day's rounds.
+        period: number of rounds after which each client's availability repeats, such as the rounds of one day.
         share: share of the period in which a client can be selected, in (0, 1].
         settings: the arguments of :class:`Availability`.
 
@@ -162,17 +163,17 @@ class Diurnal(Availability):
 class AvailabilityTrace(Availability):
     """Reads from a CSV file which clients can be selected in each round.
 
-    The file has the columns ``round`` (1, 2, …) and ``client`` (0, 1, …), and a row for each client that is there in a
-    round; in a round without rows, nobody is there. After its last round R, the trace begins again: round R + 1 is as
-    round 1.
+    The file has the columns ``round`` (1, 2, …) and ``client`` (0, 1, …), and a row for each client that can be
+    selected in a round; in a round without rows, no client can. After its last round R, the trace begins again: round
+    R + 1 has the clients of round 1.
 
     Args:
-        path: path of the file, relative to the working directory; the file is read at once.
+        path: path of the file, relative to the working directory; the file is read when the object is made.
         settings: the arguments of :class:`Availability`.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a row holds something else; when a fit begins, a client does not
-            exist.
+        ConfigurationError: the file cannot be read, or a row is not a round and a client; when a fit begins, the file
+            names a client that does not exist.
     """
 
     def __init__(self, path: str, **settings: Any) -> None:
@@ -184,11 +185,11 @@ class AvailabilityTrace(Availability):
                 if not {"round", "client"} <= {*(rows.fieldnames or ())}:
                     raise ConfigurationError(
                         f"{path}: expected the columns round and client, got {','.join(rows.fieldnames or ())[:60]!r}: "
-                        "write a row for each client that is there in a round"
+                        "write a row for each client that can be selected in a round"
                     )
                 self.clients = self._read(rows)
         except (OSError, UnicodeDecodeError, csv.Error) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
+            reason = getattr(error, "strerror", None) or "the file is not text"
             raise ConfigurationError(
                 f"AvailabilityTrace cannot read {path}: {reason}; give a CSV file with the columns round,client"
             ) from None
@@ -204,7 +205,9 @@ class AvailabilityTrace(Availability):
                 )
             found.setdefault(int(words[0]), []).append(int(words[1]))
         if not found:
-            raise ConfigurationError(f"{self.path} has no row: write a row for each client that is there in a round")
+            raise ConfigurationError(
+                f"{self.path} has no row: write a row for each client that can be selected in a round"
+            )
         return found
 
     @override

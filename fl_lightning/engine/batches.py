@@ -43,7 +43,7 @@ def check_examples(dataset: Any, source: str) -> Examples:
     if isinstance(dataset, IterableDataset) or not hasattr(kind, "__len__") or reads in (None, Dataset.__getitem__):
         raise ConfigurationError(
             f"expected {source} to be a dataset with __len__ and __getitem__, such as TensorDataset, Subset or a list "
-            f"of examples, got {kind.__name__}: read an iterable into a list, and give a loader's dataset"
+            f"of examples, got {kind.__name__}: read an iterable into a list; in place of a loader, give its dataset"
         )
     checked: Examples = dataset
     return checked
@@ -63,7 +63,7 @@ def gather(dataset: Any, indices: Tensor) -> Sequence[Tensor] | None:
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
-    """Return rows of a tensor: ``tensor[rows]``, of bytes twenty times as fast."""
+    """Return rows of a tensor, as ``tensor[rows]``, but for tensors of bytes twenty times as fast."""
     try:
         return tensor.index_select(0, rows)
     except (IndexError, RuntimeError):  # negative numbers, or none of this tensor's, which the next line names

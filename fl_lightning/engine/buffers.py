@@ -1,4 +1,4 @@
-"""Averages of the clients' buffers, and whether a client has spoilt one."""
+"""Average the clients' buffers, and detect buffers that a client has made infinite or nan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor
 
 
 def _joins(values: Sequence[Tensor | None]) -> bool:
-    """Whether a buffer is averaged together with others: small, dense, real, and of one shape on all clients."""
+    """Tell whether a buffer is averaged together with others: small, dense, real, and of one shape on all clients."""
     first = values[0]
     if first is None or all(value is first for value in values):
         return False

@@ -1,4 +1,4 @@
-"""FederatedCallback, by which an algorithm changes a round, and Monitor, which only looks."""
+"""FederatedCallback, the base class of algorithms, which change a round, and Monitor, of callbacks that observe it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "
 
 
 class FederatedCallback(Callback):
-    """One algorithm, whichever side of the round it works on. Every hook does nothing until it is overridden.
+    """One algorithm, on the clients, on the server, or on both. Every hook does nothing until it is overridden.
 
-    A whole rule: scale every update down to the median norm of its cohort. ``aggregate`` takes the cohort as the rules
-    before have left it, and returns another one. It changes K×K numbers alone, never the long updates.
+    A whole rule: scale every update down to the median norm of its cohort. ``aggregate`` takes the cohort that the
+    previous rule returned, and returns a new one. It changes K×K numbers alone, never the (P,) updates.
 
     >>> import torch
     >>> from fl_lightning import ClientResult, Cohort, FederatedCallback
@@ -65,7 +65,8 @@ class FederatedCallback(Callback):
     settles: ClassVar[frozenset[Part]] = frozenset()
 
     #: Names of the tensors in ``state`` that each client of a cohort receives beside the model, counted by
-    #: ``bytes/down``; a tensor that is not yet in ``state`` is known to be zero. Clients send by :meth:`LocalRun.send`.
+    #: ``bytes/down``; a tensor that is not yet in ``state`` is zero, and not sent. Clients send by
+    #: :meth:`LocalRun.send`.
     broadcasts: ClassVar[tuple[str, ...]] = ()
 
     #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
@@ -76,9 +77,9 @@ class FederatedCallback(Callback):
     #: ``on_before_client_step`` broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
     stacks: ClassVar[bool] = False
 
-    #: Whether the server hooks leave single updates alone (``deltas``, ``gram``, … of a cohort): where this holds for
-    #: all callbacks of a run, the updates of a large cohort are added to one sum as they come, and dropped. Callbacks
-    #: without server hooks stream; a rule that changes weights defines :meth:`stream_weights`, too.
+    #: Whether the server hooks read no single updates (``deltas``, ``gram``, … of a cohort). If this holds for all
+    #: callbacks of a run, each update of a large cohort is added to one sum when it arrives, and then dropped.
+    #: Callbacks without server hooks read none; a rule that changes weights must also define :meth:`stream_weights`.
     streams: ClassVar[bool] = False
 
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
@@ -104,7 +105,7 @@ class FederatedCallback(Callback):
         if isinstance(self.state, DiskState) != (on_disk := "replaced" in state_dict):
             raise ConfigurationError(
                 f"the checkpoint keeps the client states of {type(self).__name__} "
-                f"{'on disk' if on_disk else 'in memory'}: set model.client_states as it was"
+                f"{'on disk' if on_disk else 'in memory'}: set model.client_states to {'disk' if on_disk else 'memory'}"
             )
         if isinstance(self.state, DiskState):
             self.state.load_state_dict(state_dict)
@@ -149,14 +150,14 @@ class FederatedCallback(Callback):
         return cohort
 
     def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
-        """Return the weights (k,) with which the updates enter the sum, as far as each client tells its own.
+        """Return the weights (k,) with which some updates enter the round's sum, each from its client's values alone.
 
-        The weights need be right only up to a factor that all clients of a round share: ``aggregate`` finds that
-        factor, when all clients have come.
+        The weights may lack a factor that all clients of the round share: ``aggregate`` finds that factor when all
+        updates have arrived.
 
         Args:
-            cohort: some clients of the round; beside these, only ``norms`` may be asked of their updates.
-            weights: (k,) the weights so far, n_k at first.
+            cohort: k clients of the round; of their updates, only ``norms`` may be read.
+            weights: (k,) the weights so far; before the first rule, the clients' numbers of examples.
         """
         return weights
 
@@ -172,9 +173,9 @@ class FederatedCallback(Callback):
 
 
 class Monitor(FederatedCallback):
-    """A callback that only looks: a run with a monitor ends in the same model as without, bit for bit.
+    """Observes a run without changing it: with or without a monitor, a run ends in the same model, bit for bit.
 
-    In reports, runs that differ only in their monitors are one method. A monitor draws random numbers from
+    Reports treat runs that differ only in their monitors as one method. A monitor draws random numbers from
     ``orchestrator.generator(purpose)``, so that all other draws of the run stay the same.
 
     Raises:
@@ -196,13 +197,13 @@ class Monitor(FederatedCallback):
         super().__init_subclass__(**kwargs)
         if changing := [name for name in cls._FOR_RULES if name in vars(cls)]:
             raise ConfigurationError(
-                f"{cls.__name__} is a Monitor, which only looks, and defines {', '.join(changing)}: derive it from "
-                "FederatedCallback"
+                f"{cls.__name__} is a Monitor, which changes nothing, but defines {', '.join(changing)}: derive "
+                f"{cls.__name__} from FederatedCallback"
             )
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Whether a callback's class overrides a hook of FederatedCallback."""
+    """Tell whether a callback's class overrides a hook of FederatedCallback."""
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
@@ -218,14 +219,14 @@ def serves_stacks(callback: FederatedCallback) -> bool:
 
 
 def streams(callback: FederatedCallback, hooks: Sequence[str] = SERVER_HOOKS) -> bool:
-    """Tell whether no server hook of a callback looks at single updates, or none of some server hooks."""
+    """Tell whether none of a callback's hooks in ``hooks`` reads single updates."""
     own = [hook for hook in hooks if overrides(callback, hook)]
     return callback.reduce is None and (not own or declares(callback, "streams", own))
 
 
 @contextmanager
 def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
-    """Let callbacks only read their states inside a ``with`` block, in which clients train.
+    """Make the callbacks' states read-only inside a ``with`` block, in which clients train.
 
     Raises:
         ConfigurationError: a client hook has changed the state of its callback.
@@ -250,10 +251,10 @@ def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
 
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:
-    """The Trainer's federated callbacks, rules and monitors, in the order given."""
+    """Return the Trainer's federated callbacks, rules and monitors, in the order given."""
     return [each for each in trainer.callbacks if isinstance(each, FederatedCallback)]  # type: ignore[attr-defined]  # set outside its __init__
 
 
 def rules_of(trainer: Trainer) -> list[FederatedCallback]:
-    """The Trainer's federated callbacks that may change a round, in the order given."""
+    """Return the Trainer's federated callbacks that may change a round, in the order given."""
     return [each for each in federated(trainer) if not isinstance(each, Monitor)]

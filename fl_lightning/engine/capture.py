@@ -15,7 +15,7 @@ Capture = Callable[[Step], tuple[Tensor, Callable[[], Any]]]
 
 
 class CudaCapture:
-    """Captures functions as CUDA graphs, which share their memory: a replay may overwrite the results of others.
+    """Captures functions as CUDA graphs that share memory: a replay may overwrite the results of another graph.
 
     Args:
         device: the CUDA device.
@@ -26,7 +26,7 @@ class CudaCapture:
         self._pool, self._generator = torch.cuda.graph_pool_handle(), torch.cuda.default_generators[device.index or 0]
 
     def __call__(self, step: Step) -> tuple[Tensor, Callable[[], Any]]:
-        """Call a function some times, then capture it; return the memory of its result, and what replays it.
+        """Call a function some times, then capture it; return the memory of its result, and a function for replays.
 
         Raises:
             RuntimeError: the function waits for the device, or does something else that a graph cannot hold.

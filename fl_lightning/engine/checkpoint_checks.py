@@ -40,5 +40,5 @@ def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | No
 
 
 def shape(value: Any) -> tuple[int, ...]:
-    """The shape of an entry of a state_dict; () for an entry that is no tensor."""
+    """Return the shape of an entry of a state_dict; () for an entry that is not a tensor."""
     return tuple(getattr(value, "shape", ()))

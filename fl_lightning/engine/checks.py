@@ -54,7 +54,7 @@ def check_settings(
     if clients_at_once != "auto":
         check_at_least(1, clients_at_once=clients_at_once)
     if compiled and clients_at_once == 1:
-        raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once, too")
+        raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once as well")
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -92,7 +92,7 @@ def check_trainer(trainer: Trainer) -> None:
         (
             synchronizes_batchnorm(trainer),
             "sync_batchnorm",
-            "no sync_batchnorm: it would mix the statistics of different clients",
+            "sync_batchnorm=False, because synchronizing would mix the statistics of different clients",
         ),
     ]
     if trainer.check_val_every_n_epoch is not None:
@@ -105,7 +105,7 @@ def check_trainer(trainer: Trainer) -> None:
             )
 
 
-UNSUITABLE: dict[type[Callback], str] = {  # Lightning's callbacks that go by batches of a plain run
+UNSUITABLE: dict[type[Callback], str] = {  # Lightning's callbacks that need the batches of a plain run
     BatchSizeFinder: "tries out the Trainer's batches, which are clients here: set data.batch_size (after a Tuner, "
     "with a new Trainer)",
     LearningRateFinder: "tries out the server's learning rate here: set the rate of the client's optimizer, and "
@@ -181,7 +181,7 @@ ONCE: dict[Part, str] = {
 
 
 def check_data(data: FederatedDataModule, max_epochs: int | None) -> None:
-    """Refuse clients' names that are missing or the same, and a sampler or a trace that goes wrong in some round.
+    """Refuse clients' names that are missing or equal, and a sampler or a trace that is invalid in some round.
 
     All cohorts of a sampler with a last round are drawn, so that a mistake in round 17 is reported before round 1.
     """
@@ -206,10 +206,12 @@ def _check_chain(rules: Sequence[FederatedCallback]) -> None:
             if part in one & other:
                 refuse(first, second, f"both {what}; keep one")
         if "weights" in one and other & {"updates", "base weights"}:
-            refuse(first, second, f"{name(first)} weighs the updates as they are; put {name(second)} before it")
+            refuse(
+                first, second, f"{name(first)} weighs the updates as they are; put {name(second)} before {name(first)}"
+            )
         for reducer, weigher in ((first, second), (second, first)):
             if "reduction" in _parts(reducer) and _parts(weigher) & {"weights", "shrinking"}:
-                refuse(first, second, f"{name(reducer)} takes no weighted sum: {name(weigher)} does nothing; keep one")
+                refuse(first, second, f"{name(reducer)} uses no weights, so {name(weigher)} does nothing; keep one")
 
 
 def _parts(rule: FederatedCallback) -> frozenset[Part]:
@@ -220,7 +222,7 @@ def _parts(rule: FederatedCallback) -> frozenset[Part]:
 def check_client(
     module: LightningModule, settings: LocalSettings, precision: Precision, callbacks: Sequence[FederatedCallback]
 ) -> None:
-    """Refuse a module that cannot train on clients as the run's settings, precision and callbacks want.
+    """Refuse a module that cannot train on clients with the run's settings, precision and callbacks.
 
     Args:
         module: the client module.
@@ -261,8 +263,8 @@ def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: S
     needy += ["accumulate_grad_batches"] if settings.accumulate > 1 else []
     if needy:
         raise ConfigurationError(
-            f"{', '.join(needy)} acts between a loss and its step, but {name} uses manual optimization and does these "
-            "itself: use automatic optimization, or leave that out"
+            f"{', '.join(needy)} acts between a loss and its optimizer step, but {name} uses manual optimization and "
+            f"takes its steps itself: use automatic optimization, or leave out {', '.join(needy)}"
         )
 
 
@@ -278,7 +280,7 @@ def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[F
             f"{settings.accumulate}"
         )
     if twice and scaled:
-        raise ConfigurationError(f"{twice} needs gradients in their true size: use bf16-mixed instead of 16-mixed")
+        raise ConfigurationError(f"{twice} needs gradients without a loss scale: use bf16-mixed instead of 16-mixed")
 
 
 def check_optimizers(module: LightningModule, optimizers: Sequence[Optimizer]) -> None:
@@ -326,4 +328,4 @@ def check_finite(vector: Tensor, round: int, makers: Sequence[FederatedCallback]
     """
     if not is_finite(vector):
         names = ", ".join(type(rule).__name__ for rule in makers)
-        raise TrainingError(f"round {round}: every client's update is finite, what {names} made of them is not")
+        raise TrainingError(f"round {round}: every client's update is finite, but the result of {names} is not")

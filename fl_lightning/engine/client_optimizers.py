@@ -41,7 +41,7 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
 
 
 def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
-    """Whether a ReduceLROnPlateau waits for more steps than a client takes, so that it changes no rate.
+    """Tell whether a ReduceLROnPlateau waits for more steps than a client takes, and so changes no learning rate.
 
     Raises:
         ConfigurationError: the schedule could change a rate.
@@ -56,8 +56,8 @@ def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
             f"epochs, a patience of at least {steps}, or model.local_lr_scheduler, which goes by rounds"
         )
     rank_zero_warn(
-        f"ReduceLROnPlateau of {name} changes no rate: its patience of {patience} is longer than a client's round "
-        f"({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
+        f"ReduceLROnPlateau of {name} changes no learning rate: its patience of {patience} is longer than a client's "
+        f"round ({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
     )
     return True
 
@@ -137,7 +137,7 @@ def _with_parts(scheduler: Any) -> Iterator[Any]:
 
 
 def fixed_settings(optimizer: Optimizer) -> Hashable:
-    """The settings of an SGD that may step inside a graph, as numbers that the graph may hold; None for others.
+    """Return the settings of an SGD that may step inside a graph, as numbers for the graph; None for other optimizers.
 
     With dampening, the first step differs from all others: an SGD without momentum buffers takes the gradient as it is.
     """
@@ -162,7 +162,7 @@ def sgd_like(optimizer: Optimizer) -> SGD:
 
 
 def displacement(step_sizes: Sequence[float], group: Mapping[str, Any], proximal: float) -> float:
-    """Distance that SGD moves a parameter under a constant gradient of 1 and a proximal term.
+    """Compute the distance that SGD moves a parameter under a constant gradient of 1 and a proximal term.
 
     Args:
         step_sizes: learning rates, one per step.

@@ -22,7 +22,7 @@ from fl_lightning.errors import ConfigurationError
 
 FOLDER = "states"  # below the run folder
 LARGE = 2 << 20  # bytes above which a file is mapped
-MEND = "go on from another checkpoint of the run, or start the run again"
+MEND = "continue from another checkpoint of the run, or start the run again"
 
 
 class DiskState(MutableMapping[str, Tensor]):
@@ -43,7 +43,7 @@ class DiskState(MutableMapping[str, Tensor]):
     def __init__(self, writes: bool) -> None:
         self._writes = writes
         self._shared: dict[str, Tensor] = {}
-        self._numbers: dict[str, int] = {}  # of the files; no number is used twice
+        self._numbers: dict[str, int] = {}  # number of each file; no number is used twice
         self._bytes: dict[str, int] = {}
         self._checksums: dict[str, int] = {}
         self._count = 0  # the last number
@@ -166,8 +166,8 @@ class DiskState(MutableMapping[str, Tensor]):
         strange = [file for file in (*map(self._file, names), *(file for _, file in self._replaced)) if _is_odd(file)]
         if strange:
             raise ConfigurationError(
-                f"the checkpoint names {strange[0]!r}, which is no file of its client states: it is damaged or forged; "
-                "go on from another checkpoint of the run"
+                f"the checkpoint names {strange[0]!r}, which is not a file of its client states: the checkpoint is "
+                "damaged or forged; continue from another checkpoint of the run"
             )
         self._count = self._saved_count = saved["count"]
         self._saved, self._folder, self._id = saved["saved"], Path(saved["folder"]), saved["id"]
@@ -216,7 +216,7 @@ class DiskState(MutableMapping[str, Tensor]):
         """Return the current round; refuse to set a client's tensor too early or under a malformed name."""
         if self._round is None:
             raise RuntimeError(
-                f"client states are set in server hooks, from aggregate to on_round_end: {name} too early"
+                f"client states are set in server hooks, from aggregate to on_round_end: {name} was set too early"
             )
         if not all(part.strip(".") for part in name.split("/")):
             raise ValueError(f"client states are named name/client, got {name!r}")
@@ -265,7 +265,7 @@ class DiskState(MutableMapping[str, Tensor]):
 
 
 def client_bytes(state: MutableMapping[str, Tensor]) -> int:
-    """Size in bytes of the tensors that a rule keeps for single clients."""
+    """Return the size in bytes of the tensors that a rule keeps for single clients."""
     if isinstance(state, DiskState):
         return state.nbytes
     return sum(value.nbytes for name, value in state.items() if "/" in name)
@@ -274,19 +274,19 @@ def client_bytes(state: MutableMapping[str, Tensor]) -> int:
 def _value_in(path: Path) -> Tensor:
     """Read the value in a file; a large file is mapped, so that it takes memory only while it is used.
 
-    A small one is faster to read whole, and safetensors 0.8 loses 28 bytes of memory at each file that it maps.
+    A small file is faster to read whole, and safetensors 0.8 leaks 28 bytes of memory for each file that it maps.
     """
     return (load_file(path) if path.stat().st_size > LARGE else load(path.read_bytes()))["value"]
 
 
 def _checksum(value: Tensor) -> int:
-    """CRC-32 of a contiguous tensor's dtype, shape and bytes."""
+    """Compute the CRC-32 of a contiguous tensor's dtype, shape and bytes."""
     start = zlib.crc32(f"{value.dtype} {tuple(value.shape)}".encode())
     return zlib.crc32(value.reshape(-1).view(torch.uint8).numpy().data, start)
 
 
 def _is_odd(file: str) -> bool:
-    """Whether a file is not ``name/client.<number>.safetensors`` below the folder."""
+    """Tell whether a file is not ``name/client.<number>.safetensors`` below the folder."""
     path = Path(file)
     named = re.search(r"[^/]/[^/]+\.\d+\.safetensors$", file) is not None
     return path.is_absolute() or ".." in path.parts or not named
@@ -298,7 +298,7 @@ def _id(folder: Path) -> str:
 
 
 def _files(folder: Path) -> list[str]:
-    """The files of client states in a folder, whole or half, with paths relative to it."""
+    """Return the files of client states in a folder, complete or not, with paths relative to the folder."""
     paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
     return [str(path.relative_to(folder)) for path in paths if re.search(r"\.\d+\.safetensors$", path.name)]
 
@@ -308,7 +308,7 @@ def _number(file: str) -> int:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Let a second path lead to a file, which is copied where the file system has no links."""
+    """Make a hard link to a file; copy the file where the file system has no links."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):  # another device was first
         try:

@@ -40,7 +40,7 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
     "node_rank": lambda work, run: 0,
 }
 
-#: The Trainer's attributes that are about clients outside of a client, which no client module means.
+#: The Trainer's attributes that count clients while no client trains, which a client module does not expect.
 ONLY_LOCAL = ("num_training_batches", "estimated_stepping_batches", "train_dataloader")
 
 
@@ -82,7 +82,7 @@ class ClientTrainer:
         work, run = vars(self)["_work"], vars(self)["_run"]
         if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(
-                f"self.trainer.{name} would be about clients, not batches: in configure_optimizers or a training hook, "
+                f"self.trainer.{name} would count clients, not batches: in configure_optimizers or a training hook, "
                 "ask for self.trainer.num_training_batches, estimated_stepping_batches or max_epochs, which are the "
                 "client's own"
             )

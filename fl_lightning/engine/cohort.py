@@ -25,12 +25,12 @@ class ClientResult:
         num_steps: τ_k, the number of optimizer steps taken.
         loss: mean training loss over the local steps; nan without a step.
         normalizer: ‖a_k‖₁, the total weight of the client's gradients in its update (FedNova).
-        buffers: the module's buffers after local training, followed by its frozen parameters. A buffer that is None
-            everywhere is None here, too.
+        buffers: the module's buffers after local training, followed by its frozen parameters; None for a buffer that
+            the module has set to None.
         metrics: the logged metrics, each reduced over the local steps.
         reductions: "sum", "min" or "max" for each logged metric that is not averaged.
         loss_scale: scale and growth tracker of the client's GradScaler at its end; None without a GradScaler.
-        learning_rate: η_k, the unit of the normalizer.
+        learning_rate: η_k, the client's learning rate; ``normalizer`` is in units of it.
         vectors: tensors that rules sent with :meth:`LocalRun.send`, by name.
     """
 
@@ -49,12 +49,12 @@ class ClientResult:
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
-    """One round's updates, and how they are to be combined into the server's step.
+    """Holds one round's updates, and the weights that combine them into the server's step.
 
     The step is ``weights @ mixing @ deltas``: a rule that works across clients changes K×K numbers, where K is the
-    cohort's size and P the number of trainable parameters. A rule returns a new cohort and leaves the one it was given
-    as it is. Tensors without a P are small and stay on the CPU. The memory of the updates serves the next round again:
-    clone what is to be kept.
+    number of clients in the cohort and P the number of trainable parameters. A rule returns a new cohort and does not
+    change the cohort that it gets. Tensors whose shape has no P are small and stay on the CPU. The next round reuses
+    the memory of the updates: clone those that you keep.
 
     Two clients of 1 and 3 examples, whose updates conflict:
 
@@ -68,7 +68,7 @@ class Cohort:
     >>> cohort.update  # 1/4 (2, 0) + 3/4 (-1, 1)
     tensor([-0.2500,  0.7500])
 
-    Update 0 gains as much of update 1 as makes the two orthogonal; then all clients count alike:
+    Add as much of update 1 to update 0 as makes the two orthogonal; then give all clients the same weight:
 
     >>> projected = cohort.corrected(torch.tensor([[1.0, 1.0], [0.0, 1.0]]).double())
     >>> projected.corrected_gram.tolist()
@@ -85,15 +85,15 @@ class Cohort:
         num_steps: (K,) numbers of optimizer steps taken, τ_k.
         losses: (K,) mean training losses over each client's local steps.
         normalizers: (K,) ‖a_k‖₁, the total weight of a client's gradients in its update (FedNova).
-        learning_rates: (K,) η_k, the unit of the normalizers: a constant gradient of 1 would have moved client k by
-            η_k ‖a_k‖₁.
+        learning_rates: (K,) η_k, the clients' learning rates: a constant gradient of 1 would have moved each parameter
+            of client k by η_k ‖a_k‖₁.
         weights: (K,) aggregation weights, float64.
         mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
             maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
-            them; sums, minima and maxima of metrics that were logged so.
+            them; the sum, minimum or maximum of a metric logged with such a ``reduce_fx``.
         results: one :class:`ClientResult` per client, with the client's own buffers and metrics, and the vectors that
             rules sent.
     """
@@ -150,21 +150,21 @@ class Cohort:
     def deltas(self) -> Tensor:
         """(K, P) the original updates w_k - w, before any correction.
 
-        On several devices, each keeps some columns of them, and this gathers all columns on each: the methods below
-        need less memory.
+        On several devices, each device keeps some columns, and this property gathers all columns on every device. The
+        methods below need less memory.
         """
         return self.updates.whole
 
     def rows(self) -> Iterator[Tensor]:
-        """Yield the original updates (P,), one by one; keep none of them without a clone."""
+        """Yield the original updates (P,), one by one; clone those that you keep."""
         return self.updates.rows()
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Sum the original updates, each times its coefficient (K,): (P,)."""
+        """Return the (P,) sum of the original updates, each times its entry of ``coefficients`` (K,)."""
         return self.updates.combine(coefficients)
 
     def products(self, vector: Tensor) -> Tensor:
-        """Inner products (K,) of the original updates with a vector (P,), in its dtype; float64 on the CPU."""
+        """Compute the (K,) inner products of the original updates with a vector (P,), in its dtype; float64, on CPU."""
         return self.updates.products(vector)
 
     @cached_property
@@ -174,7 +174,7 @@ class Cohort:
 
     @property
     def norms(self) -> Tensor:
-        """(K,) norms of the corrected updates, float64; if these are scaled only, without the Gram matrix."""
+        """(K,) norms of the corrected updates, float64; if ``mixing`` is diagonal, the Gram matrix is not computed."""
         factors = self.mixing.diagonal()
         if torch.equal(self.mixing, factors.diag()):
             return factors.abs() * self.updates.norms
@@ -196,13 +196,13 @@ class Cohort:
         """Reduce the corrected updates to one (P,) update by a function that is not linear in them (median, …).
 
         Args:
-            reduce: reduces a block of B columns, from (K, B) to (B,), each column on its own.
+            reduce: function that reduces a block (K, B) of B columns to (B,), each column on its own.
         """
         mixed = not torch.equal(self.mixing, torch.eye(len(self.mixing), dtype=self.mixing.dtype))
         return self.updates.by_coordinate(reduce, self.mixing if mixed else None)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields, or ``deltas``, changed; the Gram matrix is computed again only for those."""
+        """Return a copy with some fields, or ``deltas``, changed; only new ``deltas`` need a new Gram matrix."""
         if "deltas" in changes:
             changes["updates"] = Updates.of(changes.pop("deltas"))
         changed = dataclasses.replace(self, **changes)

@@ -50,7 +50,7 @@ class CohortTraining(Collection):
             if not isinstance(callback, Monitor):
                 yield hook
                 continue
-            finish_work(self.device)  # else the monitor would seem to take what it waits for
+            finish_work(self.device)  # else the monitor's time would include its wait
             began = time.perf_counter()
             yield hook
             finish_work(self.device)
@@ -88,7 +88,7 @@ class CohortTraining(Collection):
         return self._counted(client, round).total_batches
 
     def _counted(self, client: int, round: int) -> Work:
-        """A client's work in a round, its batches counted as the data module does."""
+        """Return a client's work in a round, with batches counted as the data module counts them."""
         batches = range(self.data.num_batches(int(self.data.sizes[client])))
         return self._work(client, round, lambda: batches)
 
@@ -125,7 +125,7 @@ class CohortTraining(Collection):
         except ConfigurationError:
             raise
         except Exception as error:
-            if is_exhaustion(error):  # says nothing about the client: after a mend, the round is trained again
+            if is_exhaustion(error):  # not the client's fault: the run stops, and can train the round again later
                 raise
             self._leave_out(client, described(error, self.client), error)
         finally:

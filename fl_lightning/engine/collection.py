@@ -24,11 +24,11 @@ from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.receiver import Receiver
 from fl_lightning.engine.updates import Summed, Updates
 
-STREAM = 256 << 20  # bytes of updates in memory above which a device sums them as they come, where it may
+STREAM = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 
 
 class Collection(ClientHost):
-    """Keeps the updates and results of a round's clients, or sums the updates as they come, and makes the cohort."""
+    """Keeps the updates and results of a round's clients, or sums the updates as they arrive, and makes the cohort."""
 
     on_bad_update: Literal["skip", "raise"]
     max_update_norm: float | None
@@ -36,15 +36,15 @@ class Collection(ClientHost):
     _state: ModuleState
     _anchor: Tensor  # (P,) the global model that the round's clients start from
     memory_limit: int  # bytes above which the updates of a round are in a file
-    _folder: Path  # of the run
-    streams: bool = False  # whether updates are summed as they come
-    _sums: bool  # whether no rule looks at single updates for its weights
-    _receiver: Receiver | None = None  # of this device's clients' updates
-    _summed: Summed | None = None  # the sum of the updates that have come in a round that streams
+    _folder: Path  # the run folder
+    streams: bool = False  # whether updates are summed as they arrive
+    _sums: bool  # whether no rule reads single updates for its weights
+    _receiver: Receiver | None = None  # receives the updates of this device's clients
+    _summed: Summed | None = None  # the sum of the updates so far, in a round that sums them as they arrive
     _results: list[ClientResult]  # of this device's clients, if their updates are not yet summed
     _taken: list[ClientResult]  # of all devices' clients whose updates are summed
     _trained: int  # number of this device's clients that have trained in the round
-    _unread: dict[int, tuple[Tensor, Tensor, Tensor]]  # of clients: signs of a bad update and of bad buffers, the loss
+    _unread: dict[int, tuple[Tensor, Tensor, Tensor]]  # by client: signs of a bad update and of bad buffers, the loss
     _failures: list[tuple[str, Exception | None]]
     _turnout: Turnout  # what becomes of the clients that are selected for the round
     _quarantined: list[int]  # how many clients were left out, round by round of this fit
@@ -55,7 +55,7 @@ class Collection(ClientHost):
         return federated(self.trainer)
 
     def choose_memory(self) -> None:
-        """Decide for this fit whether updates are summed as they come."""
+        """Decide for this fit whether updates are summed as they arrive."""
         rules = [callback for callback in self.callbacks if not isinstance(callback, Monitor)]
         self._sums, self.streams = all(streams(rule, WEIGHT_HOOKS) for rule in rules), False
         if self.group_size == 1 and self.max_update_norm is None and all(map(streams, self.callbacks)):
@@ -65,7 +65,7 @@ class Collection(ClientHost):
         """Make room for the updates of the round's clients."""
         slots, rank, devices = self._slots(), self.trainer.global_rank, self.trainer.world_size
         if self._receiver is None or len(self._receiver) != slots:  # else reuse its memory: new memory is slow
-            self._receiver = None  # lets go of its memory
+            self._receiver = None  # free the memory of the old receiver first
             self._receiver = Receiver(self.params, rank, devices, slots, self.memory_limit, self._folder)
         self._receiver.clear()
         self._summed = Summed(self._receiver.columns) if self.streams else None
@@ -73,11 +73,11 @@ class Collection(ClientHost):
         self._results, self._taken, self._failures, self._unread, self._trained = [], [], [], {}, 0
 
     def _room(self) -> int:
-        """Bytes of updates that are held where they can be summed as they come."""
+        """Return the bytes of updates that are held before they are summed, where they can be summed as they arrive."""
         return min(self.memory_limit, STREAM)
 
     def _slots(self) -> int:
-        """The largest number of updates of this device's clients that are held at a time."""
+        """Return the largest number of updates of this device's clients that are held at a time."""
         cohort, devices, group = self.data.cohort_size, self.trainer.world_size, self.group_size
         if devices > 1 and group > 1:
             return math.ceil(math.ceil(cohort / group) / devices) * group
@@ -85,7 +85,7 @@ class Collection(ClientHost):
         return min(most, max(self.data.clients_per_batch, self._room() // self.params.nbytes)) if self.streams else most
 
     def sum_up(self, batches_done: int) -> None:
-        """Where updates are summed as they come, sum those that have come, if another batch of clients has no room."""
+        """In a round that sums updates as they arrive, sum them if there is no room for another batch of clients."""
         if self._summed is None or self._receiver is None:
             return
         each = max(1, len(self._receiver) // self.data.clients_per_batch)  # the same on all devices
@@ -102,7 +102,7 @@ class Collection(ClientHost):
         self._results = []
 
     def _gather(self) -> tuple[Updates, list[ClientResult]]:
-        """Gather the updates and results that have come on all devices since the last call."""
+        """Gather the updates and results that have arrived on all devices since the last call."""
         assert self._receiver is not None
         self._read_signs()
         slots, self._unread = self._receiver.slots, {}
@@ -117,7 +117,7 @@ class Collection(ClientHost):
         Log what became of the round's clients.
 
         Returns:
-            The round's cohort; None if no update has come.
+            The round's cohort; None if no update has arrived.
         """
         updates: Updates
         if self._summed is not None:
@@ -140,7 +140,10 @@ class Collection(ClientHost):
         return cohort
 
     def _read_signs(self) -> None:
-        """Fill in the losses of clients that trained one by one, and leave out what is not finite; wait but once."""
+        """Fill in the losses of clients that trained one by one, and leave out updates that are not finite.
+
+        Reading all values at the end waits for the device only once.
+        """
         if not self._unread:
             return
         read = torch.stack([value for values in self._unread.values() for value in values]).view(-1, 3).tolist()
@@ -151,7 +154,7 @@ class Collection(ClientHost):
             if math.isnan(sign) and not self._receiver.is_finite(result.client):  # type: ignore[union-attr]
                 self._leave_out(result.client, "its update is not finite", None)
             elif bad:
-                self._leave_out(result.client, "a buffer of it is not finite", None)
+                self._leave_out(result.client, "one of its buffers is not finite", None)
             else:
                 self._results.append(replace(result, loss=loss))
 
@@ -166,7 +169,7 @@ class Collection(ClientHost):
         return fit
 
     def tell_quarantined(self) -> None:
-        """Say in one line how many clients this fit has left out, if any."""
+        """Warn in one line how many clients this fit has left out, if any."""
         if times := sum(self._quarantined):
             rounds = sum(count > 0 for count in self._quarantined)
             rank_zero_warn(
@@ -184,7 +187,7 @@ class Collection(ClientHost):
 
 
 def stream_weights(callbacks: Iterable[FederatedCallback], cohort: Cohort) -> Tensor:
-    """Compute the weights (k,) of some clients' updates in the sum, up to a factor that all of a round share."""
+    """Compute the weights (k,) of some clients' updates in the sum, up to a factor that the round's clients share."""
     weights = cohort.num_samples.double()
     for callback in callbacks:
         if not isinstance(callback, Monitor):

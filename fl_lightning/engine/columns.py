@@ -12,7 +12,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-SEGMENTS = 24  # at most; 1, 2, 3, 4, 6, 8 or 12 devices can keep equally many
+SEGMENTS = 24  # largest number of segments; 1, 2, 3, 4, 6, 8 or 12 devices can keep equally many
 UNIT = 1 << 13  # a segment's number of columns is a multiple of it
 
 
@@ -20,8 +20,8 @@ UNIT = 1 << 13  # a segment's number of columns is a multiple of it
 class Columns:
     """The columns of the updates (K, P), cut into segments; each device keeps all rows of some neighbouring segments.
 
-    The segments do not depend on the number of devices. What is summed over columns is summed segment by segment, so
-    that every number of devices gives the same bits.
+    The segments do not depend on the number of devices. Sums over columns are taken segment by segment, so that every
+    number of devices gives the same bits.
 
     Attributes:
         size: P.

@@ -1,4 +1,4 @@
-"""FederatedDataModule: the clients' data and their batches. PartitionedData: ordinary data, made federated."""
+"""FederatedDataModule: the clients' data and batches. PartitionedData: an ordinary data set, dealt to clients."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -44,18 +44,19 @@ __all__ = [  # noqa: RUF022  # the classes first
 
 
 class FederatedDataModule(CohortDraws):
-    """The data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
+    """Holds the data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
 
-    Lightning's training data are the client ids of each round's cohort; a client's own batches come from
-    :meth:`client_batches`. A client without data is never drawn.
+    The Trainer's training batches are the client ids of each round's cohort; the batches on which a client trains come
+    from :meth:`client_batches`. A client without data is never drawn.
 
     Args:
         batch_size: number of examples in a client's batch.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
-        availability: who can take part in a round, drops out or is late; by default, every update arrives.
-        client_names: names of the clients 0, 1, …, one for each, all different, for messages, tables and plots;
-            settings and metrics go by the clients' numbers. A subclass may define ``client_names`` itself.
+        availability: model of the clients that can take part in a round, drop out or are late; by default, every client
+            can take part, and every update arrives.
+        client_names: N different names, of the clients 0, 1, …, N - 1, which messages, tables and plots show; settings
+            and metrics use the clients' numbers. A subclass may define ``client_names`` itself.
         clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
             0.6 ms, so group tiny clients.
         num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
@@ -73,10 +74,11 @@ class FederatedDataModule(CohortDraws):
     """
 
     #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
-    #: through them together; a subclass that overrides a hook must say so anew.
+    #: through them together; a subclass that overrides a transfer hook must set this attribute again.
     by_example: ClassVar[bool] = False
 
-    #: Whether ``client_batches`` deals what ``indexed_batches`` does; a subclass that overrides it must say so anew.
+    #: Whether ``client_batches`` returns the batches of ``indexed_batches``; a subclass that overrides
+    #: ``client_batches`` must set this attribute again.
     in_rows: ClassVar[bool] = True
 
     def __init__(
@@ -118,7 +120,7 @@ class FederatedDataModule(CohortDraws):
                 self.client_names = client_names
             except AttributeError:
                 raise ConfigurationError(
-                    f"{type(self).__name__} names its clients itself, got client_names, too: leave them out"
+                    f"{type(self).__name__} names its clients itself, got client_names, too: leave client_names out"
                 ) from None
 
     @staticmethod
@@ -156,7 +158,7 @@ class FederatedDataModule(CohortDraws):
         return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
 
     def missing(self) -> str | None:
-        """Say in one line which data are missing and how to get them; None if the data are there, or nobody knows.
+        """Return one line on which data are missing and how to get them; None if the data are there, or not known.
 
         The method looks for files; it neither reads nor downloads them. ``prepare_data`` downloads what can be
         downloaded, and raises an error for the rest.
@@ -164,7 +166,7 @@ class FederatedDataModule(CohortDraws):
         return None
 
     def client_dataset(self, client: int) -> Dataset[Any]:
-        """Return the training examples of one client, 0 <= client < num_clients: a dataset with length and indices."""
+        """Return the training examples of a client, 0 <= client < num_clients, as a map-style dataset with a length."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
 
     def client_num_samples(self, client: int) -> int:
@@ -192,10 +194,10 @@ class FederatedDataModule(CohortDraws):
         return None
 
     def borrow_loaders(self, module: LightningModule | None) -> None:
-        """Serve a module's evaluation loaders where this data module defines none, in place of those borrowed before.
+        """Use a module's evaluation loaders where this data module defines none; drop those borrowed before.
 
         Args:
-            module: the client module; None to only give the borrowed loaders back.
+            module: the client module; None to only drop the loaders borrowed before.
         """
         for name in self._borrowed:
             del self.__dict__[name]
@@ -209,7 +211,7 @@ class FederatedDataModule(CohortDraws):
         return whole + (rest > 0 and not (self.drop_last and whole > 0))
 
     def client_batches(self, client: int, order: torch.Generator) -> Iterable[Any]:
-        """Return one epoch of a client's batches, shuffled by ``order``; the batches have a length, too.
+        """Return one epoch of a client's batches, shuffled by ``order``: an iterable with a length.
 
         Without ``collate_fn``, tensors in memory are gathered once and split into a list. All other datasets are read
         by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
@@ -228,8 +230,8 @@ class FederatedDataModule(CohortDraws):
         """Return the batches of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
 
         Returns:
-            The dataset, of which all clients may have a part, and the row numbers (B,) of each batch; None for data
-            that are not in memory.
+            The dataset, which may hold the examples of all clients, and the row numbers (B,) of each batch; None for
+            data that are not in memory.
         """
         if self.collate_fn is not None:
             return None
@@ -238,7 +240,7 @@ class FederatedDataModule(CohortDraws):
         return None if found is None else (found[0], list(torch.split(found[1], self.batch_size)))
 
     def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
-        """A client's examples, and the order in which an epoch takes them."""
+        """Return a client's examples, and the order in which an epoch takes them."""
         examples = self._examples(client)
         total = len(examples)
         indices = torch.randperm(total, generator=order)
@@ -261,17 +263,17 @@ class FederatedDataModule(CohortDraws):
 
 
 class PartitionedData(FederatedDataModule):
-    """An ordinary LightningDataModule, its training set dealt to clients.
+    """Deals the training set of an ordinary LightningDataModule to clients.
 
-    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` serve as they are. Each fit
-    deals the training set anew, by the same seed.
+    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` are used unchanged. Each fit
+    deals the training set again, with the same seed.
 
     Args:
         datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
-        num_clients: N, the number of clients; only without a stated partition.
-        partition: a :class:`Partition`; or a stated partition: one list of example indices for each client, or one
-            client, an integer or a string, for each example, each distinct value one client in sorted order. Equal
-            random parts by default.
+        num_clients: N, the number of clients; leave it out with a stated partition, which sets N.
+        partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
+            one integer or string for each example, which stands for its client. The distinct values in sorted order are
+            the clients 0, 1, … By default, random parts whose sizes differ by at most one.
         labels: (n,) class (for ``Natural``, group) of each training example, integers or strings. By default, the
             second tensor of a TensorDataset, the dataset's ``targets`` or ``labels``, or the second entry or the entry
             ``label`` of its examples.
@@ -281,8 +283,8 @@ class PartitionedData(FederatedDataModule):
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Attributes:
-        client_names: as given; by default, the clients' values in a stated partition of one client for each example,
-            else None.
+        client_names: the given names; by default, the values of a stated partition that gives the client of each
+            example, else None.
 
     Raises:
         ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
@@ -341,11 +343,11 @@ class PartitionedData(FederatedDataModule):
 
     @override
     def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of examples per client and class; None if the labels are unknown or no classes."""
+        """Return the (N, C) numbers of examples per client and class; None if labels are unknown or are not classes."""
         return self._dealt.class_counts()
 
     @cached_property
-    def _dealt(self) -> Dealt:  # for those who read the data without a Trainer, or before its setup
+    def _dealt(self) -> Dealt:  # also deals for code that reads the data without a Trainer, or before its setup
         self.datamodule.prepare_data()
         self.datamodule.setup("fit")
         return self._deal()

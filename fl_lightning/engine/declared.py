@@ -1,4 +1,4 @@
-"""declares: whether what a class says about its methods still holds for a subclass."""
+"""declares: tells whether a class attribute about methods still holds for a subclass."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 
 def declares(thing: object, flag: str, methods: Iterable[str]) -> bool:
-    """Tell whether a class attribute is true, and no subclass has overridden a method that it speaks of since.
+    """Tell whether a class attribute is true, and no later subclass has overridden a method that it describes.
 
     Args:
         thing: an object.
         flag: name of the attribute.
-        methods: names of the methods that the attribute speaks of; all are defined in some class of ``thing``.
+        methods: names of the methods that the attribute describes; all are defined in some class of ``thing``.
 
     Example:
         >>> from fl_lightning.engine.declared import declares

@@ -10,9 +10,9 @@ Class = TypeVar("Class", bound=type)
 
 
 def picklable_defaults(cls: Class) -> Class:
-    """Make the lambdas among a class's default arguments attributes of the class, by which pickle finds them.
+    """Make lambdas among a class's default arguments attributes of the class, so that pickle finds them.
 
-    The command line needs lambdas there: it reads the class and the arguments of the default from their source.
+    The command line needs lambdas as defaults: it reads a default's class and arguments from the lambda's source.
     """
     for name, parameter in inspect.signature(cls.__init__).parameters.items():  # type: ignore[misc]  # of a class, not an instance
         default = parameter.default

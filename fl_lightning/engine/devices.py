@@ -82,19 +82,19 @@ ClientParallelStrategy.register_strategies(StrategyRegistry)
 
 
 def busy(trainer: Trainer, what: str) -> None:
-    """Let the other devices know what this one is at, for messages."""
+    """Tell the other devices what this device is doing, for their messages."""
     if watch := getattr(trainer.strategy, "watch", None):
         watch.busy(what)
 
 
 def waits(trainer: Trainer) -> None:
-    """Let the other devices know that this one waits for them."""
+    """Tell the other devices that this device waits for them."""
     if watch := getattr(trainer.strategy, "watch", None):
         watch.waits()
 
 
 def finish_work(device: torch.device) -> None:
-    """Wait until a device has done what it was given to do; a CPU always has."""
+    """Wait until a device has finished its queued work; a CPU has no queue."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()
 

@@ -17,7 +17,7 @@ from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.engine.seeding import generator
 from fl_lightning.errors import ConfigurationError
 
-PADDING = -1  # in place of a client id, where a device has no client left to train
+PADDING = -1  # stands in place of a client id where a device has no client left to train
 
 
 class ClientIds(list[int]):
@@ -32,7 +32,7 @@ class CohortDraws(LightningDataModule):
         client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort.
-        availability: who can take part in a round, drops out or is late; None if all updates arrive.
+        availability: model of the clients that can take part, drop out or are late; None if all updates arrive.
         clients_per_batch: number of clients that the Trainer sees as one batch.
         seed: the seed of the cohorts.
     """
@@ -83,7 +83,9 @@ class CohortDraws(LightningDataModule):
         share = isinstance(self.participation, float)
         wanted = max(1, round(self.participation * self.num_clients)) if share else int(self.participation)
         if wanted > self.num_clients:
-            raise ConfigurationError(f"participation asks for {wanted} clients per round, there are {self.num_clients}")
+            raise ConfigurationError(
+                f"participation asks for {wanted} clients per round, but there are {self.num_clients}"
+            )
         return min(wanted, with_data)
 
     def cohort(self, round: int) -> list[int]:
@@ -117,14 +119,14 @@ class CohortDraws(LightningDataModule):
         )
 
     def _once(self, round: int, draw: Callable[[], list[int]]) -> list[int]:
-        """Draw a round's clients, or recall the last draw if it was the same: a draw goes through all N clients."""
+        """Draw a round's clients, or return the last draw if it was the same: a draw goes through all N clients."""
         drawn_by = (round, self.seed, self.participation, self.sampler, self.availability)
         if self._last is None or self._last[0] is not self.sizes or self._last[1] != drawn_by:
             self._last = (self.sizes, drawn_by, draw())
         return self._last[2]
 
     def _num_steps(self, client: int, round: int) -> int:
-        """Number of batches that a client trains on in a round; without a Trainer, that of one epoch."""
+        """Return the number of batches that a client trains on in a round; without a Trainer, in one epoch."""
         if self.trainer:
             return int(self.trainer.lightning_module.num_steps(client, round))  # type: ignore[operator]  # an orchestrator
         return self.num_batches(int(self.sizes[client]))
@@ -167,10 +169,10 @@ class _Ids(Dataset[int]):
 
 
 class _CohortBatches:
-    """Lists of client ids: this device's share of the cohort, padded to a length that all devices and rounds share.
+    """Yields lists of client ids: this device's share of the cohort, padded to one length for all devices and rounds.
 
     Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
-    have similar work in total and at any time. Where updates are summed as they come, they come in the order of ids.
+    have similar work in total and at any time. Where updates are summed as they arrive, clients train in order of id.
     """
 
     def __init__(self, data: CohortDraws) -> None:
@@ -210,5 +212,5 @@ class _CohortBatches:
 
 
 def _dealt_to(index: int, devices: int) -> int:
-    """The device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
+    """Return the device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
     return min(index % (2 * devices), -(index + 1) % (2 * devices))

@@ -11,17 +11,17 @@ import torch
 def full_float32() -> Iterator[None]:
     """Keep TF32 and bfloat16 out of float32 matrix products inside a ``with`` block, whatever the user has set.
 
-    ``torch.set_float32_matmul_precision("high")`` lets a GPU round the factors of float32 products to 10 bits. That
-    suits the training of clients, but even an identity matrix times the updates would round them.
+    ``torch.set_float32_matmul_precision("high")`` lets a GPU round the factors of float32 products to 10 bits. This
+    precision suits the training of clients, but even an identity matrix times the updates would round the updates.
     """
     flags = _flags()
     newer = [each.fp32_precision for each in flags]
     try:
         older = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the user has set the newer flags, and torch refuses to put them into one word
+    except RuntimeError:  # the user has set the newer flags, which torch cannot express as one precision
         older = None
     try:
-        if older is not None:  # in step with the newer flags: torch raises where the two disagree
+        if older is not None:  # set the older flag like the newer ones: torch raises an error where they disagree
             torch.set_float32_matmul_precision("highest")
         for each in flags:
             each.fp32_precision = "ieee"
@@ -35,7 +35,7 @@ def full_float32() -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let new float tensors have a dtype inside a ``with`` block."""
+    """Make ``dtype`` the default dtype of new float tensors inside a ``with`` block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

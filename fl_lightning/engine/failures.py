@@ -1,4 +1,4 @@
-"""Say where a client's training failed, and what ends a run."""
+"""Describe where a client's training failed, and choose the error that ends a run."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ def ending(message: str, error: Exception | None) -> Exception:
         error: the error that the client raised; None if its update was not finite.
 
     Returns:
-        A TrainingError if there is nothing more to see in a traceback, since no code of the user's had a part in
-        the error; else a RuntimeError.
+        A TrainingError, shown without a traceback, if no code of the user had a part in the error; else a RuntimeError.
     """
     if error is None or of_library(error):
         return TrainingError(message)

@@ -21,7 +21,7 @@ from fl_lightning.errors import ConfigurationError
 
 PART = ".part"  # ends the name of a file that is being written
 SEAL = 64  # length of a seal: the SHA-256 of the file before the zip archive's comment, in hexadecimal digits
-DAMAGED = "cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
+DAMAGED = "cannot be read, it is damaged or not a checkpoint: use another one of the run's checkpoints"
 TAIL = struct.pack("<H", SEAL)  # length of the comment, at the end of an archive without one two zeros
 
 
@@ -46,7 +46,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed have left of files that :func:`whole` was to write."""
+    """Remove the temporary files of :func:`whole` that killed processes have left."""
     for part in folder.rglob(f"*{PART}"):
         part.unlink(missing_ok=True)
 
@@ -96,13 +96,13 @@ class SealedCheckpoints(TorchCheckpointIO):
 
 
 def seal_checkpoints(trainer: Trainer) -> None:
-    """Let a Trainer write sealed checkpoints, unless the user has chosen another way of writing them."""
+    """Make a Trainer write sealed checkpoints, unless the user has chosen another way of writing them."""
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = SealedCheckpoints()
 
 
 def is_damaged(checkpoint: Path) -> bool:
-    """Tell whether a file is no checkpoint, or differs from what was written."""
+    """Tell whether a file is not a checkpoint, or has changed since it was written."""
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             seal = archive.comment

@@ -1,4 +1,4 @@
-"""gather_clients: brings what the clients of all devices send beside their updates to every device."""
+"""gather_clients: brings the values that clients send beside their updates from all devices to every device."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _gather_results(
 
 
 def _buffers_replaced(result: ClientResult, old: Buffers, by: Buffers | None) -> ClientResult:
-    """Return a result with those of its buffers replaced that are the old ones; by None if no others are given."""
+    """Return a result in which new buffers replace those that equal old ones; None replaces them without new ones."""
     new = by or [None] * len(old)
     return replace(result, buffers=[n if b is o else b for b, o, n in zip(result.buffers, old, new, strict=True)])
 
@@ -79,7 +79,7 @@ def _with_tensors(result: ClientResult, change: Callable[[Tensor], Tensor]) -> C
 
 
 def _outline(tensor: Tensor) -> Tensor:
-    """Return a tensor's shape and dtype; a sparse tensor itself, which travels as an object."""
+    """Return a tensor's shape and dtype, or a sparse tensor itself, since sparse tensors are sent as objects."""
     return tensor.to("meta") if tensor.layout is torch.strided else tensor.cpu()
 
 
@@ -89,7 +89,7 @@ def _dense(result: ClientResult) -> list[Tensor]:
 
 
 def _room(tensor: Tensor) -> int:
-    """Bytes of a tensor in a message."""
+    """Return the bytes of a tensor in a message."""
     return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 

@@ -29,7 +29,7 @@ def without_rounding(gram: Tensor, scale: Tensor) -> Tensor:
 
 
 def cosines(gram: Tensor) -> Tensor:
-    """Cosine similarity of every pair of updates.
+    """Compute the cosine similarity of every pair of updates.
 
     Args:
         gram: (K, K) inner products.
@@ -51,7 +51,7 @@ def cosines(gram: Tensor) -> Tensor:
 
 
 def pairs(matrix: Tensor) -> Tensor:
-    """The (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix, one for each unordered pair.
+    """Return the (K·(K-1)/2,) entries above the diagonal of a symmetric (K, K) matrix, one for each unordered pair.
 
     Example:
         >>> import torch
@@ -64,11 +64,13 @@ def pairs(matrix: Tensor) -> Tensor:
 
 
 def conflict_ratio(gram: Tensor, weights: Tensor | None = None) -> float:
-    """Share of the pairs of updates whose inner product is negative, in [0, 1]; 0 if no pair counts.
+    """Compute the share of the pairs of updates whose inner product is negative, in [0, 1].
+
+    The share is 0 if there is no pair, or no pair with a positive weight.
 
     Args:
         gram: (K, K) inner products.
-        weights: (K,) weights λ >= 0, so that the pair i, j counts λ_i λ_j; by default, all pairs count alike.
+        weights: (K,) weights λ >= 0: the pair (i, j) has the weight λ_i λ_j; by default, every pair has the weight 1.
 
     Example:
         >>> import torch
@@ -85,7 +87,7 @@ def conflict_ratio(gram: Tensor, weights: Tensor | None = None) -> float:
 
 
 def norms(gram: Tensor, combinations: Tensor) -> Tensor:
-    """Norms of linear combinations of the updates.
+    """Compute the norms of linear combinations of the updates.
 
     Args:
         gram: (K, K) inner products of the updates.
@@ -107,7 +109,7 @@ def norms(gram: Tensor, combinations: Tensor) -> Tensor:
 
 
 def share_removed(gram: Tensor, mixing: Tensor) -> Tensor:
-    """Share of each update that a correction changed: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
+    """Compute the share of each update that a correction changed: ‖Δ_k - Δ'_k‖ / ‖Δ_k‖, where Δ' = mixing @ Δ.
 
     Args:
         gram: (K, K) inner products of the updates Δ.
@@ -129,7 +131,7 @@ def share_removed(gram: Tensor, mixing: Tensor) -> Tensor:
 
 
 def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
-    """Angle between two combinations of the updates, in degrees, in [0, 180].
+    """Compute the angle between two combinations of the updates, in degrees, in [0, 180].
 
     The angle is 2 atan2(‖u - v‖, ‖u + v‖) for the unit vectors u and v. Unlike the arc cosine, this formula is exact
     where u and v are nearly the same combination.
@@ -140,7 +142,7 @@ def angle(gram: Tensor, one: Tensor, other: Tensor) -> float | None:
         other: (K,) coefficients of the second combination.
 
     Returns:
-        The angle, or None if a combination is zero.
+        The angle in degrees; None if a combination is zero.
 
     Example:
         >>> import torch

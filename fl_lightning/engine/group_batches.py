@@ -21,8 +21,8 @@ class Part:
     """The clients of a step whose batches have one shape.
 
     Attributes:
-        rows: (n,) their rows in the stack, or None for all.
-        batch: their batches, with a new first dimension n.
+        rows: (n,) the clients' rows in the stack, or None for all rows.
+        batch: the clients' batches, stacked along a new first dimension n.
         size: number of examples in each batch.
     """
 
@@ -80,7 +80,7 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
 
 
 def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> Iterator[list[Part]]:
-    """Gather the batches of each step from memory, and bring them to the device: of several steps in one go, if small.
+    """Gather the batches of each step from memory, and bring them to the device; small steps several at a time.
 
     Args:
         prepare: brings a batch, whose examples may be several clients', through the hooks and to the device.
@@ -128,7 +128,7 @@ def _taken(chosen: Sequence[Rows]) -> Iterator[Tensor]:
 
 
 def alike(one: TensorDataset, other: TensorDataset) -> bool:
-    """Whether the examples of two datasets can be in one tensor."""
+    """Tell whether the examples of two datasets can be in one tensor."""
     return one is other or _kinds(one) == _kinds(other)
 
 

@@ -45,7 +45,7 @@ class GroupTraining(CohortTraining):
     _in_rows: bool  # whether the batches of several clients may be gathered and go through the hooks together
 
     def choose_group_size(self) -> None:
-        """Settle for this fit how many clients train at once, and say why it is one if more were asked for."""
+        """Decide for this fit how many clients train at once; warn why the number is 1 if the user asked for more."""
         self.group_size, self._stacked = 1, None
         if self.clients_at_once == 1:
             return
@@ -74,8 +74,8 @@ class GroupTraining(CohortTraining):
             self.train_client(client)
         if error is not None and len(self._failures) == failures:
             warnings.warn(
-                f"round {self.round}: {len(clients)} clients train one after another, since they cannot at once: "
-                f"{described(error, self.client)}",
+                f"round {self.round}: {len(clients)} clients train one after another, since training them at once "
+                f"fails: {described(error, self.client)}",
                 stacklevel=2,
             )
 
@@ -197,14 +197,14 @@ class GroupTraining(CohortTraining):
             if not finite[row]:
                 self._leave_out(run.client, "its update is not finite", None)
             elif buffers is not before and bool(bad_buffers(before, buffers, group.weights)):
-                self._leave_out(run.client, "a buffer of it is not finite", None)
+                self._leave_out(run.client, "one of its buffers is not finite", None)
             else:
                 self._results.append(run.result(buffers, None, run.loss))
 
     # Whether clients can train at once
 
     def _obstacle(self) -> str | None:
-        """Say what keeps clients from training at once, found from the module, the settings and a trial; else None."""
+        """Say why clients cannot train at once, judged by the module, the settings and a trial; None if they can."""
         name, training = type(self.client).__name__, self._training
         if not training.automatic:
             return f"{name} optimizes manually"
@@ -230,7 +230,7 @@ class GroupTraining(CohortTraining):
             try:
                 made, schedules = make_optimizers(self.client)
                 if type(made[0]) not in ELEMENTWISE:
-                    return f"{type(made[0]).__name__} is none of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
+                    return f"{type(made[0]).__name__} is not one of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
                 if schedules:
                     return f"{name} has a learning-rate schedule within a round"
                 batch = next(self._batches(run.client, 0))
@@ -254,7 +254,7 @@ class GroupTraining(CohortTraining):
             except Exception as error:
                 if is_exhaustion(error):
                     raise
-                return f"{name}.training_step does not serve several: {' '.join(str(error).split())[:200]}"
+                return f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
             finally:
                 self._run = None
                 self._training.end(None)

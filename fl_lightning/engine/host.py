@@ -41,7 +41,7 @@ class ClientHost(ClientSaver):
 
     Args:
         client: the LightningModule to own.
-        seed: the seed of local randomness and of rules that draw.
+        seed: the seed of local randomness and of rules that draw random numbers.
     """
 
     settings: LocalSettings  # the local work of every client
@@ -98,14 +98,14 @@ class ClientHost(ClientSaver):
             metric.distributed_available_fn = available
         self._lone_metrics, self._rates = [], None
         self.client.trainer = self.trainer
-        for name in ("_state", "_shown", "_training"):  # which remember the Trainer
+        for name in ("_state", "_shown", "_training"):  # these refer to the Trainer
             self.__dict__.pop(name, None)
         for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS, *LOADERS):
             self.__dict__.pop(hook, None)
         self._lend_loaders(None)
 
     def drop_round(self) -> int | None:
-        """Drop the round that is under way, and return how many of its clients were done; None if there is none."""
+        """Drop the current round; return how many of its clients were done, or None if there is no current round."""
         raise NotImplementedError
 
     @override
@@ -177,7 +177,7 @@ class ClientHost(ClientSaver):
             self._training.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
-        """The client's optimizers; outside of a client, optimizers that show the rates of the round."""
+        """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
         if self._run is None:
             optimizers: list[Any] = self._rates.optimizers if self._rates else []
         elif use_pl_optimizer and not self.client.automatic_optimization:

@@ -1,4 +1,4 @@
-"""Tensors that an evaluation in inference mode leaves in a module."""
+"""Replace the tensors that an evaluation in inference mode leaves in a module."""
 
 from typing import Any
 

@@ -21,12 +21,12 @@ TIMM = "timm:"
 
 
 def start_from(module: LightningModule, source: str) -> None:
-    """Give a module the tensors of a file, or timm's pretrained weights, and say in one line which it got.
+    """Copy the tensors of a file, or timm's pretrained weights, into a module, and log one line about them.
 
-    The names may be the module's, or those of one of its submodules: of several, the submodule with most of the names
-    is meant. The last layer with parameters is the head. A head of another number of outputs, or one that is missing in
-    the source, keeps the module's own initial values. All else must fit, unless the module's ``strict_loading`` is
-    False: then tensors that only one side has are left as they are.
+    The names may be the module's, or those of one of its submodules: the submodule that has most of the names. The last
+    layer with parameters is the head. A head with another number of outputs, or one that is missing in the source,
+    keeps the module's own initial values. All other tensors must fit, unless the module's ``strict_loading`` is False:
+    then tensors that only the module or only the source has are ignored.
 
     Args:
         module: the client module.
@@ -62,12 +62,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the state_dict of a file, with the client module's own names if the file is a federated run's checkpoint.
 
     Raises:
-        ConfigurationError: there is no such file, or it holds no state_dict.
+        ConfigurationError: the file does not exist, or holds no state_dict.
     """
     if not path.is_file():
         came = "which is a folder" if path.is_dir() else "which does not exist"
         raise ConfigurationError(
-            f"init_from: expected a file of weights, or timm: and a name, got {path}, {came}; null starts without"
+            f"init_from: expected a file of weights, or timm: and a name, got {path}, {came}; null loads no weights"
         )
     try:
         safe = path.suffix == ".safetensors"
@@ -95,13 +95,13 @@ def _of_timm(name: str) -> dict[str, Tensor]:
 
 
 def _part(module: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """The submodule that has most of the saved names, as the beginning of its names ("" or "network.")."""
+    """Find the submodule that has most of the saved names; return the prefix of its names ("" or "network.")."""
     parts = [f"{name}." if name else "" for name, _ in module.named_modules()]
     return max(parts, key=lambda part: sum(part + name in own for name in saved))
 
 
 def _is_other_head(own: Any, saved: Any) -> bool:
-    """Whether a tensor of the head is missing in the source, or has another number of outputs there."""
+    """Tell whether a tensor of the head is missing in the source, or has another number of outputs there."""
     return saved is None or (shape(own)[1:] == shape(saved)[1:] and shape(own) != shape(saved))
 
 
@@ -118,5 +118,5 @@ def _check_fit(module: LightningModule, source: str, own: Mapping[str, Any], sav
     if words:
         raise ConfigurationError(
             f"init_from: {source} does not fit {type(module).__name__}: {', '.join(words)}; expected weights of the "
-            "same network (with strict_loading = False in the module, tensors that only one side has do not matter)"
+            "same network (strict_loading = False in the module ignores tensors that only one of the two has)"
         )

@@ -1,4 +1,4 @@
-"""Interruption: what is left in order when a fit stops inside a round, or raises."""
+"""Interruption: leaves the global model and the progress in order when a fit stops inside a round, or raises."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Interruption(Callback):
 
     A round is left half done by ``max_time``, ``trainer.should_stop``, Ctrl-C, SIGTERM and exceptions. Then the global
     model is the last complete round's, the Trainer counts complete rounds only, and one line names the dropped round.
-    The orchestrator adds this callback to its Trainer, because Lightning tells callbacks alone of an exception.
+    The orchestrator adds this callback to its Trainer, because Lightning reports exceptions to callbacks alone.
 
     Args:
         orchestrator: the orchestrator whose rounds are watched.

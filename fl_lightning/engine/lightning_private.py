@@ -30,12 +30,12 @@ from typing_extensions import override
 
 
 def synchronizes_batchnorm(trainer: Trainer) -> bool:
-    """Whether the Trainer was asked for ``sync_batchnorm``."""
+    """Tell whether the Trainer was asked for ``sync_batchnorm``."""
     return trainer._accelerator_connector._layer_sync is not None
 
 
 def requeues(trainer: Trainer) -> bool:
-    """Whether the Trainer answers SLURM's signals by having its job queued again."""
+    """Tell whether the Trainer answers SLURM's signals by requeueing its job."""
     environment = trainer._accelerator_connector.cluster_environment
     return isinstance(environment, SLURMEnvironment) and environment.auto_requeue
 
@@ -51,7 +51,7 @@ def set_step(trainer: Trainer, step: int) -> None:
 
 
 def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
-    """The metrics that the Trainer gives to its loggers at the end of the current epoch."""
+    """Return the metrics that the Trainer gives to its loggers at the end of the current epoch."""
     return trainer._logger_connector.metrics["log"]
 
 
@@ -102,11 +102,11 @@ class TransferringModule(LightningModule):
 
 
 def saved_hyper_parameters(module: LightningModule) -> tuple[str | None, dict[str, Any]]:
-    """The hyper-parameters that a module saved.
+    """Return the hyper-parameters that a module saved.
 
     Returns:
-        The name of the constructor's argument whose content they are ("kwargs" for all arguments, None if unknown), and
-        the values by name.
+        The name of the constructor's argument that held the hyper-parameters ("kwargs" for all arguments, None if
+        unknown), and the values by name.
     """
     return getattr(module, "_hparams_name", None), dict(module.hparams)
 

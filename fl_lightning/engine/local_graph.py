@@ -35,12 +35,12 @@ OFTEN = 20  # batches of one form after which their step is captured: a capture 
 MOST = 16  # captures in a fit
 
 
-class Obstacle(Exception):  # noqa: N818  # no error
+class Obstacle(Exception):  # noqa: N818  # not an error: training goes on without graphs
     """Says why a step cannot be captured."""
 
 
 class _Records(MetricLog):
-    """Keeps what a step logs, and the arguments, in place of collecting numbers."""
+    """Keeps the values that a step logs, and the arguments, in place of collecting numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class GraphedTraining(LocalTraining):
 
     A graph holds the forward and the backward pass of batches of one form. It also holds clipping and the optimizer's
     step of an SGD whose settings never change; all other optimizers step after the replay, as usual. Batches whose form
-    is rare train as usual. So does everything after an obstacle, which one line names.
+    is rare train as usual. After an obstacle, which one line names, all batches train as usual.
     """
 
     device: torch.device
@@ -77,7 +77,7 @@ class GraphedTraining(LocalTraining):
     _calls: Counter[Hashable]  # batches so far, by form
     _captures = 0
     _begins = _fell = False  # whether the next batch is a client's first; whether an obstacle was found
-    _failure = ""  # of the last capture
+    _failure = ""  # why the last capture failed
     _plan: Hashable = None  # the settings of an SGD that steps in the graphs
     _twin: SGD | None = None  # this SGD: each client has an optimizer of its own with the same momentum buffers
 
@@ -87,7 +87,7 @@ class GraphedTraining(LocalTraining):
         self._forget()
 
     def obstacle(self, callbacks: Sequence[FederatedCallback]) -> str | None:
-        """Say what forbids graphs, as far as the module, the settings and the rules tell; else None."""
+        """Say what forbids graphs, as far as the module, the settings and the rules show; None if nothing does."""
         name = type(self.module).__name__
         if not self.automatic:
             return f"{name} optimizes manually"
@@ -160,7 +160,7 @@ class GraphedTraining(LocalTraining):
         self._begins = False
         tensors = _tensors(batch)
         if not tensors or any(type(each) is not Tensor or each.device != self.device for each in tensors):
-            self._fall(f"a batch is no list or tuple of tensors on {self.device}")
+            self._fall(f"a batch is not a list or tuple of tensors on {self.device}")
             return None
         form = (type(batch), *((each.shape, each.stride(), each.dtype) for each in tensors))
         if form in self._graphs:
@@ -186,7 +186,7 @@ class GraphedTraining(LocalTraining):
     # What a graph relies on
 
     def _forget(self) -> None:
-        """Forget all graphs, and look at what new ones will rely on."""
+        """Forget all graphs, and record the objects on which new graphs will rely."""
         self._graphs: dict[Hashable, _Graph] = {}
         self._capture = CAPTURES[self.device.type](self.device)
         parts = [vars(part) for part in self.module.modules() if not isinstance(part, Metric | MetricCollection)]
@@ -195,7 +195,7 @@ class GraphedTraining(LocalTraining):
         self._objects, self._places = self._look()
 
     def _look(self) -> tuple[list[Any], list[Any]]:
-        """The objects that the module's attributes and registries hold, and the places of parameters and buffers."""
+        """Return the objects in the module's attributes and registries, and the addresses of parameters and buffers."""
         objects = list(chain.from_iterable(map(dict.values, self._dicts)))
         return objects, [(_place(each), each.requires_grad) for each in self._tensors]
 
@@ -209,7 +209,7 @@ class GraphedTraining(LocalTraining):
         """Capture the step of batches of one form, and compare a replay with the step; nothing else changes.
 
         Raises:
-            Obstacle: the step does what a replay would leave out, or the replay ends elsewhere.
+            Obstacle: the step has effects that a replay would leave out, or the replay gives another result.
         """
         batch, records = kind(inputs) if kind is not Tensor else inputs[0], _Records()
 
@@ -245,7 +245,7 @@ class GraphedTraining(LocalTraining):
                 found = self._outcome(lambda: self._evaluated(run, graph))
         run.has_gradient = False
         if not all(map(near, expected, found)):
-            raise Obstacle(f"a replayed step of {type(self.module).__name__} ends elsewhere")
+            raise Obstacle(f"a replayed step of {type(self.module).__name__} gives another result")
         return graph
 
     @contextmanager
@@ -269,11 +269,11 @@ class GraphedTraining(LocalTraining):
         return [each.detach().clone() for each in written]
 
     def _check(self, state: ModuleState, records: _Records) -> None:
-        """Refuse a step that has just done more than its tensors tell."""
+        """Refuse a step that has just had effects beside its tensors, which a replay would leave out."""
         name, drawn = type(self.module).__name__, host_states(self.device)
         known = [isinstance(value, Tensor) and value.device == self.device for _, value, *_ in records.calls]
         if numbers := [key for (key, *_), is_known in zip(records.calls, known, strict=True) if not is_known]:
-            raise Obstacle(f"{name} logs {numbers[0]}, which is no tensor on {self.device}")
+            raise Obstacle(f"{name} logs {numbers[0]}, which is not a tensor on {self.device}")
         if self.trainer.asked:
             raise Obstacle(f"{name}.training_step asks for trainer.{min(self.trainer.asked)}")
         if state.is_changed() or state.has_records():
@@ -319,7 +319,7 @@ def make_training(
 
 
 def _tensors(batch: Any) -> list[Any]:
-    """The tensors of a batch, if it is one or a plain list or tuple; else none."""
+    """Return the tensors of a batch that is a tensor, or a plain list or tuple of tensors; none for other batches."""
     if type(batch) is Tensor:
         return [batch]
     return list(batch) if type(batch) in (TrainingBatch, list, tuple) else []

@@ -26,12 +26,12 @@ class LocalRun:
     Args:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
-        state: the rest of the global module.
+        state: the rest of the global module: buffers, frozen parameters, training modes and other attributes.
         client: the client's id.
         round: the round's number, 1, 2, …
         num_samples: n_k, the client's number of training examples.
         anchor: (P,) the global model that the client starts from.
-        work: the client's work in this round.
+        work: the client's number of epochs or steps in this round, and its batches.
 
     Attributes:
         client: the client's id.
@@ -39,18 +39,18 @@ class LocalRun:
         module: the LightningModule that trains.
         anchor: (P,) the global model that the client starts from.
         num_samples: n_k, the client's number of training examples.
-        work: the client's work in this round.
+        work: the client's number of epochs or steps in this round, and its batches.
         epoch: the number of the local epoch, 0, 1, …
         global_step: number of steps of all optimizers so far, as the Trainer counts them.
         is_last_batch: whether the current batch is the last of its epoch.
-        should_stop: whether the client stops after the current batch, which the module may set.
+        should_stop: whether the client stops after the current batch; the module may set this to True.
         proximal: the total μ of the proximal terms that rules add to the gradient, which enters ``normalizer``.
         optimizers: the client's optimizers, made for this run; empty while the module makes them.
         schedules: Lightning's configurations of the optimizers' learning-rate schedules.
-        losses: the training loss of each batch so far, scalars without graph.
+        losses: the training loss of each batch so far, scalar tensors without an autograd graph.
         batch_size: number of examples in the current batch; None outside of a batch.
-        kept: tensors that rules keep for the client during its training, by name; a group of clients that train at once
-            has a row for each.
+        kept: tensors that rules keep for the client during its training, by name; where a group of clients trains at
+            once, each tensor has one row per client.
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
     """
@@ -90,7 +90,7 @@ class LocalRun:
     def grads(self) -> Tensor:
         """(P,) the live gradients of the current step: writing to the vector changes the optimizer step.
 
-        A rule may also set another vector (P,), which it then leaves to the step.
+        A rule may also assign another vector (P,): the optimizer step then uses that vector itself, not a copy.
         """
         return self._flat.gradient
 
@@ -110,7 +110,7 @@ class LocalRun:
 
     @property
     def loss(self) -> float:
-        """Mean training loss so far, each batch weighted by its number of examples; nan before the first step."""
+        """Mean training loss so far, each batch weighted by its number of examples; nan before the first batch."""
         return float(self.mean_loss(self.params))
 
     @property
@@ -143,8 +143,8 @@ class LocalRun:
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Log a metric of this client, with the arguments of ``LightningModule.log``.
 
-        Steps are reduced as ``reduce_fx`` says. The round logs the mean over its clients, weighted by n_k, or their
-        sum, minimum or maximum.
+        The values of the local steps are reduced by ``reduce_fx``. The round's metric is the mean over its clients,
+        weighted by n_k, or with such a ``reduce_fx`` their sum, minimum or maximum.
         """
         self._logged.add(name, value, *args, in_batch=self.batch_size, **kwargs)
 
@@ -167,7 +167,7 @@ class LocalRun:
 
     @contextlib.contextmanager
     def _holding(self, point: Tensor) -> Iterator[None]:
-        """Let the module hold another vector (P,) itself, which it may change, inside a ``with`` block."""
+        """Let the module use a vector (P,) itself, not a copy, as its parameters inside a ``with`` block."""
         buffers = self._state.read()
         try:
             with self._flat.at(point), self.logging_to(MetricLog()):
@@ -187,9 +187,9 @@ class LocalRun:
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
         """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
 
-        The vector is the module's own until then: give a new one, or a copy. The gradient is a new vector, and earlier
-        ones stay as they are. Afterwards ``grads`` is this gradient; set ``grads`` to the one that the optimizer is to
-        use.
+        The module may change ``point`` meanwhile: pass a new vector, or a copy. The returned gradient is a new vector;
+        gradients returned earlier do not change. Afterwards ``grads`` is the returned gradient: set ``grads`` to the
+        gradient that the optimizer is to use.
         """
         with self._holding(point.contiguous()):
             self._flat.clear_gradient()
@@ -197,7 +197,7 @@ class LocalRun:
             return self._flat.gradient
 
     def mean_loss(self, like: Tensor) -> Tensor:
-        """Return :attr:`loss` as a scalar on the device, without waiting for it; the nan is one like a given tensor."""
+        """Return :attr:`loss` as a scalar tensor, without waiting for the device; nan has the type of ``like``."""
         if not self.losses:
             return like.new_full((), float("nan"))
         sizes = self._batch_sizes
@@ -213,8 +213,8 @@ class LocalRun:
 
         Args:
             buffers: the client's buffers and frozen parameters.
-            loss_scale: scale and growth tracker of the client's GradScaler, None without a scaler.
-            loss: the mean training loss, if it is known already.
+            loss_scale: scale and growth tracker of the client's GradScaler; None without a GradScaler.
+            loss: the mean training loss, if already known.
         """
         return ClientResult(
             client=self.client,

@@ -97,10 +97,10 @@ class LocalTraining:
         return run
 
     def end(self, run: LocalRun | None) -> None:
-        """Show the module the run again, and let go of a client's optimizers, if it got that far.
+        """Show the module the run again, and free a client's optimizers, if the client got that far.
 
-        A step hook of an optimizer refers to the client's run, and the run to the optimizer: together they would wait
-        for Python's garbage collector, which counts objects and not the bytes of momentum in them.
+        A step hook of an optimizer refers to the client's run, and the run to the optimizer: the two would wait for
+        Python's garbage collector, which counts objects and not the bytes of momentum in them.
         """
         self.trainer.end()
         self.hooked = None
@@ -108,7 +108,7 @@ class LocalTraining:
             run.optimizers, run.schedules = [], []
 
     def hooked_optimizers(self, run: LocalRun) -> list[Any]:
-        """The client's optimizers as Lightning gives them to a module with manual optimization."""
+        """Return the client's optimizers as Lightning gives them to a module with manual optimization."""
         if self.hooked is None:
 
             def step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
@@ -252,7 +252,7 @@ class LocalTraining:
         """Return the loss in what ``training_step`` returned.
 
         Raises:
-            ConfigurationError: there is none, or it has no gradient.
+            ConfigurationError: there is no loss, or the loss has no gradient.
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor) or not loss.requires_grad:
@@ -265,7 +265,7 @@ class LocalTraining:
         return loss
 
     def _shown(self, outputs: Any) -> dict[str, Any]:
-        """Make the outputs for ``on_train_batch_end``: always a dict, with a loss without graph."""
+        """Make the outputs for ``on_train_batch_end``: always a dict, with a loss without autograd graph."""
         shown = {} if outputs is None else dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
         if "loss" in shown:
             shown["loss"] = shown["loss"].detach() / self.settings.accumulate

@@ -65,7 +65,7 @@ class LocalSettings:
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
     def work(self, generator: torch.Generator | None = None, batches: Callable[[], Sized] | None = None) -> Work:
-        """Settle a client's work in a round.
+        """Decide a client's work in a round.
 
         Args:
             generator: decides whether the client is a straggler, keyed by client and round; None for no stragglers.
@@ -121,7 +121,7 @@ class Work:
 
     @cached_property
     def last_batches(self) -> int:
-        """Number of batches after the whole passes; a fraction of a pass is at least one batch in all."""
+        """Number of batches after the whole passes; less than one pass is at least one batch."""
         if self.steps is not None:
             return self.steps % self.num_batches
         fraction = self.epochs - self.whole_epochs  # type: ignore[operator]  # epochs or steps is given

@@ -1,4 +1,4 @@
-"""The metrics that a module logs in several steps, one number each, and copies of its torchmetrics objects."""
+"""Reduce the metrics that a module logs in several steps to one number each, and copy its torchmetrics objects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class MetricLog:
             in_batch: number of examples in the current batch, None outside of a batch.
 
         Raises:
-            ConfigurationError: ``reduce_fx`` is something else.
+            ConfigurationError: ``reduce_fx`` is another reduction.
         """
         entry = self._entries.get(name)
         if entry is None:
@@ -129,7 +129,7 @@ def _computed(metric: Metric) -> float:
 
 
 def examples_in(batch: Any) -> int:
-    """Number of examples in a batch, as far as Lightning can tell, else 1."""
+    """Return the number of examples in a batch, or 1 if Lightning cannot tell the number."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a module that logs nothing need not know that its batches are ambiguous

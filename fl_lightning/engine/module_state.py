@@ -24,7 +24,7 @@ Buffers = Sequence[Tensor | None]
 
 
 class ModuleState:
-    """Remembers a module, apart from its trainable parameters, and undoes what a client changes.
+    """Remembers a module, apart from its trainable parameters, and undoes the changes that a client makes.
 
     Remembered are buffers, frozen parameters, registered parameters, submodules and hooks, ``requires_grad`` flags,
     training modes and all other attributes, extra state (``get_extra_state``) and torchmetrics objects. A list, dict or
@@ -177,7 +177,7 @@ class _Part:
 
 
 def changed(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Whether two sequences hold different objects."""
+    """Tell whether two sequences hold different objects."""
     return len(now) != len(before) or any(map(is_not, now, before))
 
 
@@ -279,7 +279,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _known_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are known to be the same without waiting for a device: writing costs less than to wait."""
+    """Tell whether two tensors are known to be the same without waiting for a device; a write costs less."""
     return one.device.type == "cpu" and _same(one, other)
 
 

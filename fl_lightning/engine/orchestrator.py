@@ -71,31 +71,31 @@ class FederatedOrchestrator(Aggregation):
         accumulate_grad_batches: number of a client's batches per optimizer step.
         gradient_clip_val: largest local gradient norm or value.
         gradient_clip_algorithm: quantity that is clipped, "norm" or "value".
-        cohort_memory: the largest size in memory of what a device keeps of a round's updates (K clients × P
-            parameters), such as "4GiB", with a unit of KiB, MiB, GiB or TiB. On a CPU, more is in a file in the run
-            folder; where no callback looks at single updates, they are summed as they come. Neither changes a result.
-            By default half of the machine's memory, divided among the processes of a run.
+        cohort_memory: the most memory that a device uses for a round's updates (K clients × P parameters), such as
+            "4GiB", with a unit of KiB, MiB, GiB or TiB. Larger updates are summed as they arrive, if no callback reads
+            single updates, and otherwise, on a CPU, kept in a file in the run folder. Neither changes a result. By
+            default half of the machine's memory, divided among the processes of a run.
         client_states: place of the tensors that rules keep for single clients (control variates, …): "memory" (and the
             checkpoint), or "disk" (files in the run folder) for many clients or large models.
         on_bad_update: treatment of a client that raises, or whose update or buffers are not finite: "skip" leaves the
             client out with a warning that names it, "raise" stops the run.
         max_update_norm: largest norm of an update, as a multiple of the median norm of the cohort's updates; at least
-            1. A client with a larger update is treated as one with an update that is not finite. None for no limit.
+            1. A larger update is treated like an update that is not finite. None for no limit.
         init_from: source of the initial global model in place of the module's own initial values: a Lightning
             checkpoint of the module, a state_dict file (``.pt``, ``.pth``, ``.safetensors``), a checkpoint of a
             federated run, or ``timm:`` and the name of a pretrained model of timm. A resumed run goes on from its
             ``ckpt_path``, which is loaded later.
         seed: seed of local randomness (batch order, dropout) and of rules that draw random numbers.
         clients_at_once: number of clients that train in lock-step, as the rows of one matrix, which saves small models
-            most of their time; "auto" chooses the number, and 1 where it does not pay. Results differ by rounding from
-            those of clients that train one after another.
+            most of their time; "auto" chooses the number: 1 where training in lock-step saves no time. Results differ
+            by rounding from those of clients that train one after another.
         compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
             some seconds at the first step and saves tiny models part of each later one. It needs a C++ compiler.
             Results differ by rounding.
         local_graph: whether a local step of clients that train one after another is captured once as a CUDA graph and
-            then replayed, which spares the host the launch of each kernel. "auto" does so on a CUDA device where
-            nothing forbids it; True also warns where steps are not replayed. Results are the same. False by default,
-            since it has not run on a CUDA device yet.
+            then replayed, so that the host need not launch each kernel. "auto" captures steps on a CUDA device where
+            nothing forbids this; True also warns where steps are not replayed. Results are the same. False by default,
+            since graphs have not run on a CUDA device yet.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
@@ -142,7 +142,7 @@ class FederatedOrchestrator(Aggregation):
         )
         if local_lr_scheduler and local_lr_decay != 1:
             raise ConfigurationError(
-                f"give local_lr_scheduler or local_lr_decay, got both, a decay of {local_lr_decay}"
+                f"give local_lr_scheduler or local_lr_decay, got both, local_lr_decay={local_lr_decay}: leave one out"
             )
         self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
@@ -189,7 +189,7 @@ class FederatedOrchestrator(Aggregation):
     @override
     def configure_optimizers(self) -> Any:
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
-        self._order_memory()  # of layers that configure_model has made
+        self._order_memory()  # for layers that configure_model has made
         self._flat = FlatParameters(self.client)
         self._receiver = None
         with values_of("model.server_optimizer"):
@@ -233,7 +233,7 @@ class FederatedOrchestrator(Aggregation):
         self.set_step(self.round)
 
     def _open_states(self) -> None:
-        """Find the files of the clients' states; before anything of the run is written."""
+        """Find the files of the clients' states, before the run writes any file."""
         if self.client_states == "disk":
             for callback in self.callbacks:
                 if isinstance(callback.state, DiskState):

@@ -61,14 +61,14 @@ class FlatParameters:
         self._gradient_views: list[Tensor] = []
 
     def _hold(self, vector: Tensor, views: list[Tensor]) -> None:
-        """Let the parameters be the parts of a vector."""
+        """Make the parameters views of the parts of a vector."""
         self._vector, self._views = vector, views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
-        """Let the parameters be the parts of another contiguous vector (P,) inside a ``with`` block."""
+        """Make the parameters views of another contiguous vector (P,) inside a ``with`` block."""
         held, views = self.vector, self._views
         self._hold(point, self.views(point))
         try:
@@ -157,12 +157,12 @@ class Tree:
         self._entries = [(registry, name, each) for registry in registries for name, each in registry.items()]
 
     def is_whole(self) -> bool:
-        """Whether all of them are still registered where they were."""
+        """Tell whether all submodules and parameters are still registered where they were."""
         return all(registry.get(name) is each for registry, name, each in self._entries)
 
 
 def memory_order(tensor: Tensor) -> list[int] | None:
-    """Dimensions from the slowest to the fastest in memory; None for a contiguous tensor, or one with gaps."""
+    """Return the dimensions from slowest to fastest in memory; None for a contiguous tensor, or one with gaps."""
     if tensor.is_contiguous():
         return None
     order = sorted(range(tensor.ndim), key=lambda dim: -tensor.stride()[dim])
@@ -176,7 +176,7 @@ def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 
 
 def _stride(tensor: Tensor) -> tuple[int, ...] | None:
-    """Strides of a tensor without gaps, None where those of its shape do."""
+    """Return the strides of a tensor without gaps in memory; None if a contiguous tensor of this shape has them."""
     usual = torch.empty(tensor.shape, device="meta").stride()
     gaps = not tensor.is_contiguous() and memory_order(tensor) is None
     return None if gaps or tensor.stride() == usual else tensor.stride()
@@ -221,10 +221,10 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
 
 def finite_sign(vector: Tensor) -> Tensor:
     """Return a scalar on the device: 0 if all entries of a vector are finite; nan if one is not, or the sum is huge."""
-    return vector.sum() * 0  # the fastest pass there is
+    return vector.sum() * 0  # the fastest single pass over the vector
 
 
 def is_finite(vector: Tensor) -> bool:
-    """Whether all entries of a vector are finite."""
+    """Tell whether all entries of a vector are finite."""
     low, high = torch.aminmax(vector)  # one pass; nan turns both into nan
     return not math.isnan(float(low * 0 + high * 0))

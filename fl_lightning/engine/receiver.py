@@ -21,7 +21,8 @@ AT_ONCE = 16 << 20  # bytes of a device's updates that travel together
 class Receiver:
     """The memory of the updates that a device's clients send: a slot for each client, cut into the devices' shares.
 
-    At the end, every device sends each other device its share of the slots, and puts what it gets in their place.
+    At the end, every device sends each other device that device's share of the slots, and stores the shares that it
+    receives in their place.
 
     Args:
         like: (P,) a vector, whose dtype and device the updates have.
@@ -38,7 +39,7 @@ class Receiver:
         self._slots = new(slots * devices, like[: self.columns.width]).view(slots, devices, self.columns.width)
         self._shares = [self.columns.share(device) for device in range(devices)]
         self._new = partial(new, like=like)
-        self.slots: dict[int, int] = {}  # the slot of each client that has come
+        self.slots: dict[int, int] = {}  # the slot of each client whose update has arrived
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -48,7 +49,7 @@ class Receiver:
         self.slots = {}
 
     def put(self, client: int, model: Tensor, anchor: Tensor) -> Tensor:
-        """Take in a client's model (P,) less the global model (P,); return a scalar that is nan if it is not finite."""
+        """Store a client's update, its model (P,) less the global model (P,); return a scalar, nan if not finite."""
         parts = [
             torch.sub(model[share], anchor[share], out=place[0])
             for place, share in zip(self._places([client]), self._shares, strict=True)
@@ -57,7 +58,7 @@ class Receiver:
         return signs[0] if len(signs) == 1 else torch.stack(signs).sum()
 
     def put_group(self, clients: Sequence[int], models: Tensor, anchor: Tensor) -> Tensor:
-        """Take in the models (k, P) of some clients; return which of the k updates are finite."""
+        """Store the updates of clients, given their models (k, P); return which of the k updates are finite."""
         places = self._places(clients)
         for place, share in zip(places, self._shares, strict=True):
             torch.sub(models[:, share], anchor[share], out=place)
@@ -71,7 +72,7 @@ class Receiver:
         return [taken[:, device, : share.stop - share.start] for device, share in enumerate(self._shares)]
 
     def is_finite(self, client: int) -> bool:
-        """Whether all entries of a client's update are finite."""
+        """Tell whether all entries of a client's update are finite."""
         slot = self._slots[self.slots[client]]
         parts = [slot[device, : share.stop - share.start] for device, share in enumerate(self._shares)]
         return all(is_finite(part) for part in parts if len(part))

@@ -11,11 +11,11 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.engine.batches import TrainingBatch, take
 
-LIMIT = 1 << 30  # bytes, on devices that do not tell what memory they have
+LIMIT = 1 << 30  # bytes for copies on devices whose free memory is unknown
 
 
 class ResidentData:
-    """Keeps copies of datasets in memory on a device, as long as they take a quarter of the memory that was free.
+    """Keeps copies of datasets on a device, as long as they fit into a quarter of the device memory that was free.
 
     A copy is made anew for a dataset whose tensors have changed.
 
@@ -26,7 +26,8 @@ class ResidentData:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._left = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else LIMIT
-        self._copies: dict[Any, tuple[TensorDataset, TensorDataset]] = {}  # with the originals, whose memory is the key
+        # By the memory of the original's tensors: the original, and its copy.
+        self._copies: dict[Any, tuple[TensorDataset, TensorDataset]] = {}
 
     def place(self, dataset: TensorDataset, rows: Sequence[Tensor]) -> tuple[TensorDataset, list[Tensor]] | None:
         """Return a dataset's copy on the device, and the row numbers of some batches there.

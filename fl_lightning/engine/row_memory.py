@@ -38,7 +38,7 @@ def bytes_in(size: str) -> int:
 
 
 def usual_limit(processes: int) -> int:
-    """Half of the machine's memory, divided among the processes of a run on it, in bytes."""
+    """Return half of the machine's memory in bytes, divided by the run's number of processes on the machine."""
     return int(psutil.virtual_memory().total) // (2 * processes)
 
 
@@ -52,7 +52,7 @@ def new_rows(count: int, like: Tensor, limit: int, folder: Path) -> Tensor:
         count: number of rows.
         like: (P,) a vector, whose dtype and device the matrix gets.
         limit: the largest number of bytes in memory.
-        folder: where the file is.
+        folder: the folder of the file.
 
     Raises:
         ConfigurationError: the disk has no room.
@@ -83,9 +83,9 @@ def _reserve(file: int, size: int) -> None:
 
 
 def will_need(part: Tensor) -> None:
-    """Let the system read some columns of a mapped matrix now, and nothing around them; does nothing elsewhere.
+    """Ask the system to read some columns of a mapped matrix now, and only these; do nothing for other matrices.
 
-    On its own, it reads megabytes around each row's piece, and drops them before their turn comes.
+    Without this call, the system reads megabytes around each row's piece, and drops them before they are used.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
     if madvise is None:

@@ -13,8 +13,8 @@ class ClientSampler:
     """Draws cohorts. A subclass implements :meth:`draw` and keeps no state, since rounds may be drawn in any order.
 
     Attributes:
-        num_rounds: number of rounds that the sampler can draw, all of which are tried out when a fit begins; None for
-            any number.
+        num_rounds: number of rounds that the sampler can draw, each of which is drawn once as a check when a fit
+            begins; None for any number.
     """
 
     num_rounds: int | None = None
@@ -44,7 +44,7 @@ class UniformSampler(ClientSampler):
 
 
 class SizeSampler(ClientSampler):
-    """Draws without replacement, each client with probability n_k / Σn over the clients that are left.
+    """Draws clients one by one without replacement: client k with probability n_k / Σn over those not drawn yet.
 
     Large clients take part more often, so they must not also count more: average the updates uniformly, with
     ``FedAvg(weighting: uniform)``. This is the second sampling scheme of Li et al., 2020, "Federated Optimization in
@@ -57,7 +57,7 @@ class SizeSampler(ClientSampler):
 
 
 class RoundRobinSampler(ClientSampler):
-    """Draws the clients that have data in order of id, K per round; a round goes on where the last round ended."""
+    """Draws the clients that have data in order of id, K per round; each round continues where the last one ended."""
 
     @override
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
@@ -72,11 +72,11 @@ class FixedSchedule(ClientSampler):
     may differ in length; no line may have more ids than ``participation`` allows. ``SaveCohorts`` writes such a file.
 
     Args:
-        path: path of the file, relative to the working directory; the file is read at once.
+        path: path of the file, relative to the working directory; the file is read when the sampler is made.
 
     Raises:
-        ConfigurationError: the file cannot be read, or a line holds something else than client ids; when a fit begins,
-            a round has no line, or a line with a cohort that cannot be drawn.
+        ConfigurationError: the file cannot be read, or a line holds anything but client ids; when a fit begins, a round
+            has no line, or its line names clients that cannot be drawn.
     """
 
     def __init__(self, path: str) -> None:
@@ -84,7 +84,7 @@ class FixedSchedule(ClientSampler):
         try:
             lines = Path(path).read_text().rstrip().splitlines() or [""]
         except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
+            reason = getattr(error, "strerror", None) or "the file is not text"
             raise ConfigurationError(
                 f"FixedSchedule cannot read {path}: {reason}; give a text file whose line r holds the client ids of "
                 "round r, as SaveCohorts writes it"

@@ -1,4 +1,4 @@
-"""ClientSaver: what a checkpoint holds of the client module, as under the plain Trainer.
+"""ClientSaver: saves the client module in checkpoints as the plain Trainer would, and restores it.
 
 The orchestrator's checkpoints name every tensor of the client module ``client.<name>``.
 """
@@ -93,7 +93,7 @@ def _is_clients(name: str) -> bool:
 
 @contextmanager
 def _own_view(checkpoint: dict[str, Any]) -> Iterator[None]:
-    """Let a checkpoint's ``state_dict`` have the client module's own names inside a ``with`` block."""
+    """Give a checkpoint's ``state_dict`` the client module's own names inside a ``with`` block."""
     others = {name: value for name, value in checkpoint["state_dict"].items() if not _is_clients(name)}
     checkpoint["state_dict"] = own_names(checkpoint["state_dict"])
     yield

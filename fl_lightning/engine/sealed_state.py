@@ -13,7 +13,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 class SealedState(MutableMapping[str, Tensor]):
-    """Shows a rule's state, and refuses every change: each device would change the state by its own clients alone.
+    """Shows a rule's state, and refuses every change: a device that changes the state knows only its own clients.
 
     Args:
         content: the rule's state.
@@ -63,10 +63,10 @@ class SealedState(MutableMapping[str, Tensor]):
                 self.refuse(f"changes self.state[{name!r}] in place")
 
     def refuse(self, deed: str) -> NoReturn:
-        """Raise the error that says what a client hook did, and how the rule can keep a value instead."""
+        """Raise the error that names a client hook's forbidden change, and how the rule can keep a value instead."""
         hooks = " or ".join(self._hooks) or "training"
         raise ConfigurationError(
-            f"{self._rule} {deed} in {hooks}, while a client trains, which one device alone sees: send the tensor by "
+            f"{self._rule} {deed} in {hooks}, while a client trains, which only one device sees: send the tensor by "
             "run.send(name, tensor) in a client hook, and set the state from cohort.results[k].vectors[name] in a "
             "server hook (aggregate, update, on_round_end)"
         )

@@ -14,11 +14,11 @@ from fl_lightning.engine.seeding import derive, isolated, seed_globals
 class SeededEvaluation(Callback):
     """Seeds what a module draws while it validates, tests or predicts (dropout kept on, samples of a latent variable).
 
-    So the metrics of a round do not depend on what was drawn before, such as on a stop and resume. The global
-    generators are restored after the evaluation.
+    So the metrics of a round do not depend on earlier random numbers, or on a stop and resume. The global generators
+    are restored after the evaluation.
 
     Args:
-        orchestrator: the orchestrator whose seed and rounds count.
+        orchestrator: the orchestrator, whose seed and round seed the evaluation.
     """
 
     def __init__(self, orchestrator: ClientHost) -> None:

@@ -46,7 +46,7 @@ class Server(lightning_private.TransferringModule):
         client: the LightningModule that every client trains.
         seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
-        seconds_looking: wall time that the monitors' hooks of FederatedCallback have taken, without ``loss``.
+        seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
     """
 
     _flat: FlatParameters
@@ -63,7 +63,7 @@ class Server(lightning_private.TransferringModule):
 
     @property
     def round(self) -> int:
-        """Number of the current round, or of the next round between two rounds: 1, 2, …"""
+        """Number of the current round, 1, 2, …; between two rounds, the number of the next round."""
         return self.rounds_done + 1
 
     @property
@@ -166,7 +166,7 @@ class Server(lightning_private.TransferringModule):
         if not isinstance(value, Tensor):
             raise ConfigurationError(
                 f"a rule needs the loss that {type(self.client).__name__}.training_step returns, got "
-                f"{type(value).__name__}: return it"
+                f"{type(value).__name__}: return the loss"
             )
         return value
 

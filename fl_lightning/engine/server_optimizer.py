@@ -25,7 +25,7 @@ def make_schedulers(make: Callable[[Optimizer], Any] | None, optimizer: Optimize
     schedulers = [make(optimizer)] if make else []
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ConfigurationError(
-            "server_scheduler must go by rounds, got ReduceLROnPlateau, which waits for a metric: use another one"
+            "server_scheduler must go by rounds, got ReduceLROnPlateau, which waits for a metric: use another scheduler"
         )
     return schedulers
 
@@ -38,7 +38,7 @@ def settings_of(optimizer: Optimizer) -> Settings:
 def go_on(
     optimizer: Optimizer, schedulers: Sequence[Any], settings: Settings, saved: Settings | None, rounds: int
 ) -> None:
-    """Let the run's own settings win over the checkpoint's, and advance the schedules to the current round.
+    """Give the optimizer the run's settings in place of the checkpoint's, and advance the schedules to the round.
 
     A schedule depends on its settings and the round alone, so all its steps are taken again.
 

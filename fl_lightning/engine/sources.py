@@ -36,8 +36,8 @@ class Loaders(LightningDataModule):
 
     Args:
         train: DataLoader or dataset to train on.
-        batch_size: number of examples in a batch of those given as datasets.
-        collate_fn: makes the batches of those given as datasets.
+        batch_size: number of examples in a batch, for data given as datasets.
+        collate_fn: function that makes a batch of examples, for data given as datasets.
         others: loaders, lists of loaders, or datasets by name: ``val``, ``test``, ``predict``.
     """
 
@@ -54,7 +54,7 @@ def _loader(data: Any, name: str, batch_size: int, collate_fn: Collate | None) -
     if any(isinstance(each, DataLoader) for each in several):
         return data
     examples: Any = check_examples(data, f"the {name} data")
-    # A generator of its own keeps the loader from drawing a seed for its workers from the global generator.
+    # With its own generator, the loader does not draw a seed for its workers from the global generator.
     return DataLoader(examples, batch_size=batch_size, collate_fn=collate_fn, generator=torch.Generator())
 
 
@@ -74,7 +74,9 @@ def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, 
     name = f"{type(datamodule).__name__}.train_dataloader()"
     loader = datamodule.train_dataloader()
     if not isinstance(loader, DataLoader):
-        raise ConfigurationError(f"expected {name} to return one DataLoader, got {type(loader).__name__}: return one")
+        raise ConfigurationError(
+            f"expected {name} to return one DataLoader, got {type(loader).__name__}: return a single DataLoader"
+        )
     dataset, sampler = loader.dataset, loader.sampler
     check_examples(dataset, f"the dataset of {name}")
     batches = loader.batch_sampler
@@ -141,7 +143,7 @@ def _label(example: Any) -> Any:
 
 
 def classes_of(labels: Any, num_examples: int) -> Tensor | None:
-    """Number the classes of labels from 0 in sorted order: (n,) int64; None if the labels are no classes."""
+    """Number the classes of labels from 0 in sorted order: (n,) int64; None if the labels are not classes."""
     values = np.asarray(labels)
     if values.shape != (num_examples,) or values.dtype.kind not in "iubSU":
         return None
@@ -187,7 +189,7 @@ def deal(
         generator: source of all randomness.
 
     Raises:
-        ConfigurationError: there are no labels for a partition by label, ``labels`` are no classes, or the partition
+        ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
             does not fit.
     """
     count = len(examples)

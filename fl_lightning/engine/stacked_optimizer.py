@@ -19,7 +19,7 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
 
 
 class StackedOptimizer:
-    """Steps the rows of a stack of clients by one optimizer, made like a client's.
+    """Steps the rows of a stack of clients with one optimizer, which is made like the optimizer of one client.
 
     Args:
         like: one client's optimizer, of a class in ``ELEMENTWISE``, which has taken no step.

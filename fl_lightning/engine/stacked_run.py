@@ -41,7 +41,7 @@ class RowRun(LocalRun):
         self.optimizers = [optimizer]
 
     def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor]) -> None:
-        """Record the mean loss, the learning rate of each step, and the client's own of the kept tensors."""
+        """Record the mean loss, the learning rate of each step, and the client's rows of the kept tensors."""
         self.loss, self.kept = loss, kept
         self._step_sizes, self.global_step = rates, len(rates)
 
@@ -55,9 +55,9 @@ class StackedRun:
         clients: ids of the clients that take part in the step, one per row.
         anchor: (P,) the global model that all clients start from.
         params: (N, P) the clients' parameters; inside the ``loss`` hook (P,), those of one client.
-        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step; a
-            rule may also set another matrix, which it then leaves to the step.
-        kept: the tensors in :attr:`LocalRun.kept`, with one row per client; inside ``loss`` those of one client.
+        grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step. A
+            rule may also assign another matrix: the step then uses that matrix itself, not a copy.
+        kept: the tensors in :attr:`LocalRun.kept`, with one row per client; inside ``loss``, the tensors of one client.
     """
 
     def __init__(self, runs: Sequence[RowRun], weights: Tensor) -> None:
@@ -79,7 +79,7 @@ class StackedRun:
         return [run.client for run in self.runs[: len(self.params)]]
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Take what the module logs in a step, while its values are still those of one client."""
+        """Record a value that the module logs in a step, as the value of one client."""
         if self.logged is not None:
             self.logged.append((name, value, args, kwargs))
 

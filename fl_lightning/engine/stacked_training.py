@@ -26,7 +26,7 @@ def _refuse(*_: Any) -> Any:
 
 
 class NoIndex:
-    """Stands for ``batch_idx`` where one call serves several steps with different ones: any use raises TypeError."""
+    """Stands for ``batch_idx`` where one call serves several steps with different indices: any use is a TypeError."""
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __bool__ = __int__ = __index__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __truediv__ = _refuse
@@ -208,7 +208,7 @@ class StackedTraining:
     def _loss(
         self, vector: Tensor, buffers: Mapping[str, Tensor], kept: dict[str, Tensor], batch: Any
     ) -> tuple[Tensor, list[Tensor]]:
-        """The loss of one client, whose tensors vmap shows: see torch.func."""
+        """Compute the loss of one client; vmap calls this function once for all clients (see torch.func)."""
         run = self._run
         assert run is not None
         params, all_kept = run.params, run.kept
@@ -229,7 +229,7 @@ class StackedTraining:
             run.params, run.kept, run.logged = params, all_kept, None
 
     def _hand_out(self, run: StackedRun, part: Part, logged: Sequence[Tensor]) -> None:
-        """Give each client its rows of what the module has logged in this step; in other points nothing."""
+        """Give each client its rows of the values logged in this step; values logged at other points are dropped."""
         if not self._logged or not run.runs:
             return
         tensors = iter(logged)
@@ -242,7 +242,7 @@ class StackedTraining:
                 run.runs[row].batch_size = None
 
     def _clip(self, gradients: Tensor) -> None:
-        """Clip each client's gradient, as ``torch.nn.utils`` clips that of one."""
+        """Clip each client's gradient, as ``torch.nn.utils`` clips the gradient of one module."""
         settings = self.training.settings
         if settings.clip is None:
             return
@@ -254,7 +254,7 @@ class StackedTraining:
 
 
 def _plain(module: nn.Module) -> list[Any]:
-    """The numbers, words and switches among a module's attributes, which its steps may depend on."""
+    """Return the numbers, texts and booleans among a module's attributes, on which its steps may depend."""
     values = (value for part in module.modules() for value in vars(part).values())
     return [value for value in values if isinstance(value, int | float | str) or value is None]
 
@@ -264,7 +264,7 @@ def _rows(buffer: Tensor, count: int) -> Tensor:
 
 
 def mean_losses(losses: Sequence[tuple[Tensor, list[int]]], count: int) -> list[float]:
-    """Mean loss of each of ``count`` clients, each batch weighted by its number of examples; nan without a step.
+    """Compute the mean loss of each of ``count`` clients, batches weighted by their examples; nan without a step.
 
     Args:
         losses: for each step, the losses and the numbers of examples of the clients that were not done yet.

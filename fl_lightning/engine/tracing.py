@@ -23,7 +23,7 @@ Function = Callable[..., list[Tensor]]
 
 
 class Replayed:
-    """Calls a function of tensors; once inputs of one form have come often, replays its torch operations instead.
+    """Calls a function of tensors; after many calls with inputs of one form, replays its torch operations instead.
 
     The replay calls the same operations on the same inputs, without the function's own Python, ``vmap`` and autograd,
     and gives the same bits. Forms whose first replay differs from the function, and functions that use tensors
@@ -67,7 +67,7 @@ class Replayed:
                 module = make_fx(self._function)(*map(torch.clone, inputs))
         except Exception:  # whatever Python the function holds: it is called as before
             return None
-        if any(node.op == "get_attr" for node in module.graph.nodes):  # a tensor that is none of the inputs
+        if any(node.op == "get_attr" for node in module.graph.nodes):  # a tensor that is not an input
             return None
         graph: Function = _simplified(module).forward
         expected = self._results(self._function, inputs)
@@ -97,7 +97,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def near(one: Tensor, other: Tensor) -> bool:
-    """Whether the largest difference of two tensors is rounding, measured by their largest entry."""
+    """Tell whether the largest difference of two tensors, relative to their largest entry, is a rounding error."""
     if one.shape != other.shape or not one.is_floating_point():
         return _equal(one, other)
     one, other = one.nan_to_num().double(), other.nan_to_num().double()

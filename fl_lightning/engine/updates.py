@@ -1,4 +1,4 @@
-"""Updates: the updates of a round's clients, of which every device keeps some columns."""
+"""Updates: the updates of a round's clients; every device keeps some of their columns."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from fl_lightning.engine.row_memory import arranged, will_need
 from fl_lightning.errors import ConfigurationError
 
 BLOCK = 1 << 18  # columns that are summed at a time
-COLUMNS = 1 << 16  # columns that are processed at a time by what is not linear in the updates
+COLUMNS = 1 << 16  # columns that functions which are not linear in the updates process at a time
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
 TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
-SAME = 1e-9  # relative difference up to which two ratios of weights are one
-TINY = 1e-6  # of the largest coefficient; such a one is no measure for the others
+SAME = 1e-9  # relative difference up to which two ratios of weights count as equal
+TINY = 1e-6  # share of the largest coefficient; a smaller one is not taken as the unit of the others
 
 
 class Updates:
     """The updates (K, P) of a round's clients. On several devices, each keeps all rows of its share of the columns.
 
-    Every method is the same on one device and on several, bit for bit on CPUs; on several, all must call it.
+    Every method has the same result on one device and on several, bit for bit on CPUs; all devices must call a method.
 
     Args:
         rows: (R, p) rows, of this device's columns.
         columns: the columns of each device.
         order: the row of each of the K clients.
-        shares: (K,) weights, to which those of the sum are proportional in this run; None if they may be any.
-        new: makes a matrix of a number of rows, like vectors (P,).
+        shares: (K,) weights to which the weights of the sum are proportional in this run; None for any weights.
+        new: function that makes a matrix (count, P) for a number of rows.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Updates:
 
     @classmethod
     def of(cls, rows: Tensor) -> Updates:
-        """Take a matrix (K, P) that this device has as a whole."""
+        """Make updates of a matrix (K, P) that this device holds as a whole."""
         return Updates(rows, Columns(rows.shape[1]), range(len(rows)))
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Updates:
 
     @cached_property
     def whole(self) -> Tensor:
-        """(K, P) all columns; on several devices, this gathers them on each."""
+        """(K, P) all columns; on several devices, this property gathers them on every device."""
         if self.columns.devices == 1:
             self.own, self.order = arranged(self.own, self.order), list(range(len(self)))
             return self.own
@@ -76,10 +76,10 @@ class Updates:
         return (self.columns.joined(self.own[row]) for row in self.order)
 
     def combine(self, coefficients: Tensor) -> Tensor:
-        """Sum the updates, each times its coefficient (K,), in the clients' order: (P,).
+        """Return the (P,) sum of the updates, each times its coefficient (K,), in the clients' order.
 
-        The sum is made of coefficients relative to the first one that is not tiny, and scaled at last. So the bits are
-        those of a sum that began before the coefficients were known, but for their proportions.
+        The coefficients are divided by the first one that is not tiny, and the sum is multiplied by it at the end. So
+        the bits equal those of a sum of arriving updates, for which only the ratios of the coefficients were known.
         """
         if self.are_shares(coefficients):
             assert self.shares is not None
@@ -105,7 +105,7 @@ class Updates:
         return total
 
     def are_shares(self, coefficients: Tensor) -> bool:
-        """Whether coefficients (K,) are in the proportions of the shares."""
+        """Tell whether coefficients (K,) are proportional to the shares."""
         if self.shares is None or not self.shares.any():
             return self.shares is not None and not coefficients.any()
         largest = self.shares.abs().argmax()
@@ -149,7 +149,7 @@ class Updates:
         return without_rounding(gram, gram.diagonal().sqrt())
 
     def _upper(self, segment: slice) -> Tensor:
-        """The products over some columns; below the diagonal anything, which follows from symmetry."""
+        """Compute the products over some columns; entries below the diagonal are undefined: the matrix is symmetric."""
         size, device = len(self), self.own.device
         rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
         gram = torch.zeros(size, size, dtype=torch.float64, device=device)
@@ -179,7 +179,7 @@ class Updates:
             yield part.clone()
 
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor], mixing: Tensor | None) -> Tensor:
-        """Reduce the updates, mixed by (K, K) if that is given, to (P,) by a function of blocks (K, B) to (B,)."""
+        """Reduce the updates, mixed by (K, K) if given, to (P,) by a function from blocks (K, B) to (B,)."""
         factors = None if mixing is None else mixing.to(self.own)
 
         def reduced(block: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class Updates:
 
 
 class Summed(Updates):
-    """The sum of the updates of clients that have come and gone: nothing else is left of them.
+    """The sum of updates that were added when they arrived; the single updates are not kept.
 
     Args:
         columns: the columns of each device.
@@ -220,31 +220,31 @@ class Summed(Updates):
 
     @cached_property
     def norms(self) -> Tensor:
-        """(K,) norms of the updates, if a rule has asked for them when the updates came."""
+        """(K,) norms of the updates, if a rule has asked for them when the updates arrived."""
         return torch.cat(self._norms) if self._norms else self.gone
 
     @override
     def combine(self, coefficients: Tensor) -> Tensor:
         if self._total is None or self.shares is None or not self.are_shares(coefficients):
             raise ConfigurationError(
-                f"a rule wants the weights {coefficients.tolist()}, which its stream_weights did not tell when the "
-                "updates came: mend it, or take streams = True from its class"
+                f"a rule sets the weights {coefficients.tolist()}, but its stream_weights gave others when the updates "
+                "arrived: correct stream_weights, or remove streams = True from the rule's class"
             )
         first = first_above(self.shares, 0.0)
         return (0.0 if first is None else float(coefficients[first])) * self.columns.joined(self._total)
 
     @property
     def gone(self) -> Any:
-        """The rows, which are gone."""
+        """The rows, which are not kept: raise an error."""
         raise ConfigurationError(
-            "a callback looks at single updates, which are summed as they come, since all callbacks say that they "
-            "stream: take streams = True from its class"
+            "a callback reads single updates, but updates are summed as they arrive, as all callbacks allow: remove "
+            "streams = True from the callback's class"
         )
 
     own = order = gone  # all other methods read one of them
 
 
 def first_above(weights: Tensor, least: float) -> int | None:
-    """The place of the first weight (K,) whose size is above a number, if there is one."""
+    """Return the position of the first weight (K,) whose size is above a number; None if there is none."""
     places = (weights.abs() > least).nonzero()
     return int(places[0]) if len(places) else None

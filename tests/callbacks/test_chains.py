@@ -41,7 +41,7 @@ def why_not(first: str, second: str) -> str | None:
     if first in weighs and second in CORRECTIONS | WEIGHTINGS:
         return "weighs the updates as they are"
     if both & REDUCERS.keys() and both & (weighs | SHRINKERS).keys():
-        return "takes no weighted sum"
+        return "uses no weights"
     return None
 
 

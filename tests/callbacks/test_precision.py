@@ -62,7 +62,7 @@ def test_clients_precision(name: str, precision: str, tmp_path: Path) -> None:
     """Rules that evaluate a batch's gradient again are refused under a loss scale, by name."""
     rule, watch = RULES[name](), Watch()
     if precision == "16-mixed" and overrides(rule, "closure"):
-        with pytest.raises(ConfigurationError, match=rf"{type(rule).__name__}.* needs gradients in their true size"):
+        with pytest.raises(ConfigurationError, match=rf"{type(rule).__name__}.* needs gradients without a loss scale"):
             fit(tmp_path, rule, **precise(precision))
         return
     orchestrator = fit(tmp_path, rule, watch, **precise(precision))

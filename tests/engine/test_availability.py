@@ -147,7 +147,7 @@ def test_refuses_a_trace_that_it_cannot_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read .*none\.csv: No such file or directory; give a CSV"):
         AvailabilityTrace(str(tmp_path / "none.csv"))
     (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigurationError, match=r"cannot read .*binary\.csv: it is no text; give a CSV"):
+    with pytest.raises(ConfigurationError, match=r"cannot read .*binary\.csv: the file is not text; give a CSV"):
         AvailabilityTrace(str(tmp_path / "binary.csv"))
 
 

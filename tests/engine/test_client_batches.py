@@ -165,7 +165,7 @@ def test_refuses_data_without_length_or_indices(dataset: Any) -> None:
     """Lightning would ask for iter(combined_loader) instead."""
     message = (
         rf"^expected Given.client_dataset\(1\) to be a dataset with __len__ and __getitem__.*, "
-        rf"got {type(dataset).__name__}: read an iterable into a list, and give a loader's dataset$"
+        rf"got {type(dataset).__name__}: read an iterable into a list; in place of a loader, give its dataset$"
     )
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(FederatedOrchestrator(Linear(1)), datamodule=Given(tensors(2), dataset))

@@ -293,7 +293,9 @@ def test_a_forged_checkpoint_reaches_no_file_outside_the_folder(tmp_path: Path, 
     name = name.format(victim=str(victim))
     saved[place] = [(0, name)] if place == "replaced" else json.dumps([name.removesuffix(".1.safetensors")])
     victim.write_bytes(b"mine")
-    with pytest.raises(ConfigurationError, match="which is no file of its client states: it is damaged or forged"):
+    with pytest.raises(
+        ConfigurationError, match="which is not a file of its client states: the checkpoint is damaged or forged"
+    ):
         DiskState(writes=True).load_state_dict(saved)
     assert victim.read_bytes() == b"mine"
 
@@ -322,7 +324,7 @@ def test_states_of_clients_are_set_from_round_1_on(tmp_path: Path) -> None:
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.state["sum/0"] = torch.ones(SIZE)
 
-    with pytest.raises(RuntimeError, match=r"^client states are set in server hooks, .*: sum/0 too early$"):
+    with pytest.raises(RuntimeError, match=r"^client states are set in server hooks, .*: sum/0 was set too early$"):
         train(tmp_path, 1, rule=TooEarly())
     train(tmp_path, 1, rule=TooEarly(), states="memory")
 

@@ -114,7 +114,7 @@ def test_a_damaged_state_is_refused_in_one_line(tmp_path: Path, damage: str) -> 
     with pytest.raises(ConfigurationError) as refused:
         train(tmp_path, 5, resume=last(tmp_path), participation=1)
     assert str(refused.value) == (
-        f"the client state {path} is damaged: go on from another checkpoint of the run, or start the run again"
+        f"the client state {path} is damaged: continue from another checkpoint of the run, or start the run again"
     )
     assert last(tmp_path).read_bytes() == before
 
@@ -130,7 +130,7 @@ def test_a_state_that_is_damaged_during_the_run_stops_it(tmp_path: Path, policy:
                 path = next((tmp_path / "states/Totals/sum").glob("3.*"))
                 path.write_bytes(b"damaged") if is_there else path.unlink()
 
-    message = f"^the client state .*/sum/3.*safetensors is {'damaged' if is_there else 'gone'}: go on from another"
+    message = f"^the client state .*/sum/3.*safetensors is {'damaged' if is_there else 'gone'}: continue from another"
     with pytest.raises(ConfigurationError, match=message):
         train(tmp_path, 4, Damage(), LastCheckpoint(), participation=CLIENTS, policy=policy)
     assert torch.load(last(tmp_path), weights_only=True)["rounds_done"] == 2
@@ -172,7 +172,7 @@ def test_the_place_cannot_change_in_between(tmp_path: Path, before: str, now: st
     with pytest.raises(ConfigurationError) as refused:
         train(tmp_path, 3, states=now, resume=last(tmp_path))
     assert str(refused.value) == (
-        f"the checkpoint keeps the client states of Totals {where}: set model.client_states as it was"
+        f"the checkpoint keeps the client states of Totals {where}: set model.client_states to {before}"
     )
 
 
@@ -395,8 +395,8 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "fit", "--config", "tiny.yaml", *options, "--model.client_states", "memory", "--ckpt_path", last(part)
     )
     assert refused.err == (
-        "fl-lightning: error: the checkpoint keeps the client states of Totals on disk: set model.client_states as it "
-        "was\n"
+        "fl-lightning: error: the checkpoint keeps the client states of Totals on disk: set model.client_states to "
+        "disk\n"
     )
 
 

@@ -147,10 +147,10 @@ class Asks(Quadratic):
     ("where", "what", "message"),
     [
         ("setup", "train_dataloader", "clients differ in their numbers of batches"),
-        ("on_train_start", "fit_loop", "self.trainer.fit_loop would be about clients, not batches"),
+        ("on_train_start", "fit_loop", "self.trainer.fit_loop would count clients, not batches"),
         ("setup", "num_training_batches", "clients differ in their numbers of batches"),
         ("on_fit_start", "estimated_stepping_batches", "clients differ in their numbers of batches"),
-        ("on_validation_start", "num_training_batches", "self.trainer.num_training_batches would be about clients"),
+        ("on_validation_start", "num_training_batches", "self.trainer.num_training_batches would count clients"),
     ],
 )
 def test_what_would_be_about_clients_is_refused(where: str, what: str, message: str) -> None:
@@ -256,5 +256,5 @@ def test_the_learning_rate_monitor_shows_the_clients_rates(tmp_path: Path) -> No
 
 
 def test_a_schedule_and_a_decay_are_refused_together() -> None:
-    with pytest.raises(ConfigurationError, match=r"local_lr_scheduler or local_lr_decay, got both, a decay of 0.5"):
+    with pytest.raises(ConfigurationError, match=r"local_lr_scheduler or local_lr_decay, got both, local_lr_decay=0.5"):
         FederatedOrchestrator(Groups(), local_lr_decay=0.5, local_lr_scheduler=lambda optimizer: StepLR(optimizer, 1))

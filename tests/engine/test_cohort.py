@@ -167,7 +167,7 @@ def test_cohorts_depend_on_the_seed_alone() -> None:
     [
         ({"participation": 0}, "participation"),
         ({"participation": 1.5}, "participation"),
-        ({"participation": 6}, "participation asks for 6 clients per round, there are 5"),
+        ({"participation": 6}, "participation asks for 6 clients per round, but there are 5"),
         ({"samples": [0] * 5}, "none of the 5 clients has data"),
     ],
 )

@@ -278,7 +278,9 @@ class Breaks(FederatedCallback):
 def test_a_rule_that_breaks_a_group_is_named_and_the_clients_train() -> None:
     alone, grouped = (FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once) for at_once in (1, 6))
     trainer(Breaks(), rounds=3).fit(alone, datamodule=TinyData(batch_size=4))
-    said = r"round 2: 6 clients train one after another, since they cannot at once: ValueError: not for matrices"
+    said = (
+        r"round 2: 6 clients train one after another, since training them at once fails: ValueError: not for matrices"
+    )
     with pytest.warns(UserWarning, match=said):
         trainer(Breaks(), rounds=3).fit(grouped, datamodule=TinyData(batch_size=4))
     near(alone.params, grouped.params, EXACT)
@@ -336,11 +338,11 @@ APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
     "manual": (manual.Manual, [], {}, "Manual optimizes manually"),
     "hooks": (WithHook, [], {}, "WithHook defines on_train_batch_end"),
     "schedule": (Scheduled, [], {}, "Scheduled has a learning-rate schedule within a round"),
-    "optimizer": (Flat, [], {}, "LBFGS is none of SGD, Adam, AdamW, RMSprop, Adagrad"),
+    "optimizer": (Flat, [], {}, "LBFGS is not one of SGD, Adam, AdamW, RMSprop, Adagrad"),
     "attributes": (Counts, [], {}, "Counts.training_step sets attributes of the module"),
     "progress": (Warms, [], {}, "Warms.training_step asks for trainer.global_step"),
     "unused": (Unused, [], {}, "a parameter of Unused has no gradient"),
-    "data": (Decides, [], {}, r"Decides.training_step does not serve several: .*\.item\(\)"),
+    "data": (Decides, [], {}, r"Decides.training_step fails for several clients: .*\.item\(\)"),
     "accumulation": (Net, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches is above 1"),
     "a rule of the user's": (Net, [lambda: Own(0.1)], {}, "Own has hooks for single clients"),
 }

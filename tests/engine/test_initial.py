@@ -240,7 +240,7 @@ def test_files_that_hold_no_weights(tmp_path: Path) -> None:
             start_from(Tuned(), str(tmp_path / name))
     for name, came in (("none.pt", "does not exist"), ("", "is a folder")):
         with pytest.raises(
-            ConfigurationError, match=f"expected a file of weights, .* which {came}; null starts without"
+            ConfigurationError, match=f"expected a file of weights, .* which {came}; null loads no weights"
         ):
             start_from(Tuned(), str(tmp_path / name))
 

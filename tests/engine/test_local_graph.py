@@ -348,11 +348,11 @@ OBSTACLES: dict[str, tuple[Callable[[], Net], list[Any], dict[str, Any], str]] =
     "an attribute": (Counting, [], {}, "Counting.training_step sets attributes"),
     "a list": (Recordful, [], {}, "Recordful.training_step sets attributes of the module, or adds to its lists"),
     "a metric": (Measuring, [], {}, "Measuring.training_step sets attributes"),
-    "a number": (LoggingNumbers, [], {}, "LoggingNumbers logs one, which is no tensor on cpu"),
+    "a number": (LoggingNumbers, [], {}, "LoggingNumbers logs one, which is not a tensor on cpu"),
     "the host's draws": (Drawing, [], {}, "Drawing.training_step draws random numbers on the host"),
     "sparse gradients": (Sparse, [], {}, "a gradient of Sparse is sparse"),
     "no loss": (Silent, [], {}, "Silent.training_step returns no loss"),
-    "other batches": (Changing, [], {}, "a batch is no list or tuple of tensors on cpu"),
+    "other batches": (Changing, [], {}, "a batch is not a list or tuple of tensors on cpu"),
 }
 
 
@@ -471,7 +471,7 @@ def test_a_replay_that_ends_elsewhere_is_an_obstacle(recorder: type[Recorder], m
 
     expected = fit(False, lambda: Net(**MOMENTUM))
     monkeypatch.setattr(Recorder, "__call__", incomplete)
-    with pytest.warns(UserWarning, match=LINE + "a replayed step of Net ends elsewhere"):
+    with pytest.warns(UserWarning, match=LINE + "a replayed step of Net gives another result"):
         assert same(fit(True, lambda: Net(**MOMENTUM)), expected)
 
 

@@ -277,7 +277,9 @@ class Patient(Plateau):
 
 def test_a_plateau_that_a_client_never_reaches() -> None:
     """A patience of 3 outlasts 3 local epochs, so that the Trainer changes no rate, either; it does in the fifth."""
-    with pytest.warns(UserWarning, match=r"ReduceLROnPlateau of Patient changes no rate: its patience of 3 .*3 epochs"):
+    with pytest.warns(
+        UserWarning, match=r"ReduceLROnPlateau of Patient changes no learning rate: its patience of 3 .*3 epochs"
+    ):
         trained = as_client(Patient, 3)
     assert_same(Patient, alone(Patient, 3), *trained)
     with pytest.raises(ConfigurationError, match=r"patience of 3.* 5 epochs .*a patience of at least 5"):

@@ -308,7 +308,7 @@ class Pair(Ordinary):
         (DataLoader(ROWS, batch_size=None), "to have a batch_size, got batch_size=None"),
         (DataLoader(ROWS, batch_sampler=[[0], [1, 2]]), "to have a batch_size, got list"),
         (DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 8, 8)), "once, got WeightedRandomSampler: .* Subset"),
-        (Pair(), r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return one"),
+        (Pair(), r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return a single DataLoader"),
     ],
 )
 def test_refuses_other_sources(source: Any, message: str) -> None:

@@ -164,7 +164,7 @@ class Diverges(FederatedCallback):
 
 def test_a_refinement_that_diverges_stops_the_run() -> None:
     with pytest.raises(
-        RuntimeError, match="round 1: every client's update is finite, what Diverges made of them is not"
+        RuntimeError, match="round 1: every client's update is finite, but the result of Diverges is not"
     ):
         send(UPDATES, Diverges())
 

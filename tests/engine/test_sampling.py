@@ -117,7 +117,7 @@ def write_bytes(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("make", "reason"),
-    [(lambda path: None, "No such file"), (Path.mkdir, "Is a directory"), (write_bytes, "it is no text")],
+    [(lambda path: None, "No such file"), (Path.mkdir, "Is a directory"), (write_bytes, "the file is not text")],
 )
 def test_refuses_a_file_that_it_cannot_read(make: Callable[[Path], None], reason: str, tmp_path: Path) -> None:
     make(tmp_path / "none.txt")

@@ -117,7 +117,7 @@ def test_a_rule_that_does_not_stream_is_not_taken_for_one() -> None:
     assert not fit(Own(), memory="1KiB").streams
 
 
-@pytest.mark.parametrize(("rule", "said"), [(Forgets(), "stream_weights did not tell"), (Lies(), "single updates")])
+@pytest.mark.parametrize(("rule", "said"), [(Forgets(), "stream_weights gave others"), (Lies(), "single updates")])
 def test_a_rule_that_does_not_keep_its_word_is_told(rule: FederatedCallback, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         fit(rule, memory="1KiB")

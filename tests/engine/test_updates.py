@@ -78,11 +78,11 @@ def test_a_sum_of_updates_as_they_come_has_the_same_bits(waves: list[int]) -> No
 def test_a_sum_refuses_other_weights_and_single_updates() -> None:
     summed = Summed(Columns(PARAMETERS))
     summed.take_in(Updates.of(sent(2)), torch.tensor([1.0, 3.0], dtype=torch.float64))
-    with pytest.raises(ConfigurationError, match=r"wants the weights \[0.5, 0.5\], which its stream_weights did not"):
+    with pytest.raises(ConfigurationError, match=r"sets the weights \[0.5, 0.5\], but its stream_weights gave others"):
         summed.combine(torch.tensor([0.5, 0.5], dtype=torch.float64))
     looks: list[Any] = [lambda: summed.gram(), lambda: summed.whole, lambda: summed.rows(), lambda: summed.norms]
     for look in looks:
-        with pytest.raises(ConfigurationError, match="looks at single updates, which are summed as they come"):
+        with pytest.raises(ConfigurationError, match="reads single updates, but updates are summed as they arrive"):
             look()
 
 

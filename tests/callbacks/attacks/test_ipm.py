@@ -55,7 +55,7 @@ def test_attackers_that_are_not_in_the_cohort_send_nothing() -> None:
 
 
 def test_after_a_rule_that_weighs_the_updates_it_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Krum weighs the updates as they are; put IPM before it"):
+    with pytest.raises(ConfigurationError, match="Krum weighs the updates as they are; put IPM before Krum"):
         send(SENT, Krum(1), IPM(1))
 
 

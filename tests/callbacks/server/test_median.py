@@ -45,5 +45,5 @@ def test_zero_updates_move_nothing() -> None:
 
 
 def test_a_weighted_selection_beside_it_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="CoordinateMedian takes no weighted sum: Krum does nothing"):
+    with pytest.raises(ConfigurationError, match="CoordinateMedian uses no weights, so Krum does nothing"):
         send(UPDATES, Krum(0), CoordinateMedian())
