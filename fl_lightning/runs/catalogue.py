@@ -87,34 +87,34 @@ CATALOGUE: Final = (
     Metric(
         "conflict/ratio",
         "Conflict ratio",
-        "Share of the pairs of clients whose updates point against each other.",
+        "Share of the pairs of clients whose updates point against each other (negative cosine).",
         percent=True,
         panel="conflict ratio",
     ),
     Metric(
         "conflict/ratio_after",
         "Conflict ratio, after correction",
-        "Share of the pairs of corrected updates that point against each other.",
+        "Share of the pairs of corrected updates that point against each other (negative cosine).",
         percent=True,
         panel="conflict ratio",
     ),
     Metric(
         "conflict/weighted_ratio",
         "Weighted conflict ratio",
-        "Conflict ratio in which a pair counts by the product of its two aggregation weights.",
+        "Conflict ratio in which each pair is weighted by the product of its two aggregation weights.",
         percent=True,
         panel="conflict ratio, weighted",
     ),
     Metric(
         "conflict/mean_cosine",
         "Mean cosine",
-        "Mean over all pairs of updates: 1 is the same direction, 0 is unrelated.",
+        "Mean cosine over all pairs of updates: 1 is the same direction, 0 is unrelated.",
         panel="mean cosine",
     ),
     Metric(
         "conflict/mean_cosine_after",
         "Mean cosine, after correction",
-        "Mean over all pairs of corrected updates.",
+        "Mean cosine over all pairs of corrected updates.",
         panel="mean cosine",
     ),
     Metric(
@@ -139,7 +139,7 @@ CATALOGUE: Final = (
     Metric(
         "conflict/angle",
         "Angle to the plain mean",
-        "Degrees between the combined update and the mean weighted by examples alone.",
+        "Degrees between the combined update and the mean of the updates weighted by examples.",
         panel="turned by the rules, in degrees",
     ),
     Metric("conflict/layer/*", "Conflict ratio by layer", percent=True, panel="conflict ratio by layer"),
@@ -152,7 +152,7 @@ CATALOGUE: Final = (
     Metric(
         "coherence/heterogeneity",
         "Heterogeneity coherence",
-        "Cosine between the cohort's mix of classes and the federation's; 1 is equal.",
+        "Cosine between the class shares of the cohort and of the federation; 1 if they are equal.",
         panel="coherence",
     ),
     Metric(
@@ -164,7 +164,7 @@ CATALOGUE: Final = (
     Metric(
         "updates/norm_max",
         "Largest length of an update",
-        "How far the model moves at the client that moves it farthest.",
+        "The largest distance that one client's training moves the model.",
         panel="size and drift of updates",
     ),
     Metric(
@@ -190,13 +190,13 @@ CATALOGUE: Final = (
     Metric(
         "fedlaw/global_gradient",
         "Length of the global update",
-        "Length of the part of the step that the clients make.",
+        "Length of the part of the server's step that the clients' updates make.",
         panel="two parts of the step",
     ),
     Metric(
         "fedlaw/shrinking_gradient",
         "Length of the shrinking",
-        "Length of the part of the step that γ makes.",
+        "Length of the part of the server's step that γ makes.",
         panel="two parts of the step",
     ),
     Metric(
@@ -216,21 +216,21 @@ CATALOGUE: Final = (
     Metric(
         "clients/late",
         "Clients that are late",
-        "Selected clients whose update comes after the deadline, or after enough others.",
+        "Selected clients whose update arrives after the deadline, or after enough other updates.",
         panel="clients of a round",
     ),
     Metric(
         "clients/quarantined",
         "Clients left out",
-        "Clients of the round that raised, or whose update was not finite or too large.",
+        "Clients of the round that raised an error, or whose update was not finite or too large.",
         panel="clients of a round",
     ),
     Metric("clients/top1/*", "training accuracy", percent=True, panel="training accuracy of clients"),
     Metric("clients/loss/*", "training loss", panel="training loss of clients"),
     Metric("clients/update_norm/*", "update norm", panel="size of clients' updates"),
     Metric("clients/removed/*", "removed", panel="removed from clients' updates"),
-    *_on_held_out("held_out", "Held-out", "The global model on what clients hold out"),
-    *_on_held_out("own", "Own models'", "The participants' own models on what they hold out"),
+    *_on_held_out("held_out", "Held-out", "The global model on the examples that clients hold out"),
+    *_on_held_out("own", "Own models'", "The participants' own models on the examples that they hold out"),
     Metric("own/top1", "Own models' accuracy: mean by examples", percent=True, panel="own models' accuracy"),
     Metric(
         "own/top3", "Own models' top-3 accuracy: mean by examples", percent=True, panel="own models' top-3 accuracy"
@@ -252,18 +252,24 @@ CATALOGUE: Final = (
     Metric(
         "bytes/down",
         "Bytes to the clients",
-        "What a federation would send down in a round: the model, and what rules broadcast.",
+        "Bytes that the server would send in a round: the model, and the tensors that rules broadcast.",
         panel="bytes of a round",
         axis="bytes",
     ),
     Metric(
         "bytes/up",
         "Bytes from the clients",
-        "What the clients of a round would send: updates, buffers, and what rules send.",
+        "Bytes that the clients of a round would send: updates, buffers, and the tensors that rules send.",
         panel="bytes of a round",
         axis="bytes",
     ),
-    Metric("bytes/total", "Bytes in all", "Both ways, since round 1.", panel="bytes since round 1", axis="bytes"),
+    Metric(
+        "bytes/total",
+        "Bytes in total",
+        "Bytes sent in both directions since round 1.",
+        panel="bytes since round 1",
+        axis="bytes",
+    ),
     Metric("time/seconds", "Seconds of a round", panel="seconds of a round", axis="seconds"),
     *(
         Metric(f"time/{part}", f"Seconds of a round: {part}", panel="seconds of a round by part", axis="seconds")
@@ -313,7 +319,7 @@ def axis_title(name: str) -> str:
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether lower values of a metric are better, judged by its name: a loss, an error, or a usual short name of one.
+    """Tell whether lower values of a metric are better, judged by its name: a loss, an error, or a short name of one.
 
     >>> lower_is_better("val/huber_loss"), lower_is_better("held_out/mae_worst"), lower_is_better("val/maestro")
     (True, True, False)
@@ -332,7 +338,7 @@ def is_quality(name: str) -> bool:
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:
-    """Whether a metric is ``prefix/<n>``, the value of one client or class among many.
+    """Tell whether a metric is ``prefix/<n>``, the value of one client or class among many.
 
     Args:
         name: the metric's name.

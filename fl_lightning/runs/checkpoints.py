@@ -57,7 +57,7 @@ class BestCheckpoint(OptionalMonitorCheckpoint):
 
 
 def last_of_run(folder: Path) -> Path:
-    """Path of the ``last.ckpt`` of a run folder; the file may not exist."""
+    """Return the path of the ``last.ckpt`` of a run folder; the file may not exist."""
     return folder / CHECKPOINTS / f"{LAST}.ckpt"
 
 
@@ -70,8 +70,8 @@ def last_of_experiment(folder: Path) -> Path:
     found = sorted(folder.glob(f"*/{CHECKPOINTS}/{LAST}.ckpt"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise ConfigurationError(
-            f"ckpt_path: last looks for {last_of_run(folder / '*')}, and there is none: start without ckpt_path, or "
-            "give the path of a checkpoint"
+            f"ckpt_path: last looks for {last_of_run(folder / '*')}, but there is no such file: start without "
+            "ckpt_path, or give the path of a checkpoint"
         )
     return found[-1].parents[1]
 
@@ -97,7 +97,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that holds a checkpoint; None for a checkpoint outside of run folders."""
+    """Return the run folder that holds a checkpoint; None for a checkpoint outside of run folders."""
     folder = checkpoint.resolve().parent.parent
     return folder if checkpoint.parent.name == CHECKPOINTS and (folder / CONFIG).is_file() else None
 
@@ -142,7 +142,7 @@ def rounds_of(path: Path, resumes: bool, weights_only: bool = True) -> int:
 
     Args:
         path: the checkpoint.
-        resumes: whether a run is to go on from the checkpoint, which needs more than the model.
+        resumes: whether a run continues from the checkpoint, for which the checkpoint needs more than the model.
         weights_only: see :func:`read_checkpoint`.
 
     Raises:

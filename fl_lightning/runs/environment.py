@@ -57,7 +57,7 @@ class SaveConfig(SaveConfigCallback):
             text = self.parser.dump(config, skip_unset=False)
             content = yaml.safe_load(text)
             if (shown := hidden(content)) != content:
-                warnings.warn(f"{path} has *** in place of keys and passwords: give them to rerun it", stacklevel=1)
+                warnings.warn(f"{path} has *** in place of keys and passwords: give them to run it again", stacklevel=1)
                 text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
             with whole(path) as part:
                 part.write_text(text)
@@ -70,8 +70,8 @@ class RunTracking(Callback):
     When a fit begins, the run folder gets ``environment.yaml`` (versions, device, the rules in their order, a
     fingerprint of the data, the command, the state of the code, the host, the times of the start and of each
     resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), ``counts`` (N, C)
-    where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, MLflow
-    the file. W&B, TensorBoard and MLflow get the plot of the partition.
+    where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, and
+    MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition.
     """
 
     @override
@@ -100,7 +100,7 @@ class RunTracking(Callback):
             remove_parts(folder)
             before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
-            kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may be without these loggers
+            kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
             with whole(folder / ENVIRONMENT) as part:
                 part.write_text(yaml.safe_dump(content, sort_keys=False))

@@ -65,7 +65,7 @@ def export(
         overwrite: whether to replace an existing file.
 
     Raises:
-        ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is none of a federated run, or the
+        ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is not from a federated run, or the
             module cannot be made or exported.
     """
     out, path = Path(out), checkpoint_of(Path(checkpoint))
@@ -99,7 +99,7 @@ def _write(path: Path, suffix: str, plain: Mapping[str, Any], program: torch.exp
             torch.export.save(program, file)
     elif suffix == ".safetensors":
         if others := [name for name, value in state.items() if not isinstance(value, Tensor)]:
-            raise ConfigurationError(f"export: {others[0]} is no tensor, as safetensors must be: write a .pt")
+            raise ConfigurationError(f"export: safetensors hold tensors only, and {others[0]} is not one: write a .pt")
         copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in state.items()}
         safetensors.torch.save_file(copies, path, metadata={"format": "pt"})
     else:
@@ -123,7 +123,7 @@ def _plain(content: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
 
 
 def _arguments(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a class in a config, in the form that Lightning's ``instantiate_module`` takes."""
+    """Return the arguments of a class in a config, in the form that Lightning's ``instantiate_module`` takes."""
     return {"_class_path": part["class_path"], **(part.get("init_args") or {}), **(part.get("dict_kwargs") or {})}
 
 
@@ -154,7 +154,7 @@ def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
 
 
 def _filled(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
-    """Give a module a checkpoint's tensors, as ``load_from_checkpoint`` does; others keep the values of the run."""
+    """Copy a checkpoint's tensors into a module, as ``load_from_checkpoint`` does; others get the values of the run."""
     module.configure_model()
     source = config.get("model", {}).get("init_from")
     if source is not None and not module.strict_loading:
@@ -168,7 +168,7 @@ def _filled(module: LightningModule, plain: Mapping[str, Any], config: Mapping[s
 
 
 def _example(module: LightningModule, config: Mapping[str, Any]) -> Any:
-    """The module's example input, or the first element of a validation batch of the run's data, on the CPU."""
+    """Return the module's example input, or the first element of a validation batch of the run's data, on the CPU."""
     if module.example_input_array is not None:
         return module.example_input_array
     if not config:

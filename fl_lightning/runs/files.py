@@ -19,7 +19,7 @@ MEND = "restore the file from a copy, or leave this run out"  # ends the message
 
 
 def array_file(folder: Path, name: str) -> Path:
-    """Path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
+    """Return the path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
     return folder / ARRAYS / f"{name}.npz"
 
 

@@ -1,4 +1,4 @@
-"""Finds run folders, without importing torch or pandas."""
+"""Find run folders, without importing torch or pandas."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from fl_lightning.runs.files import METRICS
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a path that is no folder."""
+    """Refuse a path that is not a folder."""
     if not path.is_dir():
-        raise _without_runs(path, "is no folder" if path.exists() else "does not exist")
+        raise _without_runs(path, "is not a folder" if path.exists() else "does not exist")
 
 
 def folders_in(path: Path) -> list[Path]:
     """Find the run folders within a folder, or that folder itself if it is one.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: the folder holds no run folder.
     """
     check_folder(path)
     if (path / METRICS).is_file():
         return [path]
     if not (found := [file.parent for file in path.rglob(METRICS)]):
-        raise _without_runs(path, "holds none")
+        raise _without_runs(path, "holds no run folder")
     return found
 
 
 def _without_runs(path: Path, came: str) -> ConfigurationError:
     return ConfigurationError(
-        f"report: expected a run folder with a {METRICS}, or a folder of such, but {path} {came}: "
-        "give one that fit has made, runs/<experiment>/<version>"
+        f"report: expected a run folder with a {METRICS}, or a folder of run folders, but {path} {came}: "
+        "give a folder that fit has made, runs/<experiment>/<version>"
     )

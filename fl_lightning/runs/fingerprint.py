@@ -1,4 +1,4 @@
-"""Fingerprint of data: whether two runs saw the same examples."""
+"""Fingerprint of data: tells whether two runs saw the same examples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.seeding import isolated, seed_globals
 
-SAMPLED = 16  # clients at most, two examples of each, in a fingerprint of data
+SAMPLED = 16  # largest number of clients whose examples (two of each client) are in a fingerprint
 CPU = torch.device("cpu")
 
 

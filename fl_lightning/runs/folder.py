@@ -37,7 +37,7 @@ class RunFolder(CSVLogger):
         experiment: the name of the experiment.
         version: name of an existing version to continue; None for the next free ``version_N``.
         rounds: number of rounds of the existing version to keep, after which the run continues; None for all.
-        holds: the locks of the process, to which that of the run folder is added; None for no lock.
+        holds: the locks that this process holds, to which the run folder's lock is added; None to take no lock.
         optional: whether to warn where the run folder cannot be written, instead of raising an error.
 
     Raises:
@@ -59,14 +59,14 @@ class RunFolder(CSVLogger):
         self._taken, self._holds, self._optional = version, holds, optional
         if version is not None:
             self._hold()
-        self._round = 0  # of the row that grows
+        self._round = 0  # the round of the row that is not complete yet
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
         self._file = None if version is None else MetricsFile(Path(self.log_dir) / METRICS, rounds)
 
     @property
     def is_taken(self) -> bool:
-        """Whether this process has a version; after a fit in forked processes, it has none."""
+        """Whether this process has taken a version; after a fit in forked processes, it has none."""
         return self._taken is not None
 
     @property
@@ -79,7 +79,7 @@ class RunFolder(CSVLogger):
         return self._taken
 
     def release(self) -> None:
-        """Let go of the run folder: the fit is over."""
+        """Release the lock of the run folder, when the fit is over."""
         if self._holds is not None:
             self._holds.close()
 
@@ -96,7 +96,7 @@ class RunFolder(CSVLogger):
         except OSError as error:
             if not self._optional:
                 raise
-            warnings.warn(f"{self.log_dir} stays as it is: {error.strerror}", stacklevel=1)
+            warnings.warn(f"{self.log_dir} cannot be written and stays as it is: {error.strerror}", stacklevel=1)
 
     @property
     @override
@@ -111,9 +111,9 @@ class RunFolder(CSVLogger):
     @override
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add metrics to the row of a round: the round that they name by ``round``, or else ``step``.
+        """Add metrics to the row of a round: the value of the metric ``round``, or else ``step``.
 
-        Metrics with neither are added to the last row.
+        Without both, the metrics are added to the last row.
         """
         values = {name: float(value) for name, value in metrics.items() if name != "epoch"}
         last = self._round or (self._file.last if self._file else 0) or 1
@@ -201,8 +201,7 @@ def newest_in(folder: Path, metric: str) -> float:
     """Read the newest value of a metric from a run folder's ``metrics.csv``: cheap enough to call often.
 
     Returns:
-        The value; nan if the file or the metric is missing, or has no value. A line that ends before the value is left
-        out.
+        The value; nan if the file or the metric is missing, or has no value. An incomplete line is ignored.
     """
     try:
         with (folder / METRICS).open(newline="") as file:

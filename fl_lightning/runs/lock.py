@@ -26,7 +26,7 @@ class Holds(ExitStack):
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold a folder, so that no other process that asks for the folder gets it.
+    """Lock a folder inside a ``with`` block, so that no other process can lock the same folder.
 
     The file ``lock`` in the folder names the process and its host. The lock of a process that was killed does not
     count, if that process ran on this host.
@@ -44,8 +44,8 @@ def held(folder: Path) -> Iterator[None]:
     except Timeout:
         pid, host = ((folder / LOCK).read_text() + "?\n?").split()[:2]
         raise ConfigurationError(
-            f"process {pid} on {host} is at work in {folder}: wait until it ends; if there is no such process any "
-            f"more, delete {folder / LOCK}"
+            f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such process "
+            f"any more, delete {folder / LOCK}"
         ) from None
     try:
         yield

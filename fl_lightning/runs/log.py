@@ -1,4 +1,4 @@
-"""Log more of a round than its scalars: values by client, arrays, figures."""
+"""Log values by client, arrays and figures of a round, beside its scalar metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def is_due(orchestrator: Server, every: int) -> bool:
-    """Whether the current round is the run's last or a multiple of ``every``; always False if ``every`` is 0."""
+    """Tell whether the current round is the run's last or a multiple of ``every``; False in all rounds if that is 0."""
     return bool(every) and (orchestrator.round % every == 0 or orchestrator.round == orchestrator.trainer.max_epochs)
 
 
@@ -40,11 +40,13 @@ def log_each(orchestrator: Server, name: str, keys: Iterable[int], values: Itera
 
 
 def save_arrays(orchestrator: Server, name: str, **arrays: Any) -> None:
-    """Write ``arrays/<name>.npz`` in the run folder, whole or not at all. All devices must call this, one writes.
+    """Write ``arrays/<name>.npz`` in the run folder, whole or not at all. All devices must call this function.
+
+    The first device writes the file.
 
     Args:
         orchestrator: the orchestrator, during a fit.
-        name: name of the file; the name for one round ends with the round's number, as in ``cosines_12``.
+        name: name of the file without suffix; arrays of one round have the round's number at its end: ``cosines_12``.
         arrays: arrays by name, or values that NumPy can convert to arrays.
     """
     file = array_file(run_folder(orchestrator.trainer), name)
@@ -62,7 +64,7 @@ def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], roun
     Args:
         orchestrator: the orchestrator, during a fit.
         name: ``group/name`` of the figure.
-        draw: function that makes the figure, without pyplot, so that the figure needs no closing.
+        draw: function that returns a new figure, made without pyplot, which would keep the figure in memory.
         round: round that the figure belongs to; 0 for a figure from before the first round.
     """
     shows = WandbLogger | TensorBoardLogger | MLFlowLogger

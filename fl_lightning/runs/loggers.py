@@ -52,11 +52,11 @@ def log_environment(trainer: Trainer, facts: Mapping[str, Any], file: Path) -> N
 
 
 def _log_hyperparameters(logger: TensorBoardLogger, settings: Mapping[str, Any]) -> None:
-    """Log what the tab HPARAMS shows, without the list of columns that Lightning's logger would add.
+    """Log the settings for TensorBoard's tab HPARAMS, without the list of columns that Lightning's logger would add.
 
     TensorBoard would take the columns of all runs from the first list that it finds; without a list, from all runs.
     """
-    from torch.utils.tensorboard.summary import hparams  # here, because the import is slow, and few runs need it
+    from torch.utils.tensorboard.summary import hparams  # imported here: the import is slow, and few runs need it
 
     known = {name: value for name, value in settings.items() if value is not None}
     plain = {name: value if type(value) in (int, float) else str(value) for name, value in known.items()}

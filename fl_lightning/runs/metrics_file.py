@@ -40,8 +40,8 @@ class MetricsFile:
                 self._read(rounds)
             except ValueError as error:
                 raise ConfigurationError(
-                    f"{path} is damaged, {error}: restore the file from a copy, or move it away to go on without the "
-                    "metrics of earlier rounds"
+                    f"{path} is damaged, {error}: restore the file from a copy, or move the file away to continue "
+                    "without the metrics of earlier rounds"
                 ) from None
 
     def _read(self, rounds: int | None) -> None:
@@ -62,7 +62,7 @@ class MetricsFile:
                     if len(values) != len(self._columns) or int(round) <= self.last:
                         raise ValueError
                 except ValueError:
-                    raise ValueError(f"line {number} is no row of numbers after that of round {self.last}") from None
+                    raise ValueError(f"line {number} is not a row of numbers after round {self.last}") from None
                 self.last, self._end = int(round), self._end + len(line)
         if rounds is not None and self.last < rounds:
             raise ValueError(f"its last whole line is that of round {self.last}, and the run has done {rounds}")
@@ -86,7 +86,7 @@ class MetricsFile:
         self.last = max(self.last, round)
 
     def cut(self) -> None:
-        """Delete what follows the rows to keep; without rows, the file."""
+        """Delete all rows after those to keep; delete the file if there are no rows to keep."""
         if self.last:
             os.truncate(self.path, self._end)
         else:

@@ -20,12 +20,12 @@ RUN_NAME = "mlflow.runName"  # the tag that names a run
 
 
 def mlflow_loggers(trainer: Trainer) -> list[MLFlowLogger]:
-    """The Trainer's loggers for MLflow; empty on all devices but the first."""
+    """Return the Trainer's loggers for MLflow; empty on all devices but the first."""
     return [each for each in trainer.loggers if isinstance(each, MLFlowLogger) and trainer.is_global_zero]
 
 
 def mlflow_facts(trainer: Trainer) -> dict[str, Any]:
-    """The id and the store of the MLflow run, for environment.yaml; empty without MLflow."""
+    """Return the id and the store of the MLflow run, for environment.yaml; empty without MLflow."""
     for logger in mlflow_loggers(trainer):
         return {"mlflow": {"id": logger.run_id, "store": logger.experiment.tracking_uri}}
     return {}
@@ -34,8 +34,8 @@ def mlflow_facts(trainer: Trainer) -> dict[str, Any]:
 def log_params(logger: MLFlowLogger, settings: Mapping[str, Any]) -> None:
     """Log settings as params of an MLflow run; method, settings and seed as tags, too.
 
-    MLflow changes no param, so a continued run keeps the params that it began with. Tags change. A run without a name
-    of the user's is named by method and seed: MLflow would draw the same name for all runs with the same seed.
+    MLflow changes no param, so a continued run keeps its first params. Tags can change. Unless the user names the run,
+    the name is the method and the seed: MLflow would draw the same name for all runs with the same seed.
     """
     known = logger.experiment.get_run(logger.run_id).data.params
     logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
@@ -47,7 +47,7 @@ def log_params(logger: MLFlowLogger, settings: Mapping[str, Any]) -> None:
 
 
 def log_file(trainer: Trainer, path: Path) -> None:
-    """Add a file to the artifacts of the MLflow run; it replaces an earlier file of its name."""
+    """Add a file to the artifacts of the MLflow run, in place of an earlier file of the same name."""
     for logger in mlflow_loggers(trainer):
         logger.experiment.log_artifact(logger.run_id, str(path))
 

@@ -37,12 +37,12 @@ def time_left(pace: float, done: float, total: int, since: float) -> float:
 
     Args:
         pace: seconds per round.
-        done: number of rounds done, with the done share of the round under way.
+        done: number of finished rounds, plus the finished share of the current round.
         total: number of all rounds.
         since: seconds since ``done`` last changed.
 
     Returns:
-        Seconds; at least the time of the rounds after the one under way.
+        Seconds; at least the time of the rounds after the current one.
     """
     return max(pace * (total - done) - since, pace * (total - 1 - int(done)), 0.0)
 
@@ -92,7 +92,7 @@ class Time(ProgressColumn):
 
 
 class Display(Progress):
-    """Progress bars with times, and something below them.
+    """Shows progress bars with times, and other lines below the bars.
 
     The descriptions of the tasks say how much is done. A narrow terminal shows shorter bars; a narrower one leaves out
     the elapsed time, then the bars.

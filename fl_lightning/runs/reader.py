@@ -192,7 +192,7 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 def read_runs(paths: Iterable[Path]) -> list[Run]:
     """Read run folders, and all run folders within other folders, each once.
 
-    The runs of a folder come by experiment, and within an experiment in the order in which they began.
+    The runs of a folder are sorted by experiment, and within an experiment by the time when they began.
 
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
@@ -225,7 +225,7 @@ def _start(folder: Path) -> str:
 
 
 def _natural(path: Path) -> list[tuple[str, int]]:
-    """Sort key that puts version_10 after version_9."""
+    """Return a sort key that puts version_10 after version_9."""
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
 
 
@@ -238,6 +238,6 @@ def _table(path: Path) -> pd.DataFrame:
     rounds = table.get("round", pd.Series(dtype=int))
     if not numbers or not len(rounds) or not rounds.is_unique or not pd.api.types.is_integer_dtype(rounds):
         raise ConfigurationError(
-            f"{path} is empty or damaged: expected a column round and numbers, a row a round; {MEND}"
+            f"{path} is empty or damaged: expected numbers and a column round, one row per round; {MEND}"
         )
     return table.set_index("round").astype(float).sort_index()

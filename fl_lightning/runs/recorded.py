@@ -15,16 +15,16 @@ from fl_lightning.runs.traffic import TrafficMonitor
 
 
 def run_callbacks(own: Iterable[Callback] = (), checkpoints: bool = True, progress: bool = True) -> list[Callback]:
-    """Add to a run's own callbacks those of the command line, in the order in which they work.
+    """Add the command line's callbacks to a run's own callbacks, in the order in which they work.
 
-    With the logger :class:`RunFolder`, the run folder of a run from Python holds what the command line's would hold,
-    without ``config.yaml``.
+    With these callbacks and the logger :class:`RunFolder`, a run from Python writes the same run folder as the command
+    line, except ``config.yaml``.
 
     Args:
         own: the rules, monitors and other callbacks of the run, in their order.
         checkpoints: whether to save ``last.ckpt`` and, unless the run has a ModelCheckpoint of its own, ``best.ckpt``;
-            False beside ``enable_checkpointing=False``.
-        progress: whether to show the progress; False beside ``enable_progress_bar=False``.
+            set False for a Trainer with ``enable_checkpointing=False``.
+        progress: whether to show the progress; set False for a Trainer with ``enable_progress_bar=False``.
     """
     own, timer = list(own), RoundTimer()
     if checkpoints:

@@ -27,7 +27,7 @@ IN_URL = re.compile(r"(?<=://)(?P<user>[^/\s:@]*):[^/\s@]+@")
 
 
 def hidden(value: Any, name: str = "") -> Any:
-    """Replace what looks like a secret, or is named like one, by ``***``.
+    """Replace each value that looks like a secret, or is named like a secret, by ``***``.
 
     >>> hidden({"logger": {"api_key": "abc", "host": "https://me:word@example.org"}, "lr": 0.1})
     {'logger': {'api_key': '***', 'host': 'https://me:***@example.org'}, 'lr': 0.1}
@@ -52,7 +52,7 @@ def hidden_text(text: str) -> str:
 
 
 def hidden_arguments(arguments: Sequence[str]) -> list[str]:
-    """Replace the secrets among the arguments of a command by ``***``, also where a name and its value are two.
+    """Replace the secrets among a command's arguments by ``***``, also where name and value are two arguments.
 
     >>> hidden_arguments(["--logger.api_key", "abc", "--logger.token=abc", "--lr", "0.1"])
     ['--logger.api_key', '***', '--logger.token=***', '--lr', '0.1']

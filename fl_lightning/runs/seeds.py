@@ -11,8 +11,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
-FEWEST_SEEDS = 3  # with fewer, no difference is called one
-LEVEL = 0.05  # largest p value of a difference that is called one
+FEWEST_SEEDS = 3  # smallest number of seeds with which a difference can be called significant
+LEVEL = 0.05  # largest p value of a difference that is called significant
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def p_above(values: NDArray[np.float64], level: float) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct p values of several tests by Holm's method (Holm, 1979); nan stays nan and does not count.
 
-    The smallest of three is multiplied by 3, the next by 2, and none may be below the one before:
+    The smallest of three p values is multiplied by 3, the next by 2, and no result may be below the one before:
 
     >>> holm([0.01, 0.02, 0.03])
     [0.03, 0.04, 0.04]
@@ -76,7 +76,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def label(value: Any) -> str:
-    """Write a label of a grid's axis, or a setting: an infinite alpha is "IID", nothing is a dash.
+    """Write a label of a grid's axis, or a setting: an infinite alpha is "IID", and None is a dash.
 
     >>> [label(value) for value in ("FedAvg", 0.1, float("inf"), None, [200, 200])]
     ['FedAvg', '0.1', 'IID', '–', '[200, 200]']

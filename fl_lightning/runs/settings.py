@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-# Settings of where and how a run is trained, which do not change its result.
+# Settings that say where and how a run is trained, and do not change its result.
 ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
@@ -86,7 +86,7 @@ def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
 
 
 def _spoken(value: Any) -> str:
-    """Spell a value of a config; a class with the arguments that differ from the class's defaults."""
+    """Write a value of a config as text; a class with the arguments that differ from the class's defaults."""
     if not isinstance(value, dict) or "class_path" not in value:
         return str(value)
     defaults, given = _defaults(str(value["class_path"])), value.get("init_args") or {}
@@ -95,7 +95,7 @@ def _spoken(value: Any) -> str:
 
 
 def _defaults(path: str) -> dict[str, Any]:
-    """The arguments of a class that have defaults, as a config holds them; empty if the class cannot be imported."""
+    """Return a class's default arguments in the form of a config; empty if the class cannot be imported."""
     module, _, name = path.rpartition(".")
     try:
         parser = ArgumentParser()
@@ -129,7 +129,7 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
 
 
 def short(path: Any) -> str:
-    """The last part of a dotted name: a class path without its module, a setting without the part it belongs to."""
+    """Return the last part of a dotted name: a class path without module, a setting without the names before."""
     return str(path).rpartition(".")[2]
 
 

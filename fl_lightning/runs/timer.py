@@ -29,7 +29,7 @@ from fl_lightning.runs.folder import run_folder
 MIB = 2**20
 
 
-RECENT = 100  # rounds that the pace of a run is told from
+RECENT = 100  # number of last rounds from which the pace of a run is computed
 _NAMES = [field.name for field in fields(RoundTime)]
 
 
@@ -37,8 +37,8 @@ class RoundTimer(Monitor):
     """Times every round, and writes ``timings.csv`` in the run folder: one row per round, see :class:`RoundTime`.
 
     Times differ from run to run and so have their own file: ``metrics.csv`` depends on the seed alone. Other loggers
-    get the times as ``time/seconds``, ``time/local``, ``time/server``, ``time/monitors`` and ``time/rest``. RoundTimer
-    must be the first of the Trainer's callbacks to split a round correctly; the command line puts it there.
+    get the times as ``time/seconds``, ``time/local``, ``time/server``, ``time/monitors`` and ``time/rest``. To split a
+    round correctly, RoundTimer must be the first of the Trainer's callbacks; the command line puts RoundTimer first.
 
     Attributes:
         rounds: times of this fit's last rounds, at most ``RECENT``.
@@ -56,7 +56,7 @@ class RoundTimer(Monitor):
 
     @property
     def spoken(self) -> str:
-        """Medians over this fit's last rounds, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
+        """Medians over this fit's last rounds as text, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
         whole = median(row.seconds for row in self.rounds)
         shares = {
             name: median(getattr(row, name) for row in self.rounds) / whole for name in ("local", "server", "monitors")

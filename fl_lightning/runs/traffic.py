@@ -17,19 +17,19 @@ from fl_lightning.engine.server import Server
 class TrafficMonitor(Monitor):
     """Counts the bytes that a real federation would send in each round, in the dtypes that the run uses.
 
-    - ``bytes/down``: what the server sends. Every selected client that does not drop out before receives the trainable
-      parameters, the buffers and frozen parameters that local training changes, and what the rules broadcast
-      (:attr:`FederatedCallback.broadcasts`).
-    - ``bytes/up``: what the clients send: the update, the buffers and frozen parameters that the client changed, and
-      the tensors that rules send (:meth:`LocalRun.send`). A client that is left out, drops out after it has received
-      the model, or is late has received and sends nothing.
+    - ``bytes/down``: bytes that the server sends. Each selected client, unless it drops out before it receives the
+      model, receives the trainable parameters, the buffers and frozen parameters that local training changes, and the
+      tensors that rules broadcast (:attr:`FederatedCallback.broadcasts`).
+    - ``bytes/up``: bytes that the clients send: the update, the buffers and frozen parameters that the client changed,
+      and the tensors that rules send (:meth:`LocalRun.send`). A client that is late, is left out, or drops out after it
+      has received the model sends nothing.
     - ``bytes/total``: the sum of both since round 1.
 
-    Frozen parameters and buffers that no client of the round changes are with the clients from the start, and single
-    numbers (n_k, losses, metrics) are left out. The monitor changes nothing.
+    Two things are not counted: frozen parameters and buffers that no client of the round changes, because clients have
+    them from the start, and single numbers (n_k, losses, metrics). The monitor changes nothing.
 
     Attributes:
-        total: bytes sent since round 1, up and down.
+        total: bytes sent since round 1, down and up.
     """
 
     streams = True
@@ -82,5 +82,5 @@ class TrafficMonitor(Monitor):
 
 
 def _size(tensors: Iterable[Tensor | None]) -> int:
-    """Bytes of tensors, of sparse ones as if they were dense."""
+    """Return the bytes of tensors; a sparse tensor counts as if it were dense."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)

@@ -22,5 +22,7 @@ def test_last_checkpoint_is_the_one_written_last(tmp_path: Path) -> None:
 
 def test_without_checkpoint_the_message_says_where_it_looked(tmp_path: Path) -> None:
     (tmp_path / "e" / "version_0").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match=r"looks for .*/e/\*/checkpoints/last\.ckpt, and there is none: start"):
+    with pytest.raises(
+        ConfigurationError, match=r"looks for .*/e/\*/checkpoints/last\.ckpt, but there is no such file: start"
+    ):
         last_of_experiment(tmp_path / "e")

@@ -349,7 +349,7 @@ def test_forward_that_cannot_be_exported() -> None:
 def test_state_that_is_no_tensor() -> None:
     fit_mine("WithExtraState")
     assert refused(RUN, "--out", "m.safetensors") == (
-        "export: _extra_state is no tensor, as safetensors must be: write a .pt"
+        "export: safetensors hold tensors only, and _extra_state is not one: write a .pt"
     )
     export("m.pt")
     assert torch.load("m.pt")["_extra_state"] == {"seen": 1}

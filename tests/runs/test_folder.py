@@ -145,10 +145,10 @@ def test_a_row_that_a_kill_tore_is_left_out(tmp_path: Path, stopped: Path, torn:
         ("\0\0\n1\n", "line 1 has no names of columns that begin with round"),
         ("round,a,a\n", "line 1 has no names of columns that begin with round"),
         (FOUR[:40], "its last whole line is that of round 1, and the run has done 4"),
-        (FOUR.replace("3,0.7", "3;0.7"), "line 4 is no row of numbers after that of round 2"),
-        (FOUR.replace("3,0.7", "2,0.7"), "line 4 is no row of numbers after that of round 2"),
-        (FOUR.replace("0.7,", "0.7"), "line 4 is no row of numbers after that of round 2"),
-        (FOUR.replace("0.7", "O.7"), "line 4 is no row of numbers after that of round 2"),
+        (FOUR.replace("3,0.7", "3;0.7"), "line 4 is not a row of numbers after round 2"),
+        (FOUR.replace("3,0.7", "2,0.7"), "line 4 is not a row of numbers after round 2"),
+        (FOUR.replace("0.7,", "0.7"), "line 4 is not a row of numbers after round 2"),
+        (FOUR.replace("0.7", "O.7"), "line 4 is not a row of numbers after round 2"),
     ],
 )
 def test_a_damaged_file_is_refused_as_it_is(tmp_path: Path, stopped: Path, content: str, message: str) -> None:
@@ -156,15 +156,15 @@ def test_a_damaged_file_is_refused_as_it_is(tmp_path: Path, stopped: Path, conte
     with pytest.raises(ConfigurationError) as refused:
         RunFolder(tmp_path, "e", "version_0", rounds=4)
     assert str(refused.value) == (
-        f"{stopped} is damaged, {message}: restore the file from a copy, or move it away to go on without the metrics "
-        "of earlier rounds"
+        f"{stopped} is damaged, {message}: restore the file from a copy, or move the file away to continue "
+        "without the metrics of earlier rounds"
     )
     assert stopped.read_text() == content
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path, stopped: Path) -> None:
     stopped.write_bytes(FOUR.encode().replace(b"0.7", b"\xff.7"))
-    with pytest.raises(ConfigurationError, match="is damaged, line 4 is no row of numbers"):
+    with pytest.raises(ConfigurationError, match="is damaged, line 4 is not a row of numbers"):
         RunFolder(tmp_path, "e", "version_0")
 
 

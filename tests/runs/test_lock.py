@@ -42,7 +42,7 @@ def other(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 def test_a_folder_is_held_by_one_process(other: tuple[subprocess.Popen[str], Path]) -> None:
     """Its number and host are named; once it is killed, the folder is free, and no file is left."""
     running, folder = other
-    pattern = rf"^process {running.pid} on \S+ is at work in {re.escape(str(folder))}: wait until it ends; if there is"
+    pattern = rf"^process {running.pid} on \S+ is at work in {re.escape(str(folder))}: wait until the process ends; "
     with pytest.raises(ConfigurationError, match=pattern), held(folder):
         pass
     running.kill()

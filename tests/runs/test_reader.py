@@ -112,7 +112,7 @@ def test_arrays_without_what_they_must_hold_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "said"), [(None, "does not exist"), ("empty", "holds none"), ("file", "is no folder")]
+    ("made", "said"), [(None, "does not exist"), ("empty", "holds no run folder"), ("file", "is not a folder")]
 )
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, made: str | None, said: str) -> None:
     path = tmp_path / "run"
