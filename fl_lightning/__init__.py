@@ -10,7 +10,7 @@ LINKS = [
     f"fl_lightning/{name}" for name in ("callbacks", "configs", "datamodules", "models")
 ]  # plain folders in a wheel
 
-# Git writes text files for links where none may be made, as often on Windows; so do programs that unpack archives.
+# Where symbolic links are not permitted, as often on Windows, git and unpacking programs write text files instead.
 if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_dir()):
     raise ImportError(
         "expected links to folders, found none: run `git config core.symlinks true`, then "

@@ -21,7 +21,7 @@ class Command(NamedTuple):
     Attributes:
         about: what the command does, for the overview.
         module: the module whose ``command`` function takes the arguments.
-        arguments: module and function that find mistakes in them, and answer ``--help``, without importing torch.
+        arguments: module and function that check the arguments and answer ``--help``, without importing torch.
         trains: whether the command needs Lightning.
     """
 
@@ -41,10 +41,10 @@ TOPICS = {
         "data": Command("show the examples and classes of each client, without training"),
     },
     "Many runs": {
-        "reproduce": Command("train a paper's table or figure: ours beside theirs", "reproduce.command", RUNS),
-        "sweep": Command("train a grid of your own over any config", "reproduce.command", RUNS),
+        "reproduce": Command("train a paper's table or figure, beside its numbers", "reproduce.command", RUNS),
+        "sweep": Command("train a config with every combination of some settings", "reproduce.command", RUNS),
     },
-    "Runs that are over": {
+    "Finished runs": {
         "report": Command(
             "write one HTML page about runs", "report.command", ("report.arguments", "report_arguments"), trains=False
         ),
@@ -96,7 +96,7 @@ def _dispatch(args: Sequence[str]) -> int:
         near = nearest(args[0], COMMANDS)
         hint = f"; did you mean {near}?" if near else ""
         raise ConfigurationError(f"there is no command {args[0]}: the commands are {', '.join(COMMANDS)}{hint}")
-    command = COMMANDS.get(args[0], COMMANDS["fit"])  # options before a command are of the parser of fit
+    command = COMMANDS.get(args[0], COMMANDS["fit"])  # the parser of fit also reads options before a command
     module, function = command.arguments
     getattr(importlib.import_module(f"fl_lightning.{module}"), function)(args)
     # Only the module of the given command is imported: importing pandas takes a while.
@@ -106,7 +106,7 @@ def _dispatch(args: Sequence[str]) -> int:
 
 
 def overview() -> str:
-    """The text of ``fl-lightning --help``: all commands."""
+    """Return the text of ``fl-lightning --help``: all commands."""
     lines = ["usage: fl-lightning COMMAND …", "", f"{TITLE}."]
     for topic, commands in TOPICS.items():
         lines += ["", f"{topic}:", *(f"  {name:11}{command.about}" for name, command in commands.items())]
@@ -117,9 +117,9 @@ def overview() -> str:
 
 
 def _import(module: str) -> Any:
-    """Import one of the package's modules; a terminal says so meanwhile, because PyTorch and Lightning take seconds."""
-    # Printed without rich, which must not be imported before Lightning: typing takes equal unions for one another, and
-    # would then give the parser ``float | int`` where Lightning says ``int | float``: 2 epochs would become 2.0.
+    """Import one of the package's modules; meanwhile, a terminal shows that PyTorch and Lightning are imported."""
+    # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
+    # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
     words = IMPORTING if sys.stderr.isatty() else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:

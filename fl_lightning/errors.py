@@ -13,8 +13,8 @@ from itertools import chain
 from math import inf
 from types import FrameType
 
-SMALLEST = 2.0**-126  # of float32's numbers with full precision: divided by less, float32 overflows
-# Numbers of OSErrors that speak of the machine, not of the file that is read or written.
+SMALLEST = 2.0**-126  # smallest float32 number with full precision; division by a smaller one may overflow
+# errno values of OSErrors whose cause is the machine (full disk, …), not the file that is read or written.
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EROFS, errno.ENOMEM}
 
 
@@ -27,7 +27,7 @@ class ConfigurationError(Exception):
 
 
 class RankError(RuntimeError):
-    """Another rank of a run on several devices has not come in time; the message is one line, which names the rank."""
+    """Another rank (process) of a run on several devices did not respond in time; the one-line message names it."""
 
 
 class TrainingError(ConfigurationError, RuntimeError):
@@ -42,7 +42,7 @@ def check_choice(name: str, value: object, *choices: object) -> None:
 
 
 def check_positive(**values: float) -> None:
-    """Refuse a number that is not positive and finite, or that float32 cannot divide by; name it by its keyword."""
+    """Refuse a number that is not positive and finite, or that float32 cannot divide by; the message names it."""
     for name, value in values.items():
         if not 0 < value < inf:  # also refuses nan
             raise ConfigurationError(f"{name} must be positive and finite, got {value}")
@@ -53,21 +53,21 @@ def check_positive(**values: float) -> None:
 
 
 def check_not_negative(**values: float) -> None:
-    """Refuse a number that is not at least 0 and finite; name it by its keyword."""
+    """Refuse a number that is not at least 0 and finite; the message names the number by its keyword."""
     for name, value in values.items():
         if not 0 <= value < inf:  # also refuses nan
             raise ConfigurationError(f"{name} must be at least 0 and finite, got {value}")
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuse a number below ``least``; name it by its keyword."""
+    """Refuse a number below ``least``; the message names the number by its keyword."""
     for name, value in values.items():
         if not value >= least:  # also refuses nan
             raise ConfigurationError(f"{name} must be at least {least}, got {value}")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that is most like a name which does not exist, in whatever case; None if none is like it.
+    """Find the known name that is most similar to an unknown one, ignoring case; None if no name is similar.
 
     >>> nearest("fednova", ["FedAvg", "FedNova"])
     'FedNova'
@@ -82,7 +82,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 @contextmanager
 def values_of(part: str) -> Iterator[None]:
-    """Report a value that a library refuses in one line; an error in the user's code or in this package's stays.
+    """Turn a library's error about a value into a one-line error; errors of the user's code and this package stay.
 
     Args:
         part: the settings that hold the values, such as "trainer" or "model.server_optimizer".
@@ -95,9 +95,9 @@ def values_of(part: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, ConfigurationError) or not of_library(error):
             raise
-        # jsonargparse puts words of its own around the error of a constructor.
+        # jsonargparse wraps a constructor's error in an error with a message of its own.
         inner = next((cause for cause in causes(error) if "Union subtypes" not in str(cause)), error)
-        kind = f"{type(inner).__name__}: " if isinstance(inner, LookupError) else ""  # whose message is a name alone
+        kind = f"{type(inner).__name__}: " if isinstance(inner, LookupError) else ""  # its message is only a name
         raise ConfigurationError(f"{part}: {kind}{str(inner) or type(inner).__name__}") from error
 
 
@@ -110,29 +110,29 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def of_library(error: BaseException) -> bool:
-    """Tell whether a library raised an error, called by this package or by a library and not by the user's code."""
+    """Tell whether a library raised an error, and no code of the user is in the error's traceback."""
     raised = [frames[-1] for frames in map(_frames, causes(error)) if frames]
     return not any(map(_is_own, raised)) and not of_user(error)
 
 
 def of_user(error: BaseException) -> bool:
-    """Tell whether an error passed through code that belongs neither to this package nor to an installed one."""
+    """Tell whether an error's traceback holds code of the user, neither this package's nor an installed package's."""
     frames = chain.from_iterable(map(_frames, causes(error)))
     return not all(_is_own(frame) or _is_library(frame) for frame in frames)
 
 
 def system_error(error: BaseException) -> int | None:
-    """The operating system's number of an error; None for other errors."""
+    """Return an error's errno, the operating system's number; None if the error is not from the operating system."""
     if isinstance(error, OSError):
         return error.errno
     if any(words in str(error) for words in ("iostream error", "PytorchStreamWriter failed", "unexpected pos ")):
-        return errno.ENOSPC  # torch, whose words do not say why it could not write
-    found = re.search(r"\(os error (\d+)\)", str(error))  # of libraries in Rust, such as safetensors
+        return errno.ENOSPC  # torch's message does not say why writing failed: assume a full disk
+    found = re.search(r"\(os error (\d+)\)", str(error))  # in messages of Rust libraries, such as safetensors
     return int(found[1]) if found else None
 
 
 def is_exhaustion(error: BaseException) -> bool:
-    """Whether an error says that the machine lacks memory, room on disk or file handles."""
+    """Tell whether an error says that the machine lacks memory, disk space or file handles."""
     if (number := system_error(error)) is not None:
         return number in EXHAUSTED
     lacks_memory = type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator: " in str(error)  # torch's

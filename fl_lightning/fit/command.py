@@ -103,18 +103,22 @@ class FederatedCLI(OpenCLI):
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument(
-            "--experiment", type=str | None, default=None, help="Name of the run's folder; default: the config's."
+            "--experiment", type=str | None, default=None, help="Name of the experiment, by default the config's."
         )
         parser.add_argument(
             "--num_threads",
             type=int,
             default=int(os.environ.get("OMP_NUM_THREADS", "1")),
-            help="CPU threads of each process. Several devices use more cores better, and change no result.",
+            help="CPU threads of each process. Several devices make better use of many cores, and change no result.",
         )
         for group in ("trainer", "model"):
             parser.add_argument(f"--{group}.help", action=GroupHelp, help=f"Show the options of the {group} and exit.")
-        parser.add_argument("--base", type=Any, help="In a config: files it builds on, relative to itself, or shipped.")
-        parser.add_argument("--grid", type=Any, help="In a config: what the experiment varies; no part of one run.")
+        parser.add_argument(
+            "--base", type=Any, help="In a config: files that the config builds on, relative to the config or shipped."
+        )
+        parser.add_argument(
+            "--grid", type=Any, help="In a config: the settings that the experiment varies; unused in a single run."
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -130,7 +134,7 @@ class FederatedCLI(OpenCLI):
             "--plot",
             type=str | None,
             default=None,
-            help=f"PNG for the bubble plot, by default runs/<experiment>/{PLOT}.",
+            help=f"PNG file of the bubble plot, by default runs/<experiment>/{PLOT}.",
         )
         return ["plot"]
 
@@ -226,7 +230,7 @@ class FederatedCLI(OpenCLI):
             self._say(f"run folder: {folder}")
 
     def _say(self, words: str) -> None:
-        """Print words, unless the progress bar is off; on the first device only."""
+        """Print a text on the first device, unless the progress bar is off."""
         if self.setting(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
             print(words, flush=True)
 
@@ -245,12 +249,12 @@ def fetch_missing(data: FederatedDataModule) -> None:
 
 def _stopped(rounds: int, checkpoint: Path) -> str:
     if not checkpoint.is_file():
-        return "stopped before the first round was over: start again"
-    return f"stopped after round {rounds}: the same command with --ckpt_path {checkpoint} goes on from there"
+        return "stopped before the end of the first round: start the run again"
+    return f"stopped after round {rounds}: the same command with --ckpt_path {checkpoint} continues the run"
 
 
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
-    """Whether a Trainer with these arguments has more than one device."""
+    """Tell whether a Trainer with these arguments has more than one device."""
     if num_nodes > 1:
         return True
     gpus = torch.cuda.device_count() if str(accelerator) in ("auto", "gpu", "cuda") else 0

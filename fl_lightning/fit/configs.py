@@ -40,7 +40,7 @@ def find_config(name: str) -> str:
     """Find a config: a path, or the name of a shipped config (``cifar10_gh.yaml``, ``papers/….yaml``).
 
     Raises:
-        ConfigurationError: there is no such config; the message names the shipped ones, last the most like it.
+        ConfigurationError: there is no such config; the message lists the shipped configs, then the most similar name.
     """
     if Path(name).is_file():
         return name
@@ -49,7 +49,9 @@ def find_config(name: str) -> str:
     shipped = shipped_configs()
     near = nearest(Path(name).with_suffix(".yaml").as_posix(), shipped)
     hint = f"; did you mean {near}?" if near else ""
-    raise ConfigurationError(f"there is no config {name} here, nor among the shipped ones: {', '.join(shipped)}{hint}")
+    raise ConfigurationError(
+        f"there is no file {name}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
+    )
 
 
 def _shipped(name: str) -> Path | None:
@@ -58,7 +60,7 @@ def _shipped(name: str) -> Path | None:
 
 
 def shipped_configs() -> list[str]:
-    """The names of the shipped experiments, without the shared parts in folders ``base``."""
+    """Return the names of the shipped experiments, without the shared parts in folders ``base``."""
     names = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
     return [name for name in names if "/base/" not in f"/{name}"]
 
@@ -80,7 +82,7 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
 
 
 def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
-    """The files that a config builds on, the most basic first.
+    """Return the files that a config builds on, the most basic first.
 
     A file is looked for in the config's own folder, then among the shipped configs, as :func:`find_config` does.
 
@@ -101,7 +103,7 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
                 "file relative to this one, or a shipped config, such as cifar10_gh.yaml"
             )
         if base.resolve() in (*below, Path(path).resolve()):
-            raise ConfigurationError(f"{path}: base names {name}, which builds on it: name another file")
+            raise ConfigurationError(f"{path}: base names {name}, which builds on {path}: name another file")
         found += [*bases(base, (*below, Path(path).resolve())), str(base)]
     return found
 
@@ -125,7 +127,7 @@ def grid(path: str | Path) -> list[Cell]:
     An axis that only lists labels takes the labels' options from a file that the config builds on.
 
     Raises:
-        ConfigurationError: an axis is no mapping of labels to options, or lists a label that no base has.
+        ConfigurationError: an axis does not map labels to options, or lists a label that no base has.
     """
     common: dict[str, Any] = {}
     for base in bases(path):
@@ -163,19 +165,19 @@ def _read(path: str | Path) -> dict[str, Any]:
     """Read a config.
 
     Raises:
-        ConfigurationError: the file cannot be read, is no YAML, or grows without bounds by its aliases.
+        ConfigurationError: the file cannot be read, is not YAML, or its aliases stand for too many values.
     """
     try:
         root = yaml.compose(text := Path(path).read_text(encoding="utf-8"), Loader=LOADER)
         if root is not None and _size(root, {}) > LARGEST:
-            raise ConfigurationError(f"{path}: its aliases (*name) stand for more than {LARGEST:,} values: write less")
+            raise ConfigurationError(f"{path}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
         content = yaml.load(text, LOADER)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigurationError(f"{path} is no text in UTF-8: save it as UTF-8") from None
+        raise ConfigurationError(f"{path} is not text in UTF-8: save the file as UTF-8") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no YAML: {' '.join(_told(error).split())}") from None
+        raise ConfigurationError(f"{path} is not YAML: {' '.join(_told(error).split())}") from None
     if not isinstance(content, dict):
         return {}  # the parser reports the error
     for part in PARTS:
@@ -193,7 +195,7 @@ def _told(error: Exception) -> str:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a YAML node, each alias counted as what it stands for; infinite if it stands for itself.
+    """Count the values of a YAML node, each alias as the values it stands for; infinite if an alias holds itself.
 
     Args:
         node: the node.

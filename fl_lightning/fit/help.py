@@ -1,4 +1,4 @@
-"""The help of the commands of one run: their options in short, ours first, and where the rest is told."""
+"""The help of the commands of one run: a short text on each option, this package's first, and pointers to more help."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing_extensions import override
 
 from fl_lightning.fit.shipped import KINDS, beside, wrapped
 
-PLAIN = {  # in place of the parser's words
-    "config": "a config file, or the name of a shipped config, such as digits_gh.yaml; may be given again",
+PLAIN = {  # in place of the parser's texts
+    "config": "a config file, or the name of a shipped config, such as digits_gh.yaml; may be given several times",
     "seed_everything": "the seed of all randomness",
-    "ckpt_path": 'a checkpoint to load; "last" is that of the last run of the experiment',
-    "weights_only": "whether to load nothing but tensors and numbers from the checkpoint",
+    "ckpt_path": 'a checkpoint to load; "last" is the last checkpoint of the experiment\'s last run',
+    "weights_only": "whether to load only tensors and numbers from the checkpoint",
 }
-# The options of Lightning's Trainer that most runs set; the others are named only.
+# The options of Lightning's Trainer that most runs set; the help only names the others.
 USUAL = {
     "trainer.max_epochs": "number of rounds",
     "trainer.callbacks": "rules and monitors; --trainer.callbacks+=FedNova adds one",
-    "trainer.logger": "beside the run folder: TensorBoardLogger, WandbLogger, MLFlowLogger, …",
-    "trainer.accelerator": "cpu, gpu, …",
-    "trainer.devices": "on which clients train side by side",
-    "trainer.precision": "such as bf16-mixed",
-    "trainer.check_val_every_n_epoch": "validate after every so many rounds",
-    "trainer.default_root_dir": "the folder of all runs (runs)",
+    "trainer.logger": "a logger beside the run folder: TensorBoardLogger, WandbLogger, MLFlowLogger, …",
+    "trainer.accelerator": "kind of device: cpu, gpu, …",
+    "trainer.devices": "number of devices, which train different clients at the same time",
+    "trainer.precision": "precision of local training, such as bf16-mixed",
+    "trainer.check_val_every_n_epoch": "number of rounds from one validation to the next",
+    "trainer.default_root_dir": "the folder of all runs (default runs)",
 }
 MORE = {
-    "--trainer.help, --model.help": "the options of the Trainer, of the orchestrator, in full",
+    "--trainer.help, --model.help": "all options of the Trainer, all options of the orchestrator",
     "--data.help [CLASS]": "the data modules, or the options of one",
-    "--data.partition.help [CLASS]": "the partitions, or the options of one; so for sampler, availability, augment, …",
-    "--model.client.help [CLASS]": "the clients' modules, or the options of one; so for model.client.network",
+    "--data.partition.help [CLASS]": "the partitions, or the options of one; also data.sampler, data.availability, …",
+    "--model.client.help [CLASS]": "the clients' modules, or the options of one; also model.client.network",
     "--trainer.callbacks.help [CLASS]": "the rules and monitors, or the options of one",
     "--print_config": "the whole config that the other arguments make, defaults included",
 }
@@ -63,8 +63,8 @@ def brief(command: str, actions: Iterable[argparse.Action], groups: Mapping[str,
     """Write the help of a command.
 
     Args:
-        command: its name.
-        actions: all options.
+        command: name of the command.
+        actions: all options of the command.
         groups: the groups "trainer", "model" and "data" of the options.
     """
     named = {name: action.help or "" for action in actions for name in _names(action)}
@@ -76,16 +76,16 @@ def brief(command: str, actions: Iterable[argparse.Action], groups: Mapping[str,
     lines = [f"usage: fl-lightning {command} --config FILE [--OPTION VALUE …]"]
     lines += _section("The run", own) + _section("The rounds, and the clients' training", model)
     lines += _section("The data", data) + _section("Lightning's Trainer", USUAL)
-    lines += wrapped(f"and --trainer. with {', '.join(others)}")
-    lines += ["", "The rest:", *(line for option, words in MORE.items() for line in beside(option, words))]
-    lines += ["", "Shipped classes; one of your own is named with its module, as in my_module.MyRule:"]
+    lines += wrapped(f"and, each after --trainer., {', '.join(others)}")
+    lines += ["", "More help:", *(line for option, words in MORE.items() for line in beside(option, words))]
+    lines += ["", "Shipped classes (name your own class with its module, as in my_module.MyRule):"]
     for what, option in PAGE.items():
         lines += wrapped(f"{what}: {', '.join(each.__name__ for each in KINDS[option].classes())}")
     return "\n".join(lines) + "\n"
 
 
 def _names(action: argparse.Action) -> list[str]:
-    """The long name of an option without dashes, if it is one that a run has: no help, no link between options."""
+    """Return an option's long name without dashes; none for help, and for links between options."""
     found = [name.removeprefix("--") for name in action.option_strings if re.fullmatch(r"--[\w.]+", name)][:1]
     return [name for name in found if not name.endswith("help") and name != "print_config"]
 
@@ -95,7 +95,7 @@ def _section(title: str, options: Mapping[str, str]) -> list[str]:
 
 
 def _first(words: str) -> str:
-    """The first sentence that says more than the default.
+    """Return the first sentence that says more than the default.
 
     >>> _first("Defaults to ``None``. If ``True``, loads tensors only. Otherwise all.")
     'If True, loads tensors only'

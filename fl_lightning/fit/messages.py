@@ -44,7 +44,7 @@ class ParsingError(Exception):
 
     @property
     def accepted(self) -> list[str]:
-        """The options without those that only give help or append to a list, or that are parts of others."""
+        """Return the options, except those that only give help, append to a list or are parts of other options."""
         return [name for name in self.options if name.isidentifier() and name != "help"]
 
 
@@ -64,11 +64,11 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         sys.stdout.flush()  # here, because Python reports an error at its own exit in several lines
         return status
     except SystemExit as leaving:
-        if not _is_lightnings(leaving, "SIGTERMException"):  # with which Lightning leaves with status 0
+        if not _is_lightnings(leaving, "SIGTERMException"):  # Lightning raises this error with status 0
             raise
         return 128 + signal.SIGTERM
-    except BrokenPipeError:  # whoever reads the output, such as head, has read enough
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # takes what is still to be printed at exit
+    except BrokenPipeError:  # the program that reads the output, such as head, has ended
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # takes the output that Python still flushes at exit
         return 128 + signal.SIGPIPE
     except Exception as error:
         if (mistake := mistake_in(error) or _lack_in(error)) is None:
@@ -78,7 +78,7 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
 
 
 def counted(number: int, what: str) -> str:
-    """Write a number of things.
+    """Write a number and a noun, in the plural unless the number is 1.
 
     >>> counted(1, "run"), counted(1200, "round"), counted(0, "client")
     ('1 run', '1,200 rounds', '0 clients')
@@ -121,7 +121,7 @@ EXTRAS = {  # by package
 
 
 def _extra_for(error: BaseException) -> str | None:
-    """Say which of the package's extras brings a package that an error misses; None for other errors."""
+    """Say which extra of this package installs the missing package that an error names; None for other errors."""
     for cause in causes(error):
         if isinstance(cause, ModuleNotFoundError):
             missing = [cause.name.partition(".")[0]] if cause.name else re.findall(r"\w+", str(cause))
@@ -131,24 +131,24 @@ def _extra_for(error: BaseException) -> str | None:
 
 
 def _is_lightnings(error: BaseException, name: str) -> bool:
-    """Whether an error is of a class of Lightning's, which takes seconds to import and need not be imported."""
+    """Tell whether an error is of a class of Lightning, without importing Lightning, which takes seconds."""
     return any(cls.__name__ == name and cls.__module__.startswith("lightning.") for cls in type(error).__mro__)
 
 
 REMEDIES = {  # by the number of an OSError
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files (ulimit -n)"),
     **dict.fromkeys(
         (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG),
-        "name another place (trainer.default_root_dir is the folder of all runs), or change this one",
+        "name another path (trainer.default_root_dir is the folder of all runs), or change this one",
     ),
 }
 
 
 def _lack_in(error: BaseException) -> str | None:
-    """Describe what the machine refused (a file, room, memory) in one line; None for other errors, and for the user's.
+    """Describe in one line a file, disk space or memory that the machine refused; None for all other errors.
 
-    An error in the user's own code keeps its traceback, which says where.
+    An error in the user's own code is not described: its traceback says where the code failed.
     """
     if of_user(error):
         return None
@@ -156,13 +156,11 @@ def _lack_in(error: BaseException) -> str | None:
         if (number := system_error(cause)) is not None:
             file = getattr(cause, "filename", None)
             what = os.strerror(number) if file is None else f"{os.strerror(number)}: {file}"
-            remedy = REMEDIES.get(number, "mend that")
-            return f"{what}: {remedy}; what has been saved stays, and --ckpt_path last goes on with it"
+            remedy = REMEDIES.get(number, "correct the cause")
+            return f"{what}: {remedy}; saved rounds are kept, and --ckpt_path last continues after them"
         if is_exhaustion(cause):
             what = " ".join(str(cause).split())[:200]
-            return (
-                f"out of memory{what and f' ({what})'}: use a smaller model, cohort or batch; what has been saved stays"
-            )
+            return f"out of memory{what and f' ({what})'}: use a smaller model, cohort or batch; saved rounds are kept"
     return None
 
 
@@ -171,7 +169,8 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
 
     Args:
         error: the error of the command line's parser.
-        innermost: the error that led to it, of the parser of a class whose arguments are refused; or the same one.
+        innermost: the first error that led to ``error``, raised by the parser of the class whose arguments are refused;
+            or ``error`` itself.
     """
     text, options = " ".join(error.message.split()), error.options
     keys = re.findall(r'Parser key "([^"]+)":', text)
@@ -190,10 +189,10 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
         known = _classes()
         if found[1] in known:
-            return f"{where}{found[1]} is a class of another kind than this option takes"
+            return f"{where}{found[1]} is not of the kind of classes that this option takes"
         return f"{where}there is no class {found[1]}{_nearest(found[1], known)}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
-        return f"{where}expected a function, as in my_module.my_function, got none: {found[1]}"
+        return f"{where}expected a function, as in my_module.my_function, got something else: {found[1]}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
         how = f": --{keys[-1]}.{found[1]} VALUE" if keys and "," not in found[1] else ""
         return f"{where}give a value for {found[1]}{how}"
@@ -215,7 +214,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _short(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that is short for a name, as lr is for learning_rate."""
+    """Find the known name that abbreviates a name, as lr abbreviates learning_rate."""
     initials = "".join(word[:1] for word in name.split("_"))
     return initials if initials in known else None
 
@@ -226,15 +225,15 @@ def _subclasses(of: type) -> set[type]:
 
 
 def _ours() -> set[type]:
-    """The classes of this package that have been imported."""
+    """Return the classes of this package that have been imported."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fl_lightning.")]
     found = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
     return {cls for cls in found if cls.__module__.startswith("fl_lightning.")}
 
 
 def _classes() -> set[str]:
-    """The names of the classes that a config may name."""
-    # Imported here, where a parser has imported them before: whatever prints messages would else wait for seconds.
+    """Return the names of the classes that a config may name."""
+    # Imported here, where a parser has already imported them: other messages need not wait seconds for the imports.
     from lightning.pytorch import Callback, LightningDataModule, LightningModule
     from lightning.pytorch.loggers import Logger
     from torch import nn

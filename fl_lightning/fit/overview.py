@@ -24,7 +24,7 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
 
     Args:
         data: a data module that is set up.
-        plot: PNG file to write; nothing is written if the data module knows no classes.
+        plot: PNG file to write; no file is written if the data module has no classes.
         console: console to print to; None for the terminal.
 
     Raises:

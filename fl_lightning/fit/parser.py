@@ -33,7 +33,7 @@ class Parser(LightningArgumentParser):
 
     @override
     def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
-        """Refuse null where the type does not allow it; the parser would take it for an argument that is not given."""
+        """Refuse null where the type does not allow null; the parser would treat null as an argument not given."""
         try:
             super().validate(namespace, False, *args, **kwargs)
         except TypeError:
@@ -50,13 +50,13 @@ class Parser(LightningArgumentParser):
 
 
 def class_help(args: Sequence[str]) -> bool:
-    """Show the help that a command line asks for of an option that takes a class, as in ``--data.help CLASS``.
+    """Show the help of an option that takes a class, if a command line asks for such help, as ``--data.help CLASS``.
 
     The parser of the command shows less: without a class, the options of the base class alone, or all of PyTorch's
     modules; and nothing of an option of a class that the command line does not name.
 
     Returns:
-        Whether there was such an option.
+        Whether the command line asked for such help.
     """
     asked = named_option(args)
     if asked is None:

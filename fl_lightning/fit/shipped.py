@@ -23,7 +23,7 @@ from fl_lightning.engine.partition import Partition
 from fl_lightning.engine.sampling import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
-MADE_FOR_SUBCLASSES = (  # which define a method that these lack
+MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define
     *(FederatedDataModule, LabelledData, ImageData, PublishedImages, VisionData),
     *(Partition, ClientSampler, Augmentation, Corruption),
 )
@@ -37,8 +37,8 @@ class Kind:
         about: what the classes are, in the singular, with an article.
         base: the class that all of the kind are subclasses of.
         home: the module whose public names include the shipped classes.
-        own: how to name a class of one's own.
-        without: a class whose subclasses are of another kind.
+        own: how users name a class of their own.
+        without: a class whose subclasses do not belong to this kind.
         folders: headings for the classes of each folder of the home, by the folder's name; empty for one list.
     """
 
@@ -50,7 +50,7 @@ class Kind:
     folders: Mapping[str, str] | None = None
 
     def classes(self) -> list[type]:
-        """The shipped classes that can be used as they are."""
+        """Return the shipped classes that can be used without subclassing."""
         found = [getattr(self.home, name) for name in self.home.__all__]
         found = [each for each in found if isinstance(each, type) and issubclass(each, self.base)]
         return [each for each in found if each not in MADE_FOR_SUBCLASSES and not issubclass(each, self.without or ())]
@@ -108,7 +108,7 @@ KINDS = {
         "a ClientSampler: --data.sampler my_module.MySampler",
     ),
     "data.availability": Kind(
-        "the simulation of clients that are away, drop out or are late",
+        "the simulation of clients that cannot be selected, drop out or are late",
         Availability,
         fl_lightning,
         "an Availability: --data.availability my_module.MyWorld",
@@ -125,7 +125,7 @@ KINDS = {
 
 
 def listing(option: str) -> str:
-    """Write the shipped classes that an option takes, and how to name one's own.
+    """Write the shipped classes that an option takes, and how users name a class of their own.
 
     Args:
         option: one of ``KINDS``.
@@ -149,7 +149,7 @@ def _grouped(kind: Kind) -> dict[str, list[type]]:
 
 
 def purpose(cls: type) -> str:
-    """The first sentence of a class's description, without markup.
+    """Return the first sentence of a class's description, without markup.
 
     >>> class Draws:
     ...     \"\"\"Draws ``k`` clients, e.g. of :class:`Table`, by size. Needs sizes.\"\"\"

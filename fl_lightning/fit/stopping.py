@@ -20,9 +20,9 @@ if hasattr(signal, "SIGUSR1"):  # not on Windows
 class Stopping(Callback):
     """Ends a fit in order at Ctrl-C (SIGINT), SIGTERM or SIGUSR1: the run goes on from its last complete round.
 
-    The first signal lets the client under way finish, whose round is then dropped; on several devices, which must stop
-    together, it lets the round finish. The same signal a second time ends the process at once. Under SLURM with
-    Lightning's automatic requeueing, the signals of that mechanism are Lightning's.
+    After the first signal, the current client finishes, and its round is dropped; on several devices, which must stop
+    together, the current round finishes. The same signal a second time ends the process at once. Under SLURM with
+    Lightning's automatic requeueing, Lightning handles the signals of that mechanism.
 
     Attributes:
         stopped_by: number of the signal that has stopped the fit; 0 if none has.
@@ -47,7 +47,7 @@ class Stopping(Callback):
             if trainer.is_global_zero:
                 under_way = "client" if trainer.world_size == 1 else "round"
                 name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-                print(f"\nstopping after the {under_way} under way; {name} again stops at once", file=sys.stderr)
+                print(f"\nstopping after the current {under_way}; {name} again stops at once", file=sys.stderr)
 
         for number in SIGNALS:
             if not (requeued and number != signal.SIGINT):
@@ -67,7 +67,7 @@ class Stopping(Callback):
         self._restore()
 
     def _restore(self) -> None:
-        """Put the handlers before back, which are Lightning's; Lightning then puts back those before its own."""
+        """Restore the earlier handlers, which are Lightning's; Lightning then restores those before its own."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}

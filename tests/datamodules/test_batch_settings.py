@@ -68,7 +68,8 @@ def test_a_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
     assert result.status == 2
     reason = "No module named 'nowhere'"
     assert result.err == (
-        f"fl-lightning: error: data.collate_fn: expected a function, as in my_module.my_function, got none: {reason}\n"
+        "fl-lightning: error: data.collate_fn: expected a function, as in my_module.my_function, got something else: "
+        f"{reason}\n"
     )
 
 

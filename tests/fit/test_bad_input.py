@@ -85,7 +85,7 @@ def check(result: Result) -> None:
 @pytest.mark.parametrize("spelling", [["--config", "mnist_hg.yaml"], ["--config=mnist_hg.yaml"], ["-c", "mnist_hg"]])
 def test_unknown_config(spelling: list[str]) -> None:
     message = refused("fit", *spelling)
-    assert re.match(r"there is no config mnist_hg(\.yaml)? here, nor among the shipped ones: ", message)
+    assert re.match(r"there is no file mnist_hg(\.yaml)?, nor such a shipped config; shipped are ", message)
     assert {"mnist_gh.yaml", "digits_gh.yaml", "cifar10_gh.yaml"} <= set(re.findall(r"[\w/]+\.yaml", message))
 
 
@@ -182,7 +182,7 @@ def test_unknown_command() -> None:
 def test_no_yaml() -> None:
     Path("broken.yaml").write_text("trainer: [\n")
     said = refused("fit", "--config", "broken.yaml")
-    assert said.startswith("broken.yaml is no YAML: line 2, column 1: did not find expected node content")
+    assert said.startswith("broken.yaml is not YAML: line 2, column 1: did not find expected node content")
 
 
 def bomb() -> str:
@@ -192,15 +192,15 @@ def bomb() -> str:
 
 
 FILES = {
-    "latin-1": (f"{TINY}# caf\xe9\n".encode("latin-1"), "is no text in UTF-8: save it as UTF-8"),
-    "UTF-16": (TINY.encode("utf-16"), "is no text in UTF-8: save it as UTF-8"),
+    "latin-1": (f"{TINY}# caf\xe9\n".encode("latin-1"), "is not text in UTF-8: save the file as UTF-8"),
+    "UTF-16": (TINY.encode("utf-16"), "is not text in UTF-8: save the file as UTF-8"),
     "base: 5": (f"{TINY}\nbase: 5".encode(), "base must be the name of a file, or a list of names, got 5"),
     "base: [[]]": (f"{TINY}\nbase: [[]]".encode(), "base must be the name of a file, or a list of names, got [[]]"),
     "trainer: null": (f"{TINY}\ntrainer: null".encode(), "trainer must hold names and values, or name a file"),
     "model: 5": (f"{TINY}\nmodel: 5".encode(), "model must hold names and values, or name a file, got 5"),
     "a bomb": (bomb().encode(), "its aliases (*name) stand for more than 100,000 values"),
     "an alias of itself": (b"trainer: &a [*a]", "its aliases (*name) stand for more than 100,000 values"),
-    "a null byte": (b"trainer: \0", "is no YAML: unacceptable character"),
+    "a null byte": (b"trainer: \0", "is not YAML: unacceptable character"),
 }
 
 
@@ -227,7 +227,7 @@ VALUES = {
     "--data.participation=0": r"participation must be a share in \(0, 1\] or a whole number .*, got 0: ",
     "--data.participation=-0.5": r"participation must be a share in \(0, 1\] or a whole number .*, got -0\.5: ",
     "--data.participation=1.5": r"participation must be a share in \(0, 1\] or a whole number .*, got 1\.5: ",
-    "--data.participation=5": r"participation asks for 5 clients per round, there are 4$",
+    "--data.participation=5": r"participation asks for 5 clients per round, but there are 4$",
     "--data.long_tail=0.5": r"^long_tail and proxy_long_tail must be at least 1, .*, got 0.5 and 1.0$",
     "--data.proxy_source=val": r"data.*proxy_source",
     "--data.num_clients=0": r"expected num_clients, .* >= 1 .*, got 0, ",
@@ -263,7 +263,7 @@ VALUES = {
         "model.local_lr_scheduler must go by rounds alone, got ReduceLROnPlateau"
     ),
     "--model.gradient_clip_val=.inf": "gradient_clip_val must be positive and finite, or null for none, got inf$",
-    "--trainer.default_root_dir=tiny.yaml/x": r"Not a directory: tiny.yaml/x/tiny/version_0: name another place",
+    "--trainer.default_root_dir=tiny.yaml/x": r"Not a directory: tiny.yaml/x/tiny/version_0: name another path",
     "--model.clients_at_once=0": "clients_at_once must be at least 1, got 0$",
     "--model.clients_at_once=some": "model.clients_at_once: expected .*auto.*, got some$",
     "--model.on_bad_update=ignore": r"model.on_bad_update: .*skip.*raise.*ignore",
@@ -353,7 +353,7 @@ FLAGS = {
     "overfit_batches=1": "data.participation",
     "overfit_batches=0.5": "data.participation",
     "precision=bf16-true": "bf16-mixed",
-    "sync_batchnorm=true": "no sync_batchnorm",
+    "sync_batchnorm=true": "sync_batchnorm=False",
 }
 
 
@@ -391,7 +391,9 @@ def test_missing_checkpoint(last: Path) -> None:
     message = refused(*TINY_FIT, "--ckpt_path", "nowhere.ckpt")
     assert message == "ckpt_path: there is no file nowhere.ckpt; expected a path to a .ckpt, or 'last'"
     message = refused(*TINY_FIT, "--ckpt_path", "last", "--experiment", "other")
-    assert message.startswith("ckpt_path: last looks for runs/other/*/checkpoints/last.ckpt, and there is none: start")
+    assert message.startswith(
+        "ckpt_path: last looks for runs/other/*/checkpoints/last.ckpt, but there is no such file: start"
+    )
     assert contents() == before
 
 
@@ -424,7 +426,7 @@ def test_damaged_checkpoint(damage: str, command: str, last: Path) -> None:
     before = contents()
     message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last)
     assert message == (
-        f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints"
+        f"ckpt_path: {last} cannot be read, it is damaged or not a checkpoint: use another one of the run's checkpoints"
     )
     assert contents() == before
 
@@ -546,7 +548,7 @@ def test_no_room_for_a_file(size: int, tmp_path: Path) -> None:
         result = run(*TINY_FIT)
     assert (result.status, result.err.count("\n")) == (2, 1)
     assert re.match(
-        "fl-lightning: error: (File too large|No space left on device): make room; what has been saved stays",
+        "fl-lightning: error: (File too large|No space left on device): free disk space; saved rounds are kept",
         result.err,
     )
     fit("--experiment", "again")
@@ -585,7 +587,7 @@ def test_a_folder_that_cannot_be_written(last: Path, tmp_path: Path) -> None:
         os.seteuid(0)
     assert tested.status == 0, tested.err
     assert "test/top1" in tested.out
-    assert "runs/tiny/version_0 stays as it is: Permission denied" in tested.warnings
+    assert "runs/tiny/version_0 cannot be written and stays as it is: Permission denied" in tested.warnings
     assert (fitted.status, fitted.err.count("\n")) == (2, 1)
     assert re.search(r"Permission denied: \S*runs/tiny/version_0/", fitted.err)
 

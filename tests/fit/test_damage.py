@@ -96,8 +96,8 @@ def test_a_damaged_last_checkpoint_gives_way_to_a_sound_one(whole: Path, part: P
     done = run(*GO_ON)
     assert done.status == 0, done.err
     expected = (
-        f"ckpt_path: {last} cannot be read, it is damaged or no checkpoint: use another one of the run's checkpoints; "
-        f"the run goes on from {part}/checkpoints/best.ckpt, after round 2"
+        f"ckpt_path: {last} cannot be read, it is damaged or not a checkpoint: use another one of the run's "
+        f"checkpoints; the run goes on from {part}/checkpoints/best.ckpt, after round 2"
     )
     assert expected in done.warnings
     assert_same(whole / "runs/whole/version_0/checkpoints/last.ckpt", last)

@@ -19,7 +19,7 @@ def test_help_is_a_page_that_begins_with_what_is_federated(command: str) -> None
     lines = result.out.splitlines()
     assert len(lines) < 120
     assert max(map(len, lines)) <= 100
-    titles = ["The run:", "The rounds, and the clients' training:", "The data:", "Lightning's Trainer:", "The rest:"]
+    titles = ["The run:", "The rounds, and the clients' training:", "The data:", "Lightning's Trainer:", "More help:"]
     assert [line for line in lines if line in titles] == titles
     assert ("--plot" in result.out) == (command == "data")
 
@@ -27,7 +27,7 @@ def test_help_is_a_page_that_begins_with_what_is_federated(command: str) -> None
 def test_help_names_every_option() -> None:
     """Those of the Trainer that few runs set are named without their first part."""
     page = run("fit", "--help").out
-    trainer = page[page.index("Lightning's Trainer:") : page.index("The rest:")]
+    trainer = page[page.index("Lightning's Trainer:") : page.index("More help:")]
     names = [name for action in _reader().parser_of("fit")._actions for name in action.option_strings]
     names = [name for name in names if re.fullmatch(r"--[\w.]+", name) and not name.endswith("help")]
     assert len(names) > 60
@@ -138,7 +138,7 @@ class Cities(FederatedDataModule):
     ("args", "said"),
     [
         (["--data.help", "Tabel"], "there is no class Tabel; did you mean Table?"),
-        (["--data.help", "FedAvg"], "FedAvg is a class of another kind than this option takes"),
+        (["--data.help", "FedAvg"], "FedAvg is not of the kind of classes that this option takes"),
     ],
 )
 def test_the_help_of_a_class_that_is_not_there(args: list[str], said: str) -> None:

@@ -54,8 +54,8 @@ def test_a_signal_lets_the_client_under_way_finish(name: str) -> None:
     last = Path("runs/tiny/version_0/checkpoints/last.ckpt")
     again = "Ctrl-C" if name == "SIGINT" else name
     assert stopped.err.strip().splitlines() == [
-        f"stopping after the client under way; {again} again stops at once",
-        f"stopped after round 2: the same command with --ckpt_path {last} goes on from there",
+        f"stopping after the current client; {again} again stops at once",
+        f"stopped after round 2: the same command with --ckpt_path {last} continues the run",
     ]
     assert "round 3 was stopped when 3 of its 4 clients were done, and is dropped; rounds done: 2" in stopped.warnings
     assert [len(rows(last.parents[1] / file)) for file in ("metrics.csv", "timings.csv")] == [2, 2]
@@ -88,7 +88,7 @@ def test_stopped_in_the_first_round() -> None:
     Path("own.py").write_text(OWN.replace("run.round == 3", "run.round == 1"))
     stopped = run("fit", "--config", "tiny.yaml", *ONE_BY_ONE, *signalled("SIGINT"))
     assert stopped.status == 130
-    assert stopped.err.endswith("stopped before the first round was over: start again\n")
+    assert stopped.err.endswith("stopped before the end of the first round: start the run again\n")
 
 
 @pytest.mark.slow
@@ -105,10 +105,10 @@ def test_several_devices_stop_together() -> None:
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=HANG)
     assert running.returncode == 130, err
-    assert "stopping after the round under way; Ctrl-C again stops at once" in err
+    assert "stopping after the current round; Ctrl-C again stops at once" in err
     last = Path("runs/e/version_0/checkpoints/last.ckpt")
     rounds = torch.load(last, weights_only=True)["rounds_done"]
-    assert f"stopped after round {rounds}: the same command with --ckpt_path {last} goes on from there" in err
+    assert f"stopped after round {rounds}: the same command with --ckpt_path {last} continues the run" in err
     fit("--trainer.max_epochs", rounds + 1, "--experiment", "e", "--ckpt_path", "last")
     fit("--trainer.max_epochs", rounds + 1, "--experiment", "whole")
     assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
