@@ -17,16 +17,19 @@ def report_arguments(args: Sequence[str]) -> Namespace:
     Raises:
         ConfigurationError: a folder does not exist.
     """
-    about = "One HTML page about some runs, which needs no network: curves, conflict, clients, settings, times."
+    about = "Write one HTML page about some runs, readable offline: curves, conflict, clients, settings, times."
     parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
     parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
-    parser.add_argument("--out", help="the page (default report.html in the folder that all the runs are in)")
+    parser.add_argument("--out", help="HTML file to write (default report.html in the folder that contains all runs)")
     parser.add_argument("--figures", metavar="DIR", help="also write every chart as PDF, SVG and CSV into this folder")
-    parser.add_argument("--names", nargs="+", help="what the methods are called, in the order in which they come")
-    parser.add_argument("--metric", help="the metric that methods are compared by (default: val/top1, or other val/*)")
-    parser.add_argument("--baseline", help="the method that the others are compared with (default FedAvg)")
+    parser.add_argument("--names", nargs="+", help="one name for each method, in the order of the methods' first runs")
+    parser.add_argument("--metric", help="metric by which methods are compared (default: val/top1, or other val/*)")
+    parser.add_argument("--baseline", help="method with which the others are compared (default FedAvg)")
     parser.add_argument(
-        "--target", type=float, help="value of the metric whose cost is compared (default: about the baseline's last)"
+        "--target",
+        type=float,
+        help="value of the metric: the rounds, bytes and time to reach it are compared (default: about the baseline's "
+        "last value)",
     )
     options = parser.parse_args(args[1:])
     for folder in options.run:
@@ -38,15 +41,17 @@ def dashboard_arguments(args: Sequence[str]) -> Namespace:
     """Parse ``dashboard …``."""
     parser = CommandParser(
         f"fl-lightning {args[0]}",
-        description="W&B workspaces for federated runs, by method and by seed, or a W&B report.",
+        description="Make W&B workspaces for federated runs, by method and by seed, or a W&B report.",
         allow_abbrev=False,
     )
     project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # the default of Lightning's WandbLogger
-    parser.add_argument("--entity", default=os.environ.get("WANDB_ENTITY"), help="user or team (default: the key's)")
-    parser.add_argument("--project", default=project, help="whose runs to show (default %(default)s)")
-    parser.add_argument("--name", default="Federated", help="of the workspaces or the report (default %(default)s)")
+    parser.add_argument(
+        "--entity", default=os.environ.get("WANDB_ENTITY"), help="W&B user or team (default: that of the API key)"
+    )
+    parser.add_argument("--project", default=project, help="W&B project with the runs (default %(default)s)")
+    parser.add_argument("--name", default="Federated", help="name of the workspaces or report (default %(default)s)")
     parser.add_argument(
         "--report", action="store_true", help="make a report, which can be shared, with the same panels"
     )
-    parser.add_argument("--out", type=Path, help="write the layout to this JSON file instead; nobody is contacted")
+    parser.add_argument("--out", type=Path, help="write the layout to this JSON file, and send nothing to W&B")
     return parser.parse_args(args[1:])

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 DASHES: Sequence[Any] = ("-", (0, (3, 1.5)), (0, (7, 2)), (0, (4, 1.5, 1, 1.5)), (0, (8, 1.5, 1, 1.5)))
 DOTS: Any = (0, (1, 1.2))  # of a method's other lines
-MARKERS = "os^XDPv<h"  # their number, 9, tells two methods of one colour apart
+MARKERS = "os^XDPv<h"  # nine markers, so that two methods of one colour have different markers
 TOLD_APART = math.lcm(len(COLOURS), len(DASHES))  # largest number of methods with looks of their own
-MARKERS_OF_A_LINE = 12  # about the largest number
+MARKERS_OF_A_LINE = 12  # about the largest number of markers on a line
 BEYOND = 0.5  # how far bands are shown beyond the lines, in spans of the lines
 NAME_WIDTH = 0.23  # room for a name along an axis of a heat map, in inches
 NAME = 24  # number of letters in a line of a bar's name
@@ -95,7 +95,7 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
 
 
 def _style(line: Line, shared: Common) -> dict[str, Any]:
-    """Colour, dashes and marker by method, a few markers on few points; a line that is a variant is dotted."""
+    """Choose colour, dashes and marker of a line by its method; a line that is a variant is dotted."""
     number, points = shared.looks[line.method], len(line.points)
     every = max(1, -(-points // MARKERS_OF_A_LINE))
     return {

@@ -42,7 +42,7 @@ def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
         drawn += [Line(method.name, after if changed else before)]
         drawn += [Line(method.name, before, BEFORE)] if changed and len(before) else []
     both = any(line.variant for line in drawn)
-    caption = f"{known.caption} Dotted: before the correction by the rules." if both else known.caption
+    caption = f"{known.caption} Dotted lines: before the correction by the rules." if both else known.caption
     title = f"{known.title}, before and after correction" if both else known.title
     return lines(metric, title, caption, drawn, ROUND, y)
 
@@ -114,7 +114,7 @@ def _numbers(title: str, drawn: Sequence[Line], x: Axis, y: Axis) -> Table:
 
 
 def constant(metric: str, methods: Sequence[Method]) -> str:
-    """Say what a metric is if it never changes over the several rounds of any run; else empty."""
+    """Return a sentence with a metric's value if the metric never changes in any run of several rounds; else empty."""
     known, spoken = about(metric), {}
     for method in methods:
         values = [each for run in method.runs if metric in run.metrics and len(each := run.metrics[metric].dropna())]
@@ -146,7 +146,7 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
         drawn.append(Line(method.name, pd.DataFrame(last).T))
     if all(len(each.points) < 2 for each in drawn):
         return None
-    caption = "The largest eigenvalues of the Hessian when it was last measured."
+    caption = "The largest eigenvalues of the Hessian, at the last measurement."
     return lines(
         "spectrum", "Spectrum of the Hessian", caption, drawn, Axis("number of the eigenvalue"), Axis("eigenvalue")
     )

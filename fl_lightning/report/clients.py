@@ -69,7 +69,7 @@ def _ends(tables: Sequence[pd.DataFrame]) -> tuple[float, float]:
 
 
 def _kept(run: Run, most: int) -> tuple[list[int], int]:
-    """The clients to show, those with the most examples if there are too many, and the number of all."""
+    """Return the clients to show (those with the most examples if there are too many) and the number of all clients."""
     sizes = run.partition().get("sizes")
     known = set(range(len(sizes))) if sizes is not None else set()
     for prefix in _prefixes(run):
@@ -122,7 +122,7 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
 
     The conflict is the share of the client's pairs with a negative cosine, mean over the recorded rounds; without
     recorded cosines, the share of its update that the rules removed, mean over the rounds. The accuracy is the client's
-    last one, on what the client holds out if a run evaluates that, else of its training.
+    last one, on the client's held-out examples if a run evaluates them, else on its training examples.
     """
     every = [(method.name, run) for method in methods for run in method.runs]
     having = [(name, run, _accuracy(run)) for name, run in every]
@@ -145,14 +145,14 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
         return None
     drawn = {name: pd.concat(tables) for name, tables in dots.items()}
     held_out = any(called == ACCURACY[0] for _, _, called, _ in found)
-    x = "share of a client's pairs in conflict" if measured else "share of the update removed"
-    y = "accuracy on what the client holds out" if held_out else "training accuracy of the client"
+    x = "share of a client's pairs in conflict" if measured else "share of the update that rules removed"
+    y = "accuracy on the client's held-out examples" if held_out else "training accuracy of the client"
     correlated = {name: _rank_correlation(each["x"], each["y"]) for name, each in drawn.items()}
     spoken = "; ".join(f"{name} {written(round(value, 2))}" for name, value in correlated.items())
     return Chart(
         key="scatter",
         title="Conflict of a client against its accuracy",
-        caption="A dot is a client: conflict before correction, mean over the rounds, and the last accuracy. "
+        caption="Each dot is a client, with its conflict (before correction, mean over the rounds) and last accuracy. "
         f"Rank correlation: {spoken}." + (f" Seeds {', '.join(kept)}." if len(kept) < len(seeds) else ""),
         alt=f"Scatter plot: {y} by {x}. Rank correlation: {spoken}.",
         plot=Dots(Axis(x, percent=True), Axis(y, percent=True), drawn),
@@ -161,7 +161,7 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
 
 
 def _rank_correlation(x: pd.Series, y: pd.Series) -> float:
-    """Spearman's correlation; nan if all values of x or of y are equal."""
+    """Compute Spearman's rank correlation; nan if all values of x or of y are equal."""
     return float(x.corr(y, method="spearman")) if x.nunique() > 1 and y.nunique() > 1 else math.nan
 
 
@@ -173,7 +173,7 @@ def _accuracy(run: Run) -> tuple[str, pd.Series]:
 
 
 def _conflict(run: Run) -> pd.Series:
-    """Share of each client's pairs with a negative cosine before the correction, mean over the recorded rounds."""
+    """Compute the share of each client's pairs with a negative cosine before correction, mean over recorded rounds."""
     shares = []
     for path in run.arrays("cosines").values():
         arrays = load(path, "clients", "before")

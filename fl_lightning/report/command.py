@@ -23,7 +23,7 @@ def command(args: Sequence[str]) -> int:
     """Run ``report …`` and return the exit status, 0."""
     options = report_arguments(args)
     runs = read_runs(map(Path, options.run))
-    # Folders that are named one by one, and methods that are given names, are to be compared.
+    # Compare the runs in one part of the page if the user names their folders one by one, or names the methods.
     together = len(options.run) > 1 or options.names
     parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
     chosen = options.metric, options.baseline, options.target

@@ -1,4 +1,4 @@
-"""Compare methods seed by seed: which is better, by how much, how sure, at what cost."""
+"""Compare methods seed by seed: which method is better, by how much, how sure, and at what cost."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval, p_above
 from fl_lightning.runs.settings import RULES
 
-BASELINE = "FedAvg"  # rules of the baseline if nobody names another
-FIRST = ("val/top1", "val/top3", "val/loss")  # metrics to compare by if nobody names one, the best first
+BASELINE = "FedAvg"  # rules of the baseline unless the user names another method
+FIRST = ("val/top1", "val/top3", "val/loss")  # metrics to compare by unless the user names one, the best first
 DIGITS = 12  # decimals of a difference; smaller differences are rounding errors
 COSTS = ("rounds", "bytes", "seconds")  # what it takes to reach the target
 
@@ -27,11 +27,11 @@ class Difference:
     """Difference between a method and the baseline: method minus baseline, taken within each seed.
 
     Attributes:
-        mean: mean over the seeds that both have.
+        mean: mean over the seeds that both methods have.
         half: half the width of the mean's 95 % t interval; nan for one seed.
         p: p value of the paired two-sided t test against 0, corrected by Holm's method for the number of methods; nan
             for fewer than three seeds.
-        seeds: number of seeds that both have.
+        seeds: number of seeds that both methods have.
     """
 
     mean: float
@@ -47,12 +47,12 @@ class Difference:
 
 @dataclass(frozen=True, eq=False)
 class Standing:
-    """Holds what a method reaches, and at what cost.
+    """Holds a method's results and costs.
 
     Attributes:
         method: the method.
         last: mean over the seeds, and half the width of its 95 % t interval, of the metric after the last round.
-        mean: the same of the metric's mean over the rounds.
+        mean: mean over the seeds, and half the width of its 95 % t interval, of the metric's mean over the rounds.
         costs: median over the seeds of what it takes to reach the target, by name (COSTS): infinite if half of the
             seeds or more do not reach the target, nan if the cost was not recorded.
         reached: number of seeds that reach the target.
@@ -105,7 +105,7 @@ def compare(
         methods: the methods; methods without the metric are left out.
         metric: name of the metric; by default that of :func:`default_metric`.
         baseline: name of a method; by default the method with the rules FedAvg, or else each problem's first method.
-        target: value of the metric whose cost is compared; by default what the baseline ends with, rounded to two
+        target: value of the metric whose cost is compared; by default the baseline's last value, rounded to two
             significant digits, to the worse side.
 
     Returns:
@@ -175,7 +175,7 @@ def _mean(series: pd.Series) -> float:
 
 
 def _series(method: Method, metric: str) -> dict[int, pd.Series]:
-    """The metric by round of each run that has values, by the run's position among the method's runs."""
+    """Return the metric by round of each run that has values, by the run's position among the method's runs."""
     columns = {n: run.metrics[metric].dropna() for n, run in enumerate(method.runs) if metric in run.metrics}
     return {n: column for n, column in columns.items() if len(column)}
 

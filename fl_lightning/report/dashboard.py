@@ -57,7 +57,7 @@ def workspace(entity: str, project: str, name: str, by_seed: bool) -> workspaces
 
     Args:
         entity: user or team.
-        project: whose runs to show.
+        project: W&B project with the runs.
         name: name of the workspace; "by method" or "by seed" is added.
         by_seed: whether each run has lines of its own; otherwise runs are grouped so that seeds become bands.
     """
@@ -77,7 +77,7 @@ def report(entity: str, project: str, name: str) -> Report:
 
     Args:
         entity: user or team; if empty, the report's sets of runs name no project.
-        project: whose runs to show.
+        project: W&B project with the runs.
         name: title of the report.
     """
     blocks: list[Any] = [P(INTRODUCTION), TableOfContents()]
@@ -95,7 +95,7 @@ def _grid(entity: str, project: str, section: Section, by_seed: bool) -> PanelGr
 
 
 def _write(made: Sequence[workspaces.Workspace | Report], file: Path) -> None:
-    """Write the layouts as W&B would get them, by their names."""
+    """Write the layouts that W&B would get to a JSON file, by their names."""
     models = [each._to_model() for each in made]
     content = {each.display_name: each.spec.model_dump(by_alias=True, exclude_none=True) for each in models}
     file.write_text(json.dumps(content, indent=1))

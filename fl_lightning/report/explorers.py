@@ -51,7 +51,7 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
     return Chart(
         key="cosines",
         title="Cosines between the clients' updates",
-        caption="Blue pairs of clients pull the model in the same direction, orange pairs against each other."
+        caption="Blue: the updates of two clients point in similar directions; orange: they point against each other."
         + frames.note
         + (f" No more than the first {most} clients of a cohort are drawn." if cut else ""),
         alt="Heat maps of the cosine between the updates of every two clients of a round, one map per method",
@@ -91,7 +91,7 @@ def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
 
 
 def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
-    """The last round of the first seed: a heat map for each method; if there is a correction, a second row after it."""
+    """Return the heat maps of the last round and the first seed, one per method; a second row is after correction."""
     client, found = Axis("client"), {}
     last = {run["panel"]: run["frames"][-1] for run in frames.runs if run["seed"] == frames.runs[0]["seed"]}
     views = max(len(frame["cosines"]) for frame in last.values())
@@ -106,7 +106,7 @@ def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
 
 
 def _orders(methods: Sequence[Method], frames: Frames) -> dict[str, dict[str, list[int]]]:
-    """Orders of the clients for each seed, the same for all methods: by dominant class, and by similar updates."""
+    """Return orders of the clients for each seed, equal for all methods: by dominant class, and by similar updates."""
     orders: dict[str, dict[str, list[int]]] = {}
     for seed in dict.fromkeys(run["seed"] for run in frames.runs):
         alike = [run for method in methods for run in method.runs if seed_of(run) == seed]
@@ -165,7 +165,7 @@ def surfaces(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
     return Chart(
         key="surface",
         title="Loss surface around the global model",
-        caption="Loss along two random directions, filter-normalised, which all runs share; the cross is the model. "
+        caption="Loss along two random, filter-normalised directions, the same for all runs; the cross is the model. "
         "A wide dark basin is a flat minimum. Colours are logarithmic." + frames.note,
         alt="Contour plots of the loss along two random directions around the global model, one plot per method",
         plot=Panels(

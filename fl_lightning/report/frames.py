@@ -18,7 +18,7 @@ Read = Callable[[Path], Mapping[str, Any]]
 
 
 def seed_of(run: Run) -> str:
-    """Name of a run's seed."""
+    """Return the name of a run's seed."""
     return "–" if run.seed is None else str(run.seed)
 
 
@@ -34,12 +34,12 @@ def client_names(methods: Sequence[Method]) -> list[str] | None:
 
 
 def client_name(client: int, names: Sequence[str] | None) -> str:
-    """A client's name; its number where there is no name."""
+    """Return a client's name, or the client's number if there is no name."""
     return names[client] if names is not None and client < len(names) else str(client)
 
 
 def share(runs: Sequence[tuple[int, Run]], total: int, wanted: int = WANTED) -> tuple[list[tuple[int, Run]], int]:
-    """Share a total of frames out to runs: all seeds if each run can have the wanted number, else the first seeds.
+    """Divide a number of frames among runs: of all seeds if each run gets the wanted number, else of the first seeds.
 
     Args:
         runs: the runs, each with the number of its panel.

@@ -1,4 +1,4 @@
-"""What each client holds, and what each client or class counts over the rounds."""
+"""Charts of the examples that each client holds, and of the weight of each client or class over the rounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def partition(methods: Sequence[Method]) -> Chart | None:
     names, first_seed = client_names(methods), runs[0]["seed"]
     return Chart(
         key="partition",
-        title="What each client holds",
+        title="Examples that each client holds",
         caption="A bubble's area is the number of examples of a class at a client."
         + (f" The first {BUBBLES} of {most:,} clients are drawn." if most > BUBBLES else ""),
         alt="Bubble plot of the examples of each class at each client",
@@ -119,7 +119,7 @@ def over_rounds(
 
 
 def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
-    """Say that the metrics ``prefix/<n>`` never change over the several rounds of any run; else empty."""
+    """Return a sentence if the metrics ``prefix/<n>`` never change in any run of several rounds; else empty."""
     tables = [table for method in methods for run in method.runs if len(table := run.items(prefix))]
     if not tables or any(len(table) < 2 or (table.max() - table.min()).max() > 1e-9 for table in tables):
         return ""
@@ -127,7 +127,7 @@ def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
 
 
 def _named(values: pd.DataFrame, names: Sequence[str] | None) -> pd.DataFrame:
-    """The rows of a heat map under the clients' names."""
+    """Return the rows of a heat map, named by the clients' names."""
     return values if names is None else values.set_axis([client_name(each, names) for each in values.index])
 
 

@@ -1,4 +1,4 @@
-"""Experiments: the runs that stand in one part of a page."""
+"""Experiments: the runs that are shown in one part of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMED = 3  # largest number of folders in a name
 
 @dataclass(frozen=True)
 class Experiment:
-    """Methods that stand in one part of the page.
+    """Methods that are shown in one part of the page.
 
     Attributes:
         name: name of the experiment; "" for the only one of a page.
@@ -35,9 +35,8 @@ class Experiment:
 def experiments(runs: Sequence[Run]) -> list[Experiment]:
     """Group runs by the folder of their experiment, then into methods.
 
-    Folders with runs on the same problem (data and
-    network) stand together, so that their methods are compared. An experiment is named by its folders, relative to the
-    folder that all experiments are in.
+    Folders with runs on the same problem (data and network) make one experiment, so that their methods are compared. An
+    experiment is named by its folders, relative to the folder that contains all experiments.
     """
     found: dict[Path, list[Run]] = {}
     for run in runs:
@@ -55,12 +54,12 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
 
 
 def _problem(run: Run) -> str:
-    """The settings that pose the run's problem, or the run's folder if the run has no config."""
+    """Return the settings that define the run's problem as text, or the run's folder if the run has no config."""
     return json.dumps(problem_of(run.settings), sort_keys=True) if run.settings else str(run.folder)
 
 
 def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
-    """Put folders together that share a problem, each folder once."""
+    """Group the folders that share a problem; each folder is in one group."""
     parts: list[tuple[list[Path], set[str]]] = []
     for folder, posed in problems.items():
         shared = [part for part in parts if part[1] & posed]

@@ -43,12 +43,12 @@ class Method:
         return band(pd.DataFrame(columns))
 
     def label(self, run: Run) -> str:
-        """Name of one of the method's runs."""
+        """Return the name of one of the method's runs."""
         return self.name if run.seed is None else f"{self.name}, seed {run.seed}"
 
 
 def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
-    """All runs of the methods, each with its name."""
+    """Return all runs of the methods, each with its name."""
     return [(method.label(run), run) for method in methods for run in method.runs]
 
 
@@ -92,7 +92,7 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
 
 
 def unfinished(methods: Sequence[Method]) -> list[str]:
-    """Notes for the reader on runs with fewer rounds than their configs ask for."""
+    """Return notes for the reader on runs with fewer rounds than their configs ask for."""
     rounds = {label: run.rounds for label, run in every_run(methods)}
     return [
         f"{label} has {done:,} of {asked:,} rounds."
@@ -127,7 +127,7 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
 
 
 def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Choose the settings that pose a problem, and not the ones of the method that is tried on the problem."""
+    """Choose the settings that define a problem, not those of the method that is tried on the problem."""
     return {name: settings[name] for name in settings if name.startswith(("data.", "model.client.network"))}
 
 
@@ -150,7 +150,7 @@ def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[
 
 
 def varying(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that differ between the methods that have them."""
+    """Return the settings that differ between the methods that have them."""
     axes = dict.fromkeys(name for each in every for name in each)
     return [axis for axis in axes if len({str(each[axis]) for each in every if axis in each}) > 1]
 

@@ -11,7 +11,7 @@ from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, 
 
 @singledispatch
 def table(plot: Plot) -> pd.DataFrame:
-    """Make a table of exactly what is drawn: one row for each point, bar, cell or bubble.
+    """Make a table of the drawn values: one row for each point, bar, cell or bubble.
 
     Columns have the titles of the axes. The table of several panels begins with the column ``panel``, the titles.
     """

@@ -35,23 +35,24 @@ SECTIONS = {
     "updates": ("Updates", ("updates",)),
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
-    "personal": ("What clients hold out", ("held_out", "own")),
+    "personal": ("Examples that clients hold out", ("held_out", "own")),
     "participation": ("Participation", ("clients",)),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }
-# Heat maps over the rounds of a section: prefix of the metrics, what they number, title, caption, whether shares.
+# Heat maps over the rounds of a section: prefix of the metrics, the thing that their numbers stand for ("client" or
+# "class"), title, caption, whether the values are shares.
 HEATS = {
     "coherence": (
         (
             *("cohort/share", "class", "Classes of the cohort"),
-            *("The mix of classes that the round's clients hold, by their weights.", True),
+            *("Share of each class among the examples of the round's clients, by the clients' weights.", True),
         ),
     ),
     "fedlaw": (
         (
             *("fedlaw/weight", "client", "Learned weights λ"),
-            *("What each client counts in the sum; bright clients count most.", False),
+            *("Weight of each client in the sum of the updates; a brighter cell is a larger weight.", False),
         ),
     ),
 }
@@ -88,7 +89,7 @@ def render(experiments: Sequence[Experiment]) -> str:
     """Render the report as HTML that needs no other file.
 
     Args:
-        experiments: the experiments, at least one; of several, an index comes first.
+        experiments: the experiments, at least one; a page about several begins with an index.
     """
     templates = environment()
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
@@ -161,7 +162,7 @@ def _summary(experiment: Experiment) -> Section:
 
 
 def _main(experiment: Experiment) -> list[str]:
-    """The metric that methods are compared by, if they are."""
+    """Return the metric by which methods are compared, in a list; empty if they are not compared."""
     return list(dict.fromkeys(each.metric for each in experiment.comparisons))
 
 
@@ -227,7 +228,7 @@ def _with_critical_rounds(chart: Chart, methods: Sequence[Method]) -> Chart:
 
 
 def _configs(methods: Sequence[Method]) -> dict[str, str]:
-    """The config of each method's first run."""
+    """Return the config of each method's first run as YAML, by title."""
     first = {method.label(method.runs[0]): method.runs[0].config for method in methods}
     return {
         f"Config of {name}": yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)

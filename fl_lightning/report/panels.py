@@ -63,7 +63,7 @@ SECTIONS = (
     Section(
         "Conflict",
         ("conflict", "coherence", "updates"),
-        "How far the clients' updates point against each other, before and after the rules: runs with ConflictMonitor.",
+        "How much the clients' updates conflict, before and after the rules correct them: runs with ConflictMonitor.",
     ),
     Section("FedLAW", ("fedlaw",), "The shrinking factor and the weights that the server learns: runs with FedLAW."),
     Section(
@@ -105,7 +105,7 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
         case "Conflict":
             made += [_conflict_and_accuracy(), _pictures("cosines of updates", "conflict/cosines")]
         case "Clients":
-            made.append(_pictures("who holds what", "data/partition"))
+            made.append(_pictures("examples of each class at each client", "data/partition"))
         case "Curvature":
             made.append(_pictures("loss around the global model", "surface/loss"))
         case "Settings":

@@ -28,7 +28,7 @@ class Table:
         caption: caption of the table.
         words: whether cells are words rather than numbers.
         links: addresses that the names of the rows lead to.
-        exports: the table as CSV, Markdown or LaTeX, by file name, to be copied or saved by a button each.
+        exports: the table as CSV, Markdown or LaTeX, by file name; the page has buttons to copy and save each.
     """
 
     head: Sequence[str]
@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Frames:
-    """Holds a chart's panels for every seed, round, view and order of the clients, of which the reader chooses.
+    """Holds a chart's panels for every seed, round, view and order of the clients, among which the reader chooses.
 
     Attributes:
         panels: names of the panels. A panel with a method's name is hidden with the method.
@@ -61,7 +61,7 @@ class Frames:
 
     @property
     def note(self) -> str:
-        """The sentence of the caption that says how many frames were left out; empty if none were."""
+        """Return the caption's sentence on how many frames were left out; empty if none were left out."""
         shown = sum(len(run["frames"]) for run in self.runs)
         of = shown + self.dropped
         return (

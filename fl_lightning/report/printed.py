@@ -84,13 +84,13 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
 
 
 def _columns(plot: Plot, panels: int) -> int:
-    """Number of panels in a row: as the plot says, else all of up to four panels, else nearly a square."""
+    """Return the number of panels in a row: the plot's number, else all of up to four panels, else nearly a square."""
     chosen = plot.columns if isinstance(plot, Panels) else 1
     return chosen or (panels if panels <= 4 else math.ceil(math.sqrt(panels)))
 
 
 def _height(plot: Plot, width: float) -> float:
-    """Height of a panel in inches, with the labels of its axes."""
+    """Return the height of a panel in inches, with the labels of its axes."""
     if isinstance(plot, Bars):
         return 0.25 * len(plot.parts) + LABELS
     if isinstance(plot, Bubbles):

@@ -22,7 +22,7 @@ PARTS = {
     "rest": "evaluation, logs, checkpoints",
 }
 BYTES = "bytes/total"
-TIMES = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # units; one is taken from three of it on
+TIMES = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # units in seconds; used for times of 3 units or more
 SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -40,7 +40,7 @@ def time_of_round(methods: Sequence[Method]) -> Chart | None:
     return Chart(
         key="time",
         title="Time of a round",
-        caption="Wall time, mean over the runs, median over the rounds.",
+        caption="Wall time of a round: median over the rounds, mean over the runs.",
         alt=f"Stacked bars: seconds of a round by part. In the median, {spoken}.",
         plot=Bars(Axis("seconds per round"), parts),
         numbers=Table(["method", *map(str, parts)], rows, "Seconds of a round by part"),
@@ -63,13 +63,13 @@ def seconds_by_round(methods: Sequence[Method]) -> Chart | None:
 def memory(methods: Sequence[Method]) -> list[Chart]:
     """Draw the memory of the process and, if there is one, of the GPU."""
     named = {"memory_mib": "Memory of the process", "gpu_mib": "Peak memory on the GPU"}
-    caption, y = "At the end of a round.", Axis("GiB")
+    caption, y = "Measured at the end of each round.", Axis("GiB")
     charts = [_timed(methods, column, 1 / 1024, title, caption, y) for column, title in named.items()]
     return [chart for chart in charts if chart]
 
 
 def _timed(methods: Sequence[Method], column: str, unit: float, title: str, caption: str, y: Axis) -> Chart | None:
-    """Draw a column of timings.csv times ``unit``; None if all values are zero or there are none."""
+    """Draw a column of timings.csv times ``unit``; None if there are no values, or all values are zero."""
     drawn = []
     for method in methods:
         columns = {n: run.timings[column] * unit for n, run in enumerate(method.runs) if column in run.timings}
@@ -80,7 +80,7 @@ def _timed(methods: Sequence[Method], column: str, unit: float, title: str, capt
 
 
 def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
-    """Collect what curves can have on the x-axis in place of the round: training time and bytes, where recorded.
+    """Collect the quantities that curves can have on the x-axis in place of the round: training time and bytes.
 
     Returns:
         For each axis its ``key``, its ``title`` with the unit, and for each method ``[rounds, values]``: the means over
@@ -105,7 +105,7 @@ def _mean(columns: Sequence[pd.Series]) -> pd.Series:
 
 
 def _time(run: Run) -> pd.Series:
-    """Seconds of local training and of the server, which the algorithm needs: without monitors and evaluation."""
+    """Return the seconds that the algorithm needs: local training and the server, without monitors and evaluation."""
     if "local" not in run.timings or "server" not in run.timings:
         return pd.Series(dtype=float)
     return (run.timings["local"] + run.timings["server"]).cumsum()

@@ -72,7 +72,7 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
 
 
 def _spaced(xs: Sequence[float]) -> dict[str, Any]:
-    """Positions along x, briefly where they are evenly spaced."""
+    """Return the positions along x; if evenly spaced, as start and step."""
     steps = set(np.diff(xs).tolist())
     return {"x0": xs[0], "dx": steps.pop()} if len(steps) == 1 else {"x": list(xs)}
 

@@ -43,7 +43,7 @@ BEST = (
     "The best round is chosen on the examples that it is measured on (the test set, unless the data have a validation "
     "set), so its value is too good to report."
 )
-MADE_WITH = "What the runs were made with"
+MADE_WITH = "Environment of the runs"
 # Columns of timings that the table of times shows, each with its title.
 TIMES = {
     "seconds": "seconds per round",
@@ -56,7 +56,7 @@ SHOWN = 1000  # about the largest number of clients in all tables of a page
 
 
 def last_and_best(methods: Sequence[Method]) -> Table:
-    """Tabulate each validation metric after the last and after the best round, and the test metrics; else the loss."""
+    """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.names)
     metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
     head = ["method", "seeds", "rounds"]
@@ -79,7 +79,7 @@ def last_and_best(methods: Sequence[Method]) -> Table:
 
 
 def finished(methods: Sequence[Method]) -> str:
-    """Whether all runs have reached the last of their rounds, or where they stopped."""
+    """Say whether all runs have finished their rounds, or at which round they stopped."""
     done = [(int(run.metrics.index.max()), run.config) for method in methods for run in method.runs]
     wanted = [(last, (config.get("trainer") or {}).get("max_epochs")) for last, config in done]
     stopped = [(last, most) for last, most in wanted if most and last < most]
@@ -107,7 +107,7 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
             top = choose(comparison.standings, key=lambda standing: standing.last[0]).method
             row += [about(metric).title, top.name, *(_over_seeds(top, metric, best) for best in (False, True))]
         rows.append([*row, *["–"] * (8 - len(row))])
-    head = ["experiment", "methods", "seeds", "status", "measure", "ahead at the end", "last round", "best round"]
+    head = ["experiment", "methods", "seeds", "status", "measure", "best method at the end", "last round", "best round"]
     return Table(head, rows, f"Experiments on this page. {BEST}", words=True, links=links)
 
 
@@ -148,11 +148,11 @@ def shared(methods: Sequence[Method]) -> Table | None:
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
     rows = [[_called(name), _value(configured[0], name)] for name in names]
     one = "1 setting is" if len(rows) == 1 else f"{len(rows)} settings are"
-    return Table(["setting", "value"], rows, f"{one} the same for all", words=True) if rows else None
+    return Table(["setting", "value"], rows, f"{one} the same for all methods", words=True) if rows else None
 
 
 def _differing(methods: Sequence[Method]) -> list[str]:
-    """Settings of which some method has another value, or none."""
+    """Return the settings that have different values in some methods, or are missing in some."""
     every = [method.settings for method in methods]
     names = dict.fromkeys(name for each in every for name in each)
     return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
@@ -168,7 +168,7 @@ def _value(method: Method, name: str) -> str:
 
 def times(methods: Sequence[Method]) -> Table | None:
     """Tabulate the time of each method, averaged over its runs, and the largest memory."""
-    head = ["method", "minutes in all", *TIMES.values(), "memory, GiB", "GPU, GiB"]
+    head = ["method", "minutes in total", *TIMES.values(), "memory, GiB", "GPU, GiB"]
     rows = []
     for method in methods:
         timed = [run.timings for run in method.runs if len(run.timings)]
@@ -177,7 +177,7 @@ def times(methods: Sequence[Method]) -> Table | None:
             usual = [np.mean([each[name].median() for each in timed]) for name in TIMES]
             peaks = [np.max([each[name].max() for each in timed]) / 1024 for name in ("memory_mib", "gpu_mib")]
             rows.append([method.name, *(written(float(value)) for value in (np.mean(seconds), *usual, *peaks))])
-    caption = "Time and memory: medians over the rounds, means over the runs, the largest memory"
+    caption = "Time (median over the rounds, mean over the runs) and largest memory"
     return Table(head, rows, caption) if rows else None
 
 

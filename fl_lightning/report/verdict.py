@@ -25,9 +25,9 @@ BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 
 
 def verdict(comparison: Comparison) -> str:
-    """Say which methods beat the baseline, by how much and how sure; with fewer than three seeds, that nothing is sure.
+    """Say which methods beat the baseline, by how much and how sure; with fewer than three seeds, give no verdict.
 
-    A difference counts if p < 0.05. The last round's differences follow those of the mean over the rounds.
+    A difference counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
     """
     prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
     if not comparison.others:
@@ -38,7 +38,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _paired(standing: Standing) -> tuple[Difference, Difference]:
-    """A method's differences to the baseline: in the mean over the rounds, and after the last round."""
+    """Return a method's differences to the baseline: in the mean over the rounds, and after the last round."""
     mean, last = standing.mean_difference, standing.last_difference
     assert mean is not None  # only the baseline has no differences
     assert last is not None
@@ -103,8 +103,8 @@ class _Words:
         few = [name for name, mean in means.items() if mean.seeds < FEWEST_SEEDS]
         best = _joined(better) or "No method"
         parts = [f"{best} {self.wins[len(better) > 1]} {self.base} in {self.mean}"]
-        parts += [f"{_joined(worse)} {self.loses[len(worse) > 1]} it"] if worse else []
-        parts += [f"{_joined(same)} cannot be told from it"] if same else []
+        parts += [f"{_joined(worse)} {self.loses[len(worse) > 1]} {self.base}"] if worse else []
+        parts += [f"{_joined(same)} cannot be told from {self.base}"] if same else []
         parts += [f"{_joined(few)} {'have' if len(few) > 1 else 'has'} too few seeds"] if few else []
         seeds, told = max(mean.seeds for mean in means.values()), self.listed(lasts, lambda each: each.is_clear)
         tested = sum(mean.seeds >= FEWEST_SEEDS for mean in means.values())
@@ -147,18 +147,18 @@ def _count(seeds: int) -> str:
 def table(comparison: Comparison) -> Table:
     """Tabulate what each method reaches, its differences to the baseline, and what the target costs.
 
-    The table carries itself as CSV, Markdown and LaTeX. Its cells break before a p value and a bracket, if at all.
+    The table also holds its text as CSV, Markdown and LaTeX. A cell breaks only before a p value or a bracket.
     """
     head, rows = _cells(comparison)
     rows = [[row[0], *(re.sub(r"(?<!,) (?![(])", NBSP, cell) for cell in row[1:])] for row in rows]
     caption = ", ".join(filter(None, (about(comparison.metric).title, comparison.problem)))
     if max(len(each.method.runs) for each in comparison.standings) > 1:
-        caption += ": means over the seeds ± half of the 95 % t interval, differences within seeds"
+        caption += ": means over the seeds ± half of the 95 % t interval, differences between runs of one seed"
     return Table(head, rows, caption, exports=texts([comparison]))
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the table, without columns that are empty in all rows."""
+    """Return head and rows of the table, without columns that are empty in all rows."""
     percent = about(comparison.metric).percent
     unit, points = (", %", ", points") if percent else ("", "")
     target = f"{100 * comparison.target:g}{PER_CENT}" if percent else f"{comparison.target:g}"
@@ -202,7 +202,7 @@ def duration(seconds: float) -> str:
 
 
 def numbers(comparisons: Sequence[Comparison]) -> pd.DataFrame:
-    """Tabulate the comparisons as numbers, one row per problem and method; an infinite cost is a target not reached."""
+    """Tabulate the comparisons, one row per problem and method; a cost is infinite if the target is not reached."""
     rows = []
     for comparison in comparisons:
         for each in comparison.standings:
@@ -232,8 +232,8 @@ def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
 def latex(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Write a table for LaTeX with the package booktabs: the first column to the left, all others to the right.
 
-    The head and what follows a number (its p value, the seeds that it is about) may take two lines, so that the table
-    is no wider than a page.
+    A cell of the head may take two lines, and a number with its p value or number of seeds, too, so that the table is
+    no wider than a page.
     """
     names = [BREAK.join(textwrap.wrap(name, HEAD, break_on_hyphens=False)) for name in head]
     cells = [[first, *(re.sub(r", (?=p\s)| (?=\()", BREAK, cell) for cell in others)] for first, *others in rows]

@@ -130,7 +130,7 @@ def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
     assert text.startswith(
         "FedNova (+10.3 points, p = 0.0021) beats FedAvg in mean validation accuracy over the rounds; "
     )
-    assert "FedMGDA (+0.3 points, p = 0.74) cannot be told from it; FedFV has too few seeds" in text
+    assert "FedMGDA (+0.3 points, p = 0.74) cannot be told from FedAvg; FedFV has too few seeds" in text
     assert "p values corrected for 2 comparisons by Holm's method" in text
     assert text.endswith("After the last round, FedNova (+8.7 points, p = 0.012) can be told from FedAvg.")
 
@@ -237,4 +237,4 @@ def test_a_sentence_names_at_most_four_methods(tmp_path: Path) -> None:
     rules = ("FedNova", "FedMGDA", "FedFV", "PCGrad", "CAGrad", "Krum")
     found = compared(tmp_path, {"FedAvg": BASE} | dict.fromkeys(rules, BASE))
     assert "PCGrad" not in said(found)
-    assert "and 3 more cannot be told from it (3 seeds, p values corrected for 6 comparisons" in said(found)
+    assert "and 3 more cannot be told from FedAvg (3 seeds, p values corrected for 6 comparisons" in said(found)

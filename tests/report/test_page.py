@@ -153,7 +153,7 @@ def test_settings_that_differ_are_a_table_and_the_others_a_line(tmp_path: Path) 
         ["setting", "alpha=0.1", "alpha=10.0"],
         ["Partition: alpha", "0.1", "10"],
     ]
-    same = tables(page)["5 settings are the same for all"]
+    same = tables(page)["5 settings are the same for all methods"]
     print(same)
     assert same[1:4] == [["Rules", "FedAvg"], ["Rounds", "4"], ["Data", "Digits"]]
     assert "class_path: fl_lightning.datamodules.Digits" in page
@@ -210,7 +210,7 @@ def test_conflict_of_clients_against_their_accuracy(tmp_path: Path) -> None:
     drawn = charts(report(write(tmp_path / "run", metrics, **arrays), out=tmp_path / "page.html"))["scatter"]
     (dots,) = drawn["figure"]["data"]
     assert (dots["customdata"], dots["x"], dots["y"]) == ([4, 7, 9], [1, 0.5, 0.5], [0.6, 0.7, 0.5])
-    assert drawn["figure"]["layout"]["yaxis"]["title"]["text"] == "accuracy on what the client holds out"
+    assert drawn["figure"]["layout"]["yaxis"]["title"]["text"] == "accuracy on the client's held-out examples"
 
 
 def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
 
 
 TIMINGS = {"seconds": [3, 5, 10], "local": [2, 2, 2], "server": [0.5, 1.5, 1], "memory_mib": [1024, 2048, 2048]}
-TIMES = "Time and memory: medians over the rounds, means over the runs, the largest memory"
+TIMES = "Time (median over the rounds, mean over the runs) and largest memory"
 
 
 def test_times_are_medians_and_their_rest_is_what_is_left(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_the_environment_says_which_runs_differ(tmp_path: Path) -> None:
         )
         for n, v in ((1, "2.6"), (2, "2.7"))
     ]
-    rows = tables(report(*runs, out=tmp_path / "page.html"))["What the runs were made with"]
+    rows = tables(report(*runs, out=tmp_path / "page.html"))["Environment of the runs"]
     assert sorted(rows[1:]) == [
         ["device", "cpu", "all"],
         ["torch", "2.6", "FedAvg, seed 1"],
@@ -359,7 +359,7 @@ def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Pa
         for n in range(7)
     ]
     odd, even = ("; ".join(f"FedAvg, seed {n}" for n in range(first, 7, 2)) for first in (1, 0))
-    assert tables(report(*runs, out=tmp_path / "page.html"))["What the runs were made with"][1:] == [
+    assert tables(report(*runs, out=tmp_path / "page.html"))["Environment of the runs"][1:] == [
         ["commit of the code", "abc", "all"],
         ["code changed since the commit", "True", "all"],
         ["command", "7 different values, such as fit --seed_everything=0", "all"],
