@@ -13,13 +13,13 @@ from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce.figures import borrowed, tables_and_figures
 from fl_lightning.reproduce.papers import experiments
 
-SWEPT = "an option of fit and its values: data.partition.alpha=0.1,1 or a YAML list; given again, another axis"
+SWEPT = "an option of fit and its values, as data.partition.alpha=0.1,1 or a YAML list; give --grid once per option"
 PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
 PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on
 # Options of fit that the command sets for each run, and what to give in their place.
 SET = {
     "seed_everything": "--seeds and --first_seed choose the seeds",
-    "ckpt_path": "a run that was stopped goes on by itself, and --model.init_from gives an initial model",
+    "ckpt_path": "the same command continues a stopped run, and --model.init_from gives an initial model",
     "trainer.default_root_dir": "--out names the folder of all results",
     "experiment": "results are named by the id of the table or figure, and --out names another folder",
 }
@@ -53,7 +53,7 @@ def arguments(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide arguments into the command's own, and options of ``fit`` with their values."""
+    """Divide arguments into the command's own arguments, and options of ``fit`` with their values."""
     own: list[str] = []
     passed_on: list[str] = []
     rest = deque(args)
@@ -75,7 +75,7 @@ def _name(argument: str) -> str:
 
 
 def _unknown(argument: str, known: Iterable[str]) -> str:
-    """Say what is wrong with an argument that is none of the command's own."""
+    """Describe the mistake in an argument that the command does not have."""
     name = _name(argument)
     if not argument.startswith("-"):
         return f"expected an option, got {argument}: --help lists the options"
@@ -89,18 +89,21 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
 
 
 def _listed() -> str:
-    """Name all experiments, one a line."""
+    """List all experiments, one per line: id, number of cells, and claim."""
     known = [*((each, each.cells()) for each in experiments().values()), *borrowed()]
     return "\n".join(f"{each.id:30} {counted(len(cells), 'cell'):9} {each.claim}" for each, cells in known)
 
 
 def _parser(name: str) -> CommandParser:
-    about = {"reproduce": "A paper's table: ours beside theirs.", "sweep": "A grid of your own over any config."}[name]
+    about = {
+        "reproduce": "Train the runs of a paper's table or figure, and compare their numbers with the paper's.",
+        "sweep": "Train a config with every combination of the values in --grid.",
+    }[name]
     parser = CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
     if name == "sweep":
-        parser.add_argument("--config", required=True, help="what every run has in common; its own grid is kept")
+        parser.add_argument("--config", required=True, help="config of every run; --grid is added to the config's grid")
         parser.add_argument(
-            "--experiment", metavar="NAME", help="name of the folder of results (default: the config's)"
+            "--experiment", metavar="NAME", help="name of the folder of results (default: the config's name)"
         )
         parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
         parser.add_argument(
@@ -108,14 +111,18 @@ def _parser(name: str) -> CommandParser:
         )
     else:
         parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
-        parser.add_argument("--list", action="store_true", help="name all experiments")
-    parser.add_argument("--seeds", type=_positive, default=3, help="how many seeds (default 3)")
-    parser.add_argument("--first_seed", type=int, default=1, help="the first of them (default 1)")
-    parser.add_argument("--rounds", type=_positive, help="rounds of every run, in place of the config's")
-    parser.add_argument("--subset", nargs="+", metavar="AXIS=LABELS", help="some rows: method=FedAvg alpha=0.1,1")
-    parser.add_argument("--jobs", type=_positive, default=1, help="runs at a time (default 1)")
-    parser.add_argument("--accelerator", help="cpu, gpu, …")
-    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell runs, hours and disk; train nothing")
+        parser.add_argument("--list", action="store_true", help="list all experiments")
+    parser.add_argument("--seeds", type=_positive, default=3, help="number of seeds (default 3)")
+    parser.add_argument("--first_seed", type=int, default=1, help="the first seed (default 1)")
+    parser.add_argument("--rounds", type=_positive, help="number of rounds of every run, in place of the config's")
+    parser.add_argument(
+        "--subset", nargs="+", metavar="AXIS=LABELS", help="train some cells only: method=FedAvg alpha=0.1,1"
+    )
+    parser.add_argument("--jobs", type=_positive, default=1, help="number of runs at a time (default 1)")
+    parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
+    parser.add_argument(
+        "--dry-run", "--dry_run", action="store_true", help="print number of runs, time and disk space; train nothing"
+    )
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
     return parser
 

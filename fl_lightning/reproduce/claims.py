@@ -173,7 +173,7 @@ def slope_weights(cells: pd.DataFrame, axes: Sequence[str], along: str) -> Vecto
 
 
 def _groups(rows: pd.DataFrame, axes: Sequence[str]) -> npt.NDArray[Any]:
-    """(rows,) group numbers: equal for rows with equal labels, nulls included."""
+    """Return the (rows,) group numbers: equal for rows with equal labels, nulls included."""
     return rows.groupby(list(axes), sort=False, dropna=False).ngroup().to_numpy() if axes else np.zeros(len(rows), int)
 
 

@@ -75,7 +75,7 @@ def command(args: Sequence[str]) -> int:
     for job in failed:
         print(job.failure)
     if stopped:
-        print("stopped: the same command goes on from here")
+        print("stopped: the same command continues the runs")
     return 130 if stopped else 1 if failed else 0
 
 

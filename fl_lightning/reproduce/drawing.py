@@ -78,7 +78,7 @@ def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
 
 
 def varying(labels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The axes on which the labels differ."""
+    """Return the axes on which the labels differ."""
     axes = dict.fromkeys(axis for each in labels for axis in each)
     return [axis for axis in axes if len({str(each.get(axis)) for each in labels}) > 1]
 
@@ -114,7 +114,7 @@ def lines(
         inside = {name(curve.labels, axes) or OURS: curve for curve in here}
         titles = measures[measure] if len(measures) > 1 else "", name(place, panels)
         plots[", ".join(filter(None, titles))] = Lines(
-            Axis("pair of clients, from opposed to alike" if measure == SIMILARITIES else "round"),
+            Axis("pair of clients, by ascending cosine" if measure == SIMILARITIES else "round"),
             _axis(measure, measures[measure]),
             [Line(called, curve.points) for called, curve in inside.items()],
             [mark for called, curve in inside.items() for mark in paper_marks(experiment, called, curve)],
@@ -126,13 +126,13 @@ def lines(
 
 
 def _axis(measure: str, title: str) -> Axis:
-    """The y-axis: shares in per cent, as the papers' names for them are already."""
+    """Return the y-axis; a share under the metric's own name is shown in per cent, as papers print shares."""
     metric, factor = measured(measure)
     return Axis(title, percent=about(metric).percent and factor == 1)
 
 
 def _places(labels: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[dict[str, Any]]:
-    """The labels of each panel, the last axis fastest."""
+    """Return the labels of each panel, the last axis fastest."""
     whole = [tuple(each[axis] for axis in panels) for each in labels if set(panels) <= set(each)]
     order = [list(dict.fromkeys(column)) for column in zip(*whole, strict=True)]
     distinct = sorted(

@@ -20,7 +20,7 @@ from fl_lightning.reproduce.progress import duration
 from fl_lightning.reproduce.tracker import Planned, last_end
 from fl_lightning.reproduce.trials import Trial, Trials, kind_of
 
-BUDGET_S = 300.0  # after which no further kind of cell is tried
+BUDGET_S = 300.0  # seconds after which no further kind of cell is tried
 
 
 def dry_run(planned: Planned, findings: Findings, trials: Trials, processes: int, out: Path) -> int:
@@ -41,7 +41,7 @@ def dry_run(planned: Planned, findings: Findings, trials: Trials, processes: int
     for experiment, pairs in planned:
         print(f"{experiment.id}: {_runs([job for _, job in pairs], is_trained(experiment))}")
     if len(planned) > 1:
-        print(f"in all: {counted(len(_each_once(trained)), 'run')}, each once; {len(todo):,} to train")
+        print(f"in total: {counted(len(_each_once(trained)), 'different run')}; {len(todo):,} to train")
     if findings.data_missing:
         print("time and disk: unknown until the data are there")
     elif todo:
@@ -72,7 +72,7 @@ def _runs(jobs: Sequence[Job], trained: bool) -> str:
 
 
 def _tried(todo: Sequence[Sequence[Job]], trials: Trials) -> dict[str, Trial]:
-    """What is known about the kinds of cells, tried in turns over the experiments until the budget is spent."""
+    """Try kinds of cells, of each experiment in turn, until BUDGET_S is spent; return what is known, by kind."""
     began = time.monotonic()
     turns = itertools.zip_longest(*(trials.kinds(jobs) for jobs in todo))
     order = dict.fromkeys(kind for turn in turns for kind in turn if kind is not None)
@@ -84,7 +84,7 @@ def _tried(todo: Sequence[Sequence[Job]], trials: Trials) -> dict[str, Trial]:
 
 
 def _estimated(todo: Sequence[Job], known: Mapping[str, Trial], trials: Trials, processes: int, out: Path) -> list[str]:
-    """Two lines about the time and the disk that jobs take."""
+    """Write two lines: the time and the disk space that jobs take."""
     if not known:
         return ["time and disk: unknown, since no round could be tried"]
     kinds = [kind_of(job.config) for job in todo]
@@ -94,7 +94,7 @@ def _estimated(todo: Sequence[Job], known: Mapping[str, Trial], trials: Trials, 
         like = [trial] if (trial := usual[kind]) else list(known.values())
         seconds.append(fmean(each.seconds(job.rounds - job.rounds_done) for each in like))
         sizes.append(fmean(each.size(job.rounds) for each in like))
-    at_once = f", {processes} runs at a time, each as fast as one alone" if processes > 1 else ""
+    at_once = f", {processes} runs at a time, if each is as fast as one alone" if processes > 1 else ""
     time_line = f"time: about {duration(last_end(seconds, processes))}{at_once} ({_source(usual, trials.tried)})"
     free = decimal(shutil.disk_usage(next(each for each in (out, *out.absolute().parents) if each.is_dir())).free)
     return [time_line, f"disk: about {decimal(round(sum(sizes)))} in {out} (checkpoints, metrics, arrays); {free} free"]
@@ -106,5 +106,5 @@ def _source(kinds: Mapping[str, Trial | None], tried: int) -> str:
     before = len(kinds) - unknown - tried
     parts = [f"a first round of {counted(tried, 'kind')} of cells was timed"] if tried else []
     parts += [f"{counted(before, 'kind')} as in finished runs"] if before > 0 else []
-    parts += [f"{counted(unknown, 'kind')} taken for the mean of the others"] if unknown else []
+    parts += [f"{counted(unknown, 'kind')} estimated by the mean of the others"] if unknown else []
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The papers' figures: how each is drawn, and whose cells it shows."""
+"""The papers' figures: how each figure is drawn, and which experiment's cells the figure shows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plot:
         experiment: id of another experiment whose cells are drawn; None for the figure's own experiment.
         cells: labels, by axis, of the cells that are drawn; all others are left out.
         options: options added to all cells.
-        source: document and number in full; like ``claim`` and ``notes``, only for cells of another experiment.
+        source: document and number in full; ``source``, ``claim`` and ``notes`` serve only cells of another experiment.
         claim: result of the figure, in words.
         notes: notes on points that the paper leaves open, in addition to the other experiment's notes.
     """
@@ -46,7 +46,7 @@ class Plot:
 
 @cache
 def plots() -> dict[str, Plot]:
-    """All figures of figures.yaml, by id."""
+    """Read all figures of figures.yaml, by id."""
     content = yaml.load((Path(__file__).parent / "figures.yaml").read_text(), LOADER)
     return {id: Plot(**facts) for id, facts in content.items()}
 
@@ -82,5 +82,5 @@ def _borrowed(id: str, source: str, plot: Plot) -> tuple[Experiment, list[Cell]]
 
 
 def is_trained(experiment: Experiment) -> bool:
-    """Whether an experiment needs any training; a figure of partitions does not."""
+    """Tell whether an experiment needs any training; a figure of partitions needs none."""
     return plots().get(experiment.id, Plot()).kind != "partition"

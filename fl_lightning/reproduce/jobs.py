@@ -32,9 +32,9 @@ from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
-DIGITS = 16  # of a fingerprint of settings
-LONGEST = 80  # characters of a cell's name in its folder's
-GRACE_S = 10  # for a run that is told to stop
+DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
+LONGEST = 80  # largest number of characters of a cell's name in the name of its folder
+GRACE_S = 10  # seconds that a run has to stop, after it is told to
 # Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
 
@@ -91,21 +91,21 @@ class Job:
 
     @property
     def failure(self) -> str:
-        """One line about a failed job: its name, the last line of its log, and where the log is."""
-        return f"failed: {self.name}: {self.last_words} (all of it: {self.log})"
+        """One line about a failed job: its name, the last line of its log, and the path of the log."""
+        return f"failed: {self.name}: {self.last_words} (full log: {self.log})"
 
     @property
     def last_words(self) -> str:
         """The last line of the log."""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
-        return lines[-1] if lines else "it left no message"
+        return lines[-1] if lines else "the run left no message"
 
 
 class Folders:
-    """The folders of cells: ``<name>-<fingerprint>``, of which the fingerprint of the settings decides.
+    """Finds the folders of cells, ``<name>-<fingerprint>``, by the fingerprint of their settings.
 
-    A cell keeps the folder that it has, whatever the folder's name before the fingerprint: another table may have named
-    it, or an earlier version of this package, whose names are the fingerprint alone.
+    A cell keeps its existing folder, whatever the name before the fingerprint: another table may have chosen the name,
+    and an earlier version of this package named folders by the fingerprint alone.
 
     Args:
         folder: the folder of all cells, which need not exist.

@@ -86,7 +86,7 @@ class Experiment:
 
 @cache
 def experiments() -> dict[str, Experiment]:
-    """All experiments of the papers, by id."""
+    """Read all experiments of the papers, by id."""
     content = yaml.load((Path(__file__).parent / "papers.yaml").read_text(), LOADER)
     return {id: _experiment(id, **facts) for id, facts in content.items()}
 

@@ -64,7 +64,7 @@ def _curves(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], plot: Plo
 
 
 def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
-    """Plot of the first measure, with one line per method, or chain of callbacks, or else label of the last axis."""
+    """Make the plot of the first measure: one line per method, or per chain of callbacks, or per last axis' label."""
     axes = list(dict.fromkeys(axis for each in labels for axis in each))
     line = next((axis for axis in ("method", "trainer.callbacks") if axis in axes), axes[-1] if axes else None)
     measure = experiment.measures[0]
@@ -90,7 +90,7 @@ def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot | None:
 
 
 def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot:
-    """Plot what the clients hold in each cell with the first seed, one partition below the other."""
+    """Plot the examples that clients hold in each cell with the first seed, one partition below the other."""
     panels = {}
     for called, job in _first_seed(pairs).items():
         counts = _class_counts(job)
@@ -100,13 +100,13 @@ def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot:
 
 
 def _first_seed(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Job]:
-    """The jobs with the first seed, by the labels of their cells."""
+    """Return the jobs with the first seed, by the labels of their cells."""
     axes = varying([cell.labels for cell, _ in pairs])
     return {name(cell.labels, axes): job for cell, job in pairs if job.seed == pairs[0][1].seed}
 
 
 def _class_counts(job: Job) -> NDArray[np.int64]:
-    """(N, C) number of examples of each class at each client."""
+    """Return the (N, C) numbers of examples of each class at each client."""
     config = config_of(job.arguments)["data"]
     config["init_args"]["seed"] = job.seed
     parser = ArgumentParser()
@@ -115,5 +115,5 @@ def _class_counts(job: Job) -> NDArray[np.int64]:
     data.prepare_data()
     data.setup("fit")
     if (counts := data.class_counts()) is None:
-        raise ConfigurationError(f"{type(data).__name__} knows no classes to draw: choose a data set with labels")
+        raise ConfigurationError(f"{type(data).__name__} has no classes to draw: choose a data set with labels")
     return counts.numpy()

@@ -22,12 +22,13 @@ from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.catalogue import is_item, measured
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
-LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")  # whose classes log at once or never
+# Packages whose classes log a metric in the first round or never.
+LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What the pre-flight has found, each in one line.
+    """Holds the findings of the pre-flight, one line each.
 
     Attributes:
         planned: the experiments with their jobs; each has a measure, unless data are missing.
@@ -89,7 +90,7 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
 
 
 def _missing_still(data: FederatedDataModule) -> str | None:
-    """Download data that are missing, if that can be done, and say in one line what is missing then."""
+    """Download missing data where possible, and say in one line which data are still missing; None if none are."""
     try:
         data.prepare_data()
     except ConfigurationError as error:
@@ -98,7 +99,7 @@ def _missing_still(data: FederatedDataModule) -> str | None:
 
 
 def _is_downloaded(data: FederatedDataModule) -> bool:
-    """Whether a run downloads data that are missing; damaged files are not replaced."""
+    """Tell whether a run downloads missing data; damaged files are not replaced."""
     if not isinstance(data, PublishedImages) or not data.download:
         return False
     return not data.own_folder().is_dir() or not any(data.own_folder().iterdir())
@@ -151,10 +152,10 @@ def unknown_measures(experiment: Experiment, jobs: Sequence[Job], trials: Trials
 
 
 def _logged(wanted: Set[str], jobs: Sequence[Job], trials: Trials) -> set[str] | None:
-    """Name what runs log: read runs that have begun, then try kinds of cells until all that is wanted is there.
+    """Collect the names of logged metrics: read begun runs, then try kinds of cells until all wanted names are found.
 
     Returns:
-        The names, all of them unless those that are wanted are there before; None if a trial fails.
+        The names found; all logged names if a wanted one is missing; None if a trial fails.
     """
     logged: set[str] = set()
     for job in jobs:
@@ -171,12 +172,12 @@ def _logged(wanted: Set[str], jobs: Sequence[Job], trials: Trials) -> set[str] |
 
 
 def _starred(name: str) -> str:
-    """Leave out the number of a client or a class, which need not be in the first round."""
+    """Replace the number of a client or a class, which may be absent in the first round, by a star."""
     return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
 
 
 def _classes(value: Any) -> Iterator[str]:
-    """Name all classes in a config."""
+    """Yield the class paths in a config."""
     if isinstance(value, dict):
         yield from ([str(value["class_path"])] if "class_path" in value else [])
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -19,7 +19,7 @@ from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.progress import Display
 from fl_lightning.runs.seeds import interval
 
-OTHER_LINES = 4  # of the display, beside the rows: bar, head, number of cells that are not shown, the cursor's line
+OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
 
 
 def train_with_progress(planned: Planned, processes: int) -> list[Job]:
@@ -46,7 +46,7 @@ def _begun(runs: int, finished: int) -> str:
 
 
 def announce(words: str) -> None:
-    """Print a line: on standard error, where the live table is, if that is a terminal, or else on standard output."""
+    """Print a line on standard error if that is a terminal, where the live table is; else on standard output."""
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     if console.is_terminal:
         console.print(words, highlight=False, markup=False)
@@ -100,7 +100,7 @@ def _train_with_lines(tracker: Tracker) -> list[Job]:
 
 
 def lines(tracker: Tracker, job: Job, position: int) -> list[str]:
-    """Write a line about the finished job at a position (1, 2, …), and one for each cell whose last seed that was."""
+    """Write a line on the job that finished as number 1, 2, …, and a line on each cell that this job completes."""
     rows = [row for row in tracker.rows if any(each.folder == job.folder for each in row.jobs)]
     left = tracker.left()
     result = f"{rows[0].measure} {_written(rows[0], tracker.value(rows[0], job))}"
@@ -115,7 +115,7 @@ def lines(tracker: Tracker, job: Job, position: int) -> list[str]:
 
 
 def cells(tracker: Tracker, height: int) -> RenderableType:
-    """Make a table of the cells: those under way, then the last finished, then the next, as many as fit.
+    """Make a table of the cells: those in training, then the last finished, then the next, as many as fit.
 
     Args:
         tracker: follows the jobs.

@@ -26,7 +26,7 @@ def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.Data
     jobs = list(jobs)
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
     rows = [row for cell, job in jobs if job.finished for row in _read(experiment, axes, cell, job)]
-    # A sweep may name a value twice: one seed must not count as two.
+    # A sweep may name a value twice: count each run once.
     return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True) if rows else pd.DataFrame()
 
 
@@ -46,7 +46,7 @@ def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> 
 
 
 def axes_of(results: pd.DataFrame) -> list[str]:
-    """The axes of the grid and ``round``, which together tell the rows of one seed apart."""
+    """Return the axes of the grid and ``round``, which together tell the rows of one seed apart."""
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
 
 
@@ -112,5 +112,5 @@ def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two labels are the same; None equals nan, because pandas may turn None into nan."""
+    """Tell whether two labels are the same; None equals nan, because pandas may turn None into nan."""
     return bool(one == other) or (pd.isna(one) and pd.isna(other))

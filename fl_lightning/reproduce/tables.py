@@ -64,7 +64,9 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
     head, rows = lines(compared)
-    head = [name.replace(" ", "\n", 1) for name in head]  # a measure, then whose
+    head = [
+        name.replace(" ", "\n", 1) for name in head
+    ]  # a line break after the first word, such as "top1" in "top1 paper"
     tables = [framed(experiment.source, head, rows, caption=experiment.metric)]
     return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
 
@@ -114,7 +116,7 @@ def about(experiment: Experiment) -> str:
 
 
 def judged(verdicts: Sequence[Verdict]) -> list[list[str]]:
-    """Rows of the table of claims; CLAIMS is the head."""
+    """Return the rows of the table of claims; CLAIMS is the head."""
     return [[verdict.text, verdict.verdict, verdict.evidence] for verdict in verdicts]
 
 

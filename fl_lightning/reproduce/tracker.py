@@ -1,4 +1,4 @@
-"""Tracker: what the jobs have reached so far, and how long the rest takes."""
+"""Tracker: the progress and results of jobs so far, and the estimated time that remains."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Tracker:
         self._paces = {job.folder: own for job in self.jobs if job.folder.parent in todo and (own := pace(job))}
 
     def update(self, busy: Sequence[Job], failed: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-        """Read what the jobs have reached.
+        """Read the progress of the jobs.
 
         Args:
             busy: the jobs under way.
@@ -129,7 +129,7 @@ class Tracker:
         return interval([self.value(row, job) for job in jobs])[0]
 
     def done(self) -> float:
-        """Number of finished jobs, with the done shares of the others."""
+        """Number of finished jobs, plus the finished shares of the others."""
         return sum(self.rounds(job) / job.rounds for job in self.jobs)
 
     def left(self) -> float | None:
@@ -138,7 +138,7 @@ class Tracker:
         return None if seconds is None else max(seconds - (time.monotonic() - made), 0.0)
 
     def _estimate(self, now: float) -> float | None:
-        """Deal the jobs that are left to the processes, at the pace of jobs with the same settings, or else of all."""
+        """Deal the remaining jobs to the processes, at the pace of jobs with the same settings, or else of all jobs."""
         if not self._paces:
             return None
         under_way = {job.folder for job in self.busy}
@@ -163,7 +163,7 @@ def last_end(seconds: Iterable[float], processes: int) -> float:
     6.0
 
     Args:
-        seconds: what each job takes, in the order of the jobs.
+        seconds: the seconds that each job takes, in the order of the jobs.
         processes: number of jobs at a time.
     """
     ends = [0.0] * processes
@@ -173,7 +173,7 @@ def last_end(seconds: Iterable[float], processes: int) -> float:
 
 
 def pace(job: Job) -> float | None:
-    """Seconds per round of a job, for a finished job with the time to start; None before the first round."""
+    """Return a job's seconds per round (of a finished job, including its start); None before the first round."""
     try:
         seconds = Run(job.run.folder).timings["seconds"]  # read anew: the run may be under way
     except UNREADABLE:

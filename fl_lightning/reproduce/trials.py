@@ -1,4 +1,4 @@
-"""Trials: one round of each kind of cell in a temporary folder, which shows its metrics, its time and its files."""
+"""Trials: train one round of each kind of cell in a temporary folder, to learn its metrics, time and file sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BY_ROUND = (".csv", ".txt")  # suffixes of the files of a run that grow with eve
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known about the runs of a kind of cell, from one round or from a finished run.
+    """Holds the metrics, time and file sizes of a kind of cell, from one round or from a finished run.
 
     Attributes:
         metrics: names of the metrics.
@@ -48,14 +48,13 @@ class Trial:
 
 
 class Trials:
-    """Tries a round of each kind of cell for which that is asked, once.
+    """Tries one round of each kind of cell that is asked for, once.
 
-    The runs of a kind have the same metrics and take about as long. Of one kind are all seeds, partitions and
-    corruptions, and all values of those arguments of models and rules that are no whole numbers (learning rates,
-    weights of penalties).
+    The runs of a kind have the same metrics and take about the same time. Runs that differ only in seed, partition,
+    corruption, or in float arguments of models and rules (learning rates, weights of penalties), are of one kind.
 
     Args:
-        jobs: all jobs. A kind of which one is finished needs no trial.
+        jobs: all jobs. A kind with a finished job needs no trial.
 
     Attributes:
         failures: one line for each trial that failed.
@@ -71,15 +70,15 @@ class Trials:
         self.tried = 0
 
     def kinds(self, jobs: Iterable[Job]) -> list[str]:
-        """The kinds of some of the jobs, in the order of the jobs."""
+        """Return the kinds of some of the jobs, in the order of the jobs."""
         return list(dict.fromkeys(kind_of(job.config) for job in jobs))
 
     def is_known(self, kind: str) -> bool:
-        """Whether nothing needs to be tried to know about a kind."""
+        """Tell whether a kind needs no trial."""
         return kind in self._found or any(job.finished for job in self._jobs[kind])
 
     def of(self, kind: str) -> Trial | None:
-        """Return what is known about a kind, tried now if need be; None if the trial failed."""
+        """Return the trial of a kind, which is run now if necessary; None if the trial failed."""
         if kind not in self._found:
             self._found[kind] = finished(self._jobs[kind]) or self._try(self._jobs[kind][0])
         return self._found[kind]
@@ -96,7 +95,7 @@ class Trials:
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """The kind of a run with a config, see :class:`Trials`."""
+    """Return the kind of a run with a config as text, see :class:`Trials`."""
     data = {name: each for name, each in _arguments(config["data"]).items() if name not in ("partition", "corruption")}
     trainer = {**config["trainer"], "callbacks": _without_floats(config["trainer"]["callbacks"])}
     parts = (config["data"]["class_path"], data, trainer, _without_floats(config["model"]))
@@ -116,7 +115,7 @@ def _arguments(part: Any) -> Mapping[str, Any]:
 
 
 def finished(jobs: Sequence[Job]) -> Trial | None:
-    """What a finished run among jobs shows; None if none is finished, or its files are damaged."""
+    """Measure a finished run among jobs; None if no job is finished, or the run's files are damaged."""
     for job in jobs:
         try:
             if job.finished and (seconds := pace(job)) is not None:
@@ -143,7 +142,7 @@ def try_round(job: Job) -> Trial:
 
 
 def _for_one_round(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config for one round in which everything that is logged is due, in the run folder alone."""
+    """Change a config to one round in which everything is logged, to the run folder alone."""
     changed: dict[str, Any] = json.loads(json.dumps(config))
     changed["trainer"] |= {"max_epochs": 1, "min_epochs": None, "check_val_every_n_epoch": 1, "logger": False}
     for arguments in _of_callbacks(changed):
@@ -160,7 +159,7 @@ def _of_callbacks(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _measured(trial: Job, config: Mapping[str, Any]) -> Trial:
-    """Read the run folder of a trial, and spread over the rounds what a whole run does not do in each of them."""
+    """Read the run folder of a trial; spread the work that is not done in every round over the rounds of a run."""
     times = trial.run.timings.iloc[-1]
     evaluated = 1 / (config["trainer"]["check_val_every_n_epoch"] or 1)
     looked = max((1 / every for each in _of_callbacks(config) if (every := each.get("every"))), default=1.0)

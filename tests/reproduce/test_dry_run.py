@@ -51,7 +51,7 @@ def test_finished_runs_are_not_counted_again() -> None:
     result = run("sweep", "--config", "tiny.yaml", "--seeds", 3, "--rounds", 2, "--dry-run", "--jobs", 2)
     assert result.status == 0
     assert "tiny: 1 cell, seeds 1 to 3: 3 runs, 1 finished before" in result.out
-    assert "2 runs at a time, each as fast as one alone (1 kind as in finished runs)" in result.out
+    assert "2 runs at a time, if each is as fast as one alone (1 kind as in finished runs)" in result.out
     assert "trying" not in result.out
     done = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 2, "--dry-run")
     assert "tiny: 1 cell, seed 1: 1 run, 1 finished before" in done.out
@@ -75,7 +75,7 @@ def test_what_is_estimated(capsys: pytest.CaptureFixture[str]) -> None:
     assert disk.startswith("disk: about 1.0 MB in runs ")
     time, disk = _estimated([*same, *other], {kind: known}, trials, 1, Path("runs"))
     assert time.startswith("time: about 36 minutes (")  # 7 times 305 s
-    assert time.endswith("a first round of 1 kind of cells was timed, 1 kind taken for the mean of the others)")
+    assert time.endswith("a first round of 1 kind of cells was timed, 1 kind estimated by the mean of the others)")
     assert disk.startswith("disk: about 1.4 MB")
 
 
@@ -94,7 +94,7 @@ def test_the_budget_ends_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any time, the only trial is the one that finds the measure."""
     monkeypatch.setattr(dry_run, "BUDGET_S", 0.0)
     result = run("sweep", "--config", "tiny.yaml", *GRID, "--seeds", 1, "--dry-run")
-    assert "a first round of 1 kind of cells was timed, 1 kind taken for the mean of the others" in result.out
+    assert "a first round of 1 kind of cells was timed, 1 kind estimated by the mean of the others" in result.out
 
 
 def test_a_round_that_fails_is_told() -> None:
@@ -136,5 +136,5 @@ def test_reproduce_has_it_too() -> None:
     assert result.status == 2
     assert "fedlaw/fig-13: 1 cell, drawn without training" in result.out
     assert "fedgh-slides/table-2: 10 cells, seeds 1 to 3: 30 runs" in result.out
-    assert "in all: 30 runs, each once; 30 to train" in result.out
+    assert "in total: 30 different runs; 30 to train" in result.out
     assert not Path("runs").exists()

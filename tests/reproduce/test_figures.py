@@ -209,7 +209,7 @@ def test_from_the_command_to_the_page(images: Path) -> None:
     folder = Path("runs/reproduce/fedgh-paper/fig-2")
     table = pd.read_csv(folder / "figure.csv")
     similarities = table[table["panel"] == "cosine of a pair, num_clients 5"]
-    assert similarities["pair of clients, from opposed to alike"].tolist() == list(range(1, 11))
+    assert similarities["pair of clients, by ascending cosine"].tolist() == list(range(1, 11))
     assert table[table["panel"] == "conflicting pairs, num_clients 5"]["round"].tolist() == [1, 2]
     results = pd.read_csv(folder / "results.csv")
     assert similarities["mean"].min() == pytest.approx(results["min_cosine"][0], abs=1e-6)

@@ -249,7 +249,7 @@ def test_interrupted_it_tabulates_what_is_there() -> None:
         command.send_signal(signal.SIGINT)
         out, _ = command.communicate(timeout=HANG)
     assert command.returncode == 130
-    assert "the same command goes on from here" in out
+    assert "the same command continues the runs" in out
     assert len(results()) == 1
 
 
