@@ -81,7 +81,7 @@ def test_bases_come_first_and_the_most_basic_of_them_before_the_others() -> None
     [
         ("base: nowhere.yaml", "names nowhere.yaml, but there is neither a file nowhere.yaml nor a shipped config"),
         ("base: parts/no.yaml", "there is neither a file parts/no.yaml nor a shipped config parts/no.yaml"),
-        ("base: a.yaml", "builds on it"),
+        ("base: a.yaml", "builds on a.yaml"),
     ],
 )
 def test_refuses_bases_that_lead_nowhere(content: str, reason: str) -> None:
@@ -118,7 +118,7 @@ def test_a_file_of_ones_own_goes_before_a_shipped_base() -> None:
 def test_refuses_a_circle() -> None:
     Path("a.yaml").write_text("base: b.yaml")
     Path("b.yaml").write_text("base: a.yaml")
-    with pytest.raises(ConfigurationError, match="builds on it"):
+    with pytest.raises(ConfigurationError, match="builds on a.yaml"):
         bases("a.yaml")
 
 
