@@ -118,7 +118,7 @@ def test_a_file_of_ones_own_goes_before_a_shipped_base() -> None:
 def test_refuses_a_circle() -> None:
     Path("a.yaml").write_text("base: b.yaml")
     Path("b.yaml").write_text("base: a.yaml")
-    with pytest.raises(ConfigurationError, match="builds on b.yaml"):
+    with pytest.raises(ConfigurationError, match=r"builds on b\.yaml"):
         bases("a.yaml")
 
 

@@ -92,8 +92,8 @@ def test_more_conflict_is_neither_better_nor_worse(tmp_path: Path) -> None:
     found = compared(tmp_path / "two", {"FedAvg": BASE, "FedNova": higher}, metric="conflict/ratio")
     assert verdict(found).startswith("FedNova is above FedAvg by +10.3 points of mean conflict ratio over the rounds")
     found = compared(tmp_path / "three", {"FedAvg": BASE, "FedNova": higher, "FedProx": lower}, metric="conflict/ratio")
-    said = r"FedNova \(.*\) is above FedAvg in .*; FedProx \(.*\) is below FedAvg \(3 seeds"
-    assert re.match(said, verdict(found))
+    expected = r"FedNova \(.*\) is above FedAvg in .*; FedProx \(.*\) is below FedAvg \(3 seeds"
+    assert re.match(expected, verdict(found))
 
 
 @pytest.mark.parametrize(("seeds", "few"), [(1, "1 seed is too few"), (2, "2 seeds are too few")])
