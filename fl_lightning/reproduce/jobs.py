@@ -74,10 +74,18 @@ class Job:
         """Facts about a finished job: ``seconds``, ``seed``, ``arguments``, ``versions``."""
         return dict(json.loads((self.folder / FINISHED).read_text()))
 
-    @cached_property
+    @property
     def run(self) -> Run:
-        """The run that the job trains; the run's folder may not exist yet."""
-        return Run(self.folder / EXPERIMENT / "version_0")
+        """The run that the job trains, read anew until it is finished; the run's folder may not exist yet."""
+        return self._whole if self.finished else Run(self._place)
+
+    @cached_property
+    def _whole(self) -> Run:
+        return Run(self._place)
+
+    @property
+    def _place(self) -> Path:
+        return self.folder / EXPERIMENT / "version_0"
 
     @property
     def rounds_done(self) -> int:

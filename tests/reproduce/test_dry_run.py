@@ -1,6 +1,8 @@
 """The dry run: the plan, its time and disk from rounds that were timed, and no trace."""
 
 import re
+import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,8 @@ GRID = ["--grid", "data.partition.alpha=0.1,1.0", "--grid", "model.local_epochs=
 def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    # Not tempfile.tempdir, where processes make sockets, whose paths must be short.
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", partial(tempfile.TemporaryDirectory, dir=tmp_path / "scratch"))
     Path("tiny.yaml").write_text(TINY)
 
 

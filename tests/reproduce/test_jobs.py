@@ -199,6 +199,18 @@ def test_wandb_groups_by_cell_and_tags_by_label() -> None:
     }
 
 
+def test_a_run_is_read_anew_until_it_is_finished(tmp_path: Path) -> None:
+    """A stopped run may not have been evaluated yet: what was read of it then must not be what the table shows."""
+    job = Job(("name",), (), 1, 2, tmp_path)
+    (folder := tmp_path / "run" / "version_0").mkdir(parents=True)
+    (folder / "metrics.csv").write_text("round,train/loss\n1,0.5\n")
+    assert job.run.names == ["train/loss"]
+    (folder / "metrics.csv").write_text("round,val/top1,train/loss\n1,,0.5\n2,0.9,0.4\n")
+    (tmp_path / "finished.json").write_text("{}")
+    assert job.run.names == ["val/top1", "train/loss"]
+    assert job.run is job.run
+
+
 def test_rounds_done_of_a_run_that_has_not_begun() -> None:
     assert Job(("name",), (), 1, 3, Path("nowhere")).rounds_done == 0
 
