@@ -254,7 +254,7 @@ VALUES = {
         "model.server_optimizer: If capturable=True"
     ),
     "--model.server_scheduler=torch.optim.lr_scheduler.OneCycleLR": (
-        "give a value for max_lr: --model.server_scheduler.max_lr VALUE"
+        "model.server_scheduler: give a value for max_lr: --model.server_scheduler.max_lr VALUE"
     ),
     "--model.local_lr_scheduler={class_path: torch.optim.lr_scheduler.OneCycleLR, init_args: {max_lr: 1}}": (
         "model.local_lr_scheduler: You must define either total_steps OR"
