@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -89,7 +90,9 @@ def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
     try:
-        made = parser.instantiate(parser.parse_object({"data": config["data"]}))
+        made = parser.instantiate(
+            parser.parse_object({"data": deepcopy(config["data"])})
+        )  # parsing changes lists in it
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise

@@ -76,3 +76,11 @@ def test_a_config_tells_whether_its_data_are_missing(cache: Path) -> None:
     assert f"expected CIFAR10 in {cache / 'cifar-10-batches-py'} (batches.meta, " in str(data_of(config).missing())
     write_folder(Path("data", "CIFAR10"), 10)
     assert data_of(config).missing() is None
+
+
+def test_making_data_leaves_their_config_as_it_is() -> None:
+    """Augmentations are a list, which the parser would change in place."""
+    config = config_of(["--config=papers/fedgh-paper/fig-2.yaml"])
+    before = repr(config["data"])
+    data_of(config)
+    assert repr(config["data"]) == before
