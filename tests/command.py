@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,9 +115,14 @@ def restored() -> Iterator[list[warnings.WarningMessage]]:
             logger.filters[:] = before
         os.environ.clear()
         os.environ.update(environment)
-        new = {name: str(getattr(sys.modules[name], "__file__", None)) for name in set(sys.modules) - modules}
-        new = {name: file for name, file in new.items() if name.partition(".")[0] != "fl_lightning"}
-        if mine := [name for name, file in new.items() if file.startswith(str(Path.cwd())) and sys.prefix not in file]:
-            for name in mine:
-                del sys.modules[name]
-            gc.collect()  # their classes, which the parser would find by their short names
+        forget(modules, Path.cwd())
+
+
+def forget(before: Collection[str], folder: Path) -> None:
+    """Forget the modules of a folder, except those named in ``before``; the package and its environment stay."""
+    new = {name: str(getattr(sys.modules[name], "__file__", None)) for name in set(sys.modules) - set(before)}
+    new = {name: file for name, file in new.items() if name.partition(".")[0] != "fl_lightning"}
+    if mine := [name for name, file in new.items() if file.startswith(str(folder)) and sys.prefix not in file]:
+        for name in mine:
+            del sys.modules[name]
+        gc.collect()  # their classes, which the parser would find by their short names

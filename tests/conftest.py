@@ -1,8 +1,10 @@
 """What holds for all tests."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+from command import forget
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -12,3 +14,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("FL_LIGHTNING_DATA", raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds a module, such as ``mine``, that another one wrote and imported."""
+    before = set(sys.modules)
+    yield
+    forget(before, tmp_path_factory.getbasetemp())

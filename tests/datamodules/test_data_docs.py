@@ -1,7 +1,6 @@
 """What the pages about data show runs as printed."""
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ def ordinary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names that the block of ordinary data defines, whose data module is in a file of its own."""
     (tmp_path / "my_data.py").write_text(SPIRALS)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_data", raising=False)
     names: dict[str, Any] = {}
     exec(ORDINARY, names)
     return names

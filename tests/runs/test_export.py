@@ -3,7 +3,6 @@
 import importlib
 import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +107,11 @@ class WithExtraState(Base):
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("tiny.yaml").write_text(TINY)
     Path("mine.py").write_text(MINE)
-    yield
-    sys.modules.pop("mine", None)
 
 
 def fit_mine(name: str, *args: object, **arguments: Any) -> Any:

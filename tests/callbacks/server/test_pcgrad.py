@@ -95,7 +95,7 @@ def test_random_order_depends_on_the_seed_alone() -> None:
 
 
 def test_goes_before_the_rules_that_settle_weights() -> None:
-    with pytest.raises(ConfigurationError, match="put PCGrad before it"):
+    with pytest.raises(ConfigurationError, match="put PCGrad before CAGrad"):
         send(UPDATES, CAGrad(), PCGrad())
 
 
