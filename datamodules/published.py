@@ -77,15 +77,19 @@ class PublishedImages(ImageData):
         )
         remedy = (
             "a run (from Python: prepare_data) downloads the data"
-            if self.download
+            if self.downloads()
             else f"set download: true (--data.download true), or {self._by_hand()}"
         )
         return f"expected {self.name} in {places}, got neither: {remedy}"
 
+    @override
+    def downloads(self) -> bool:
+        return self.download and not _is_filled(self.own_folder())  # damaged files are not replaced
+
     def prepare_data(self) -> None:
         """Download the data if ``download`` is set and they are missing; decode images into the cache."""
         if (message := self.missing()) is not None:
-            if not self.download or _is_filled(self.own_folder()):
+            if not self.downloads():
                 raise ConfigurationError(message)
             download_whole(self.absolute_root(), self.folder, self.fetch, self.name, self._by_hand())
         if self.cache is not None and (self.image_folder() is not None or self.decodes):

@@ -165,6 +165,10 @@ class FederatedDataModule(CohortDraws):
         """
         return None
 
+    def downloads(self) -> bool:
+        """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
+        return False
+
     def client_dataset(self, client: int) -> Dataset[Any]:
         """Return the training examples of a client, 0 <= client < num_clients, as a map-style dataset with a length."""
         raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_lightning.datamodules.published import PublishedImages
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.reading import data_of
 from fl_lightning.report.comparison import default_metric
 from fl_lightning.reproduce.figures import is_trained
@@ -82,7 +82,7 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
         else:
             if (words := data.missing()) is not None:
                 missing.setdefault(words, data)
-    to_come = [words for words, data in missing.items() if not fetch and _is_downloaded(data)]
+    to_come = [words for words, data in missing.items() if not fetch and data.downloads()]
     for words in missing:
         if words not in to_come and (still := _missing_still(missing[words])) is not None:
             lacking[still] = None
@@ -92,17 +92,10 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
 def _missing_still(data: FederatedDataModule) -> str | None:
     """Download missing data where possible, and say in one line which data are still missing; None if none are."""
     try:
-        data.prepare_data()
+        fetch_missing(data)
     except ConfigurationError as error:
         return str(error)
-    return data.missing()
-
-
-def _is_downloaded(data: FederatedDataModule) -> bool:
-    """Tell whether a run downloads missing data; damaged files are not replaced."""
-    if not isinstance(data, PublishedImages) or not data.download:
-        return False
-    return not data.own_folder().is_dir() or not any(data.own_folder().iterdir())
+    return None
 
 
 def with_measure(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> Experiment:
