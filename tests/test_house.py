@@ -83,7 +83,7 @@ def test_the_words_of_a_table_are_the_classs_own() -> None:
 
         def __init__(self, mu: float, rho: float = 0.1) -> None: ...
 
-    assert lists.first_sentence(Example) == "Does this (Author et al., 2020, eq. 3), as `FedNova` does"
+    assert lists.what_it_does(Example) == "Does this (Author et al., 2020, eq. 3), as `FedNova` does"
     assert lists.arguments(Example) == "mu, rho"
     assert lists.settled(Example) == ["updates", "base weights"]
     assert lists.kind(Example) == "correct the updates"

@@ -25,6 +25,7 @@ import yaml
 
 from fl_lightning import FederatedCallback
 from fl_lightning.cli import COMMANDS, main
+from fl_lightning.fit.shipped import first_sentence
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -97,11 +98,9 @@ def _formatted(code: str) -> str:
     return code
 
 
-def first_sentence(cls: type[object]) -> str:
+def what_it_does(cls: type[object]) -> str:
     """Return the first sentence of a class's docstring as Markdown, with references to other objects as plain code."""
-    text = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
-    sentence = re.split(r"(?<=[\w)”\"])[.:] (?=[A-Z])", f"{text} ")[0].strip().rstrip(".")
-    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", sentence).replace("``", "`").replace("|", r"\|")
+    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", first_sentence(cls)).replace("``", "`").replace("|", r"\|")
 
 
 def arguments(cls: type[object]) -> str:
@@ -147,7 +146,7 @@ def table(folder: str) -> list[str]:
     columns = ["what it does", "settles", "configs"] if folder in SETTLING else ["what it does", "configs"]
     rows = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for cls in callbacks(folder):
-        cells = [f"`{cls.__name__}({arguments(cls)})`", first_sentence(cls)]
+        cells = [f"`{cls.__name__}({arguments(cls)})`", what_it_does(cls)]
         cells += [", ".join(settled(cls)) or "–"] if folder in SETTLING else []
         rows.append(f"| {' | '.join([*cells, ', '.join(configs_of(cls))])} |")
     return rows

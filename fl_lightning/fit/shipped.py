@@ -34,10 +34,10 @@ class Kind:
     """A kind of classes that an option takes.
 
     Attributes:
-        about: what the classes are, in the singular, with an article.
+        about: a noun that describes one class, with its article, such as "the data of the clients".
         base: the class that all of the kind are subclasses of.
         home: the module whose public names include the shipped classes.
-        own: how users name a class of their own.
+        own: a text that tells users how to name a class of their own.
         without: a class whose subclasses do not belong to this kind.
         folders: headings for the classes of each folder of the home, by the folder's name; empty for one list.
     """
@@ -156,9 +156,13 @@ def purpose(cls: type) -> str:
     >>> purpose(Draws)
     'Draws k clients, e.g. of Table, by size'
     """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", first_sentence(cls)).replace("`", "")
+
+
+def first_sentence(cls: type) -> str:
+    """Return the first sentence of a class's description as its docstring has it, without the full stop."""
     text = " ".join((inspect.getdoc(cls) or "").partition("\n\n")[0].split())
-    plain = re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("`", "")
-    return re.split(r"\.(?= [A-Z]|$)", plain)[0]
+    return re.split(r"\.(?= [A-Z]|$)", text)[0]
 
 
 def beside(name: str, words: str) -> list[str]:
