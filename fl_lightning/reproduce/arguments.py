@@ -115,9 +115,8 @@ def _parser(name: str) -> CommandParser:
     parser.add_argument("--seeds", type=_positive, default=3, help="number of seeds (default 3)")
     parser.add_argument("--first_seed", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--rounds", type=_positive, help="number of rounds of every run, in place of the config's")
-    parser.add_argument(
-        "--subset", nargs="+", metavar="AXIS=LABELS", help="train some cells only: method=FedAvg alpha=0.1,1"
-    )
+    subset = "train some cells only: method=FedAvg alpha=0.1,1"
+    parser.add_argument("--subset", nargs="+", action="extend", metavar="AXIS=LABELS", help=subset)
     parser.add_argument("--jobs", type=_positive, default=1, help="number of runs at a time (default 1)")
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(

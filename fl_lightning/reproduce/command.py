@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def command(args: Sequence[str]) -> int:
 
     Returns:
         The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
-        unknown; 130 after Ctrl-C, with tables of the finished runs.
+        unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
     """
     options, passed_on = arguments(args)
     if args[0] == "sweep":
@@ -61,22 +62,38 @@ def command(args: Sequence[str]) -> int:
     if findings.problems:
         return 2
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
-    failed, stopped = [], False
+    failed, stopped_by = [], 0
     folders = [Path(options.out) / experiment.id for experiment, _ in planned]
     with ExitStack() as holds:
         for folder in folders:
             holds.enter_context(held(folder))
         try:
-            failed = train_with_progress(trained, options.jobs) if trained else []
-        except KeyboardInterrupt:
-            stopped = True
+            with _stopped_by_sigterm():
+                failed = train_with_progress(trained, options.jobs) if trained else []
+        except KeyboardInterrupt as interrupt:
+            stopped_by = int(next(iter(interrupt.args), signal.SIGINT))
         for (experiment, pairs), folder in zip(planned, folders, strict=True):
             _write(experiment, pairs, folder, args, options.rounds)
     for job in failed:
         print(job.failure)
-    if stopped:
+    if stopped_by:
         print("stopped: the same command continues the runs")
-    return 130 if stopped else 1 if failed else 0
+        return 128 + stopped_by
+    return 1 if failed else 0
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which schedulers of clusters send, interrupt the block as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _sweep(options: argparse.Namespace) -> Experiment:
@@ -199,7 +216,9 @@ def _write_tables(
     finished = sum(job.finished for _, job in pairs)
     facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {counted(len(pairs), 'run')} finished"]
     if rounds:
-        facts.append(f"{counted(rounds, 'round')} in place of the config's")
+        paper = ", to which the paper's numbers belong" if experiment.rows else ""
+        facts.append(f"{counted(rounds, 'round')} in place of the config's{paper}")
+        print(f"{experiment.id}: {facts[-1]}")
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"{'seeds' if ',' in seeds else 'seed'} {seeds}; {_versions(pairs)}")

@@ -28,7 +28,7 @@ def dry_run(planned: Planned, findings: Findings, trials: Trials, processes: int
 
     Args:
         planned: the experiments, each with the jobs of its cells.
-        findings: what the pre-flight has found.
+        findings: the findings of the pre-flight.
         trials: the trials of all jobs that are trained.
         processes: number of jobs at a time.
         out: the folder of all results.

@@ -223,6 +223,7 @@ def test_rounds_done_of_a_run_that_has_not_begun() -> None:
         (["reproduce", "fedgh-slides/table-2", "--seeds", "0"], "expected a whole number of at least 1, got 0"),
         (["reproduce", "fedgh-slides/table-2", "--subset", "beta=1"], "has the axes alpha, method"),
         (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3"], "has the labels"),
+        (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3", "--subset", "method=FedAvg"], "got alpha=3"),
         (["reproduce", "fedgh-slides/table-2", "--data.nope", "3"], "there is no option nope"),
         (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size"], "--grid must be OPTION=VALUE"),
         (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size=-1"], "batch_size"),
@@ -255,12 +256,13 @@ def test_settings_of_a_mistake_are_refused() -> None:
         config_of(["--config=tiny.yaml", "--data.nope=3"])
 
 
-def test_interrupted_it_tabulates_what_is_there() -> None:
-    """Ctrl-C in mid-run: the table of what is finished, a word on how to go on, status 130."""
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_tabulates_what_is_there(sent: signal.Signals) -> None:
+    """Ctrl-C or a cluster's signal in mid-run: the table of what is finished, how to go on, status 128 + signal."""
     with under_way() as command:
-        command.send_signal(signal.SIGINT)
+        command.send_signal(sent)
         out, _ = command.communicate(timeout=HANG)
-    assert command.returncode == 130
+    assert command.returncode == 128 + sent
     assert "the same command continues the runs" in out
     assert len(results()) == 1
 
