@@ -42,7 +42,7 @@ def download_whole(root: Path, folder: str, fetch: Callable[[Path], object], nam
         folder: part of the download to keep, as a path below the temporary folder and then below ``root``.
         fetch: function that downloads the data set into a given folder, checks and unpacks it.
         name: name of the data set.
-        by_hand: what the user can do without a network, for the error message.
+        by_hand: end of the error message, which tells users how to provide the data without a download.
 
     Raises:
         ConfigurationError: the data set could not be downloaded, or not be written.
@@ -149,7 +149,7 @@ def _progress(name: str, size: int | None) -> Iterator[Callable[[int], object]]:
     Yields:
         A function that takes the number of bytes received so far.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_terminal=sys.stderr.isatty())  # where FORCE_COLOR is set, too
     if console.is_terminal:
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:

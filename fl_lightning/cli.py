@@ -19,7 +19,7 @@ class Command(NamedTuple):
     """A command of the command line.
 
     Attributes:
-        about: what the command does, for the overview.
+        about: a sentence on what the command does, which ``--help`` shows.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that check the arguments and answer ``--help``, without importing torch.
         trains: whether the command needs Lightning.

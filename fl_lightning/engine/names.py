@@ -10,7 +10,7 @@ from fl_lightning.errors import ConfigurationError
 
 
 class NamesClients(Protocol):
-    """What knows the clients' names: a data module."""
+    """Describes the attributes of a data module that hold the clients' number and names."""
 
     num_clients: int
     client_names: Sequence[str] | None
