@@ -75,7 +75,7 @@ class LocalRun:
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
         self.kept: dict[str, Tensor] = {}
-        self._flat, self._state = flat, state
+        self._flat, self._state, self._in_loss = flat, state, False
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
         self._logged = MetricLog()
@@ -83,8 +83,11 @@ class LocalRun:
 
     @property
     def params(self) -> Tensor:
-        """(P,) the client's live parameters: writing to the vector changes the module."""
-        return self._flat.vector
+        """(P,) the client's live parameters: writing to the vector changes the module.
+
+        Inside the ``loss`` hook, a new vector whose gradients reach the parameters, and which is for reading only.
+        """
+        return self._flat.join(self._flat.parameters) if self._in_loss else self._flat.vector
 
     @property
     def grads(self) -> Tensor:
@@ -153,6 +156,15 @@ class LocalRun:
         if loss is not None:
             self.losses.append(loss.detach())
             self._batch_sizes.append(self.batch_size or 1)
+
+    @contextlib.contextmanager
+    def in_loss(self) -> Iterator[None]:
+        """Let :attr:`params` have a gradient inside a ``with`` block, in which the ``loss`` hooks are called."""
+        self._in_loss = True
+        try:
+            yield
+        finally:
+            self._in_loss = False
 
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:

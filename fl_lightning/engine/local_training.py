@@ -225,9 +225,10 @@ class LocalTraining:
             nonlocal outputs
             outputs = self._forward(batch, index)
             loss = None if outputs is None else self.loss_of(outputs)
-            if loss is not None:
-                for hook in self.losses:
-                    loss = hook(run, batch, outputs, loss)
+            if loss is not None and self.losses:
+                with run.in_loss():
+                    for hook in self.losses:
+                        loss = hook(run, batch, outputs, loss)
             if index % accumulate == 0:
                 self._zero_grad(run, index)
             if loss is not None:

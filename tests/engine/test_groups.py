@@ -140,6 +140,30 @@ def test_float32() -> None:
     compare(lambda: TinyClassifier().float(), data=SingleData, tolerance=1e-6, local_epochs=2)
 
 
+class Pull(FederatedCallback):
+    """FedProx's term, written as a loss: mu / 2 * |w - anchor|^2."""
+
+    stacks = True
+
+    def __init__(self, mu: float = 0.1) -> None:
+        self.mu = mu
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        return loss + self.mu / 2 * (run.params - run.anchor).square().sum()
+
+
+def test_a_term_of_the_loss_on_the_weights_reaches_the_gradient() -> None:
+    """One by one and in groups; FedProx adds the gradient of this term, so both train the same model."""
+    compare(TinyClassifier, Pull, local_epochs=2)
+    ends = []
+    for rules in ([Pull()], [FedProx(0.1)], []):
+        orchestrator = FederatedOrchestrator(TinyClassifier(), local_epochs=2)
+        trainer(*rules, rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
+        ends.append(orchestrator.params.clone())
+    near(ends[0], ends[1], EXACT)
+    assert float((ends[0] - ends[2]).abs().max()) > 1e-3
+
+
 class Logs(TinyClassifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         outputs = super().training_step(batch, batch_idx)
