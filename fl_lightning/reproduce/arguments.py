@@ -59,7 +59,7 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
     rest = deque(args)
     while rest:
         argument = rest.popleft()
-        name = _name(argument)
+        name = option_name(argument)
         if not argument.startswith("--") or name.partition(".")[0] not in parts or name in SET:
             own.append(argument)
             continue
@@ -69,14 +69,14 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
     return own, passed_on
 
 
-def _name(argument: str) -> str:
+def option_name(argument: str) -> str:
     """Name the option of an argument: "trainer.callbacks" of "--trainer.callbacks+=FedNova"."""
     return argument.removeprefix("--").partition("=")[0].rstrip("+")
 
 
 def _unknown(argument: str, known: Iterable[str]) -> str:
     """Describe the mistake in an argument that the command does not have."""
-    name = _name(argument)
+    name = option_name(argument)
     if not argument.startswith("-"):
         return f"expected an option, got {argument}: --help lists the options"
     if name in SET:

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import yaml
+import pandas as pd
 from rich.console import Console
 
 from fl_lightning.errors import ConfigurationError
@@ -19,6 +19,7 @@ from fl_lightning.fit.configs import Cell, experiment_in, find_config, option
 from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import drawing, tables
 from fl_lightning.reproduce.arguments import arguments
+from fl_lightning.reproduce.cells import refined, select, with_options
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.dry_run import dry_run
 from fl_lightning.reproduce.ending import write_comparison
@@ -31,11 +32,12 @@ from fl_lightning.reproduce.progress import announce, duration, train_with_progr
 from fl_lightning.reproduce.results import collect, compare
 from fl_lightning.reproduce.tracker import Planned
 from fl_lightning.reproduce.trials import Trials
-from fl_lightning.runs.lock import held
+from fl_lightning.runs.lock import LOCK, held
 from fl_lightning.runs.seeds import label
-from fl_lightning.runs.settings import short
 
-RUNS = "runs"  # in the folder of all results, the folder of the runs
+RUNS, RESULTS = "runs", "results.csv"  # in the folder of all results, the folder of the runs; in one's, the table
+# Options of fit that change no result.
+SAME = ("data.root", "data.download", "data.num_workers", "num_threads", "trainer.accelerator", "trainer.devices")
 
 
 def command(args: Sequence[str]) -> int:
@@ -46,12 +48,16 @@ def command(args: Sequence[str]) -> int:
         unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
     """
     options, passed_on = arguments(args)
+    given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
+    more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     if args[0] == "sweep":
-        chosen = [(experiment := _sweep(options), _refined(experiment.cells(), options.grid))]
+        experiment = _sweep(options)
+        chosen = [(experiment, refined(with_options(experiment.cells(), more), options.grid))]
     else:
-        chosen = [each for name in options.id for each in tables_and_figures(name)]
+        found = [each for name in options.id for each in tables_and_figures(name)]
+        chosen = [(experiment, with_options(cells, more)) for experiment, cells in found]
     known = Folders(Path(options.out) / RUNS)
-    planned: Planned = [(each, _plan(each, cells, options, passed_on, known)) for each, cells in chosen]
+    planned: Planned = [(each, _plan(each, cells, options, known)) for each, cells in chosen]
     trials = Trials([job for experiment, pairs in planned if is_trained(experiment) for _, job in pairs])
     findings = preflight(planned, trials, fetch=not options.dry_run)
     planned = findings.planned
@@ -73,7 +79,7 @@ def command(args: Sequence[str]) -> int:
         except KeyboardInterrupt as interrupt:
             stopped_by = int(next(iter(interrupt.args), signal.SIGINT))
         for (experiment, pairs), folder in zip(planned, folders, strict=True):
-            _write(experiment, pairs, folder, args, options.rounds)
+            _write(experiment, pairs, folder, args, more)
     for job in failed:
         print(job.failure)
     if stopped_by:
@@ -110,120 +116,88 @@ def _sweep(options: argparse.Namespace) -> Experiment:
     return Experiment(name, f"Sweep of {options.config}", ", ".join(measures), "", (), config, measures)
 
 
-def _refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
-    """Expand every cell to all points of the axes ``option=values``."""
-    axes = []
-    for each in swept:
-        name, _, text = each.partition("=")
-        values = yaml.safe_load(text) if text else None
-        values = [yaml.safe_load(part) for part in text.split(",")] if not isinstance(values, list) else values
-        if not name or not text:
-            raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {each}: data.partition.alpha=0.1,1")
-        axes.append([(name, value) for value in values])
-    return [
-        Cell(
-            {**cell.labels, **{name: _label(value) for name, value in point}},
-            (*cell.options, *(option(*p) for p in point)),
-        )
-        for cell in cells
-        for point in itertools.product(*axes)
-    ]
-
-
-def _label(value: Any) -> Any:
-    """Name a value: callbacks by their classes and arguments, such as "FedProx(mu=0.1) + FedNova", other lists in YAML.
-
-    >>> _label([{"class_path": "FedProx", "init_args": {"mu": 0.1}}, {"class_path": "fl_lightning.callbacks.FedNova"}])
-    'FedProx(mu=0.1) + FedNova'
-    >>> _label([1, 2])
-    '[1, 2]'
-    """
-    if isinstance(value, str | int | float | None):
-        return value
-    parts = value if isinstance(value, list) else [value]
-    if parts and all(isinstance(part, dict) and "class_path" in part for part in parts):
-        return " + ".join(map(_called, parts))
-    return yaml.safe_dump(value, default_flow_style=True).strip()
-
-
-def _called(part: dict[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in (part.get("init_args") or {}).items())
-    return short(part["class_path"]) + (f"({arguments})" if arguments else "")
-
-
 def _plan(
     experiment: Experiment,
     cells: Sequence[Cell],
     options: argparse.Namespace,
-    passed_on: Sequence[str],
     folders: Folders,
 ) -> list[tuple[Cell, Job]]:
-    given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
-    more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     chosen, pairs = select(cells, options.subset or (), experiment.id), []
     announce(f"planning {experiment.id}: {counted(len(chosen), 'cell')} …")
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
-        arguments = [f"--config={experiment.config}", *cell.options, *more]
+        arguments = [f"--config={experiment.config}", *cell.options]
         called = ", ".join(filter(None, (experiment.id, drawing.name(cell.labels, list(cell.labels)))))
         pairs += [(cell, job) for job in plan(group, arguments, seeds, folders, called)]
     return pairs
 
 
-def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cell]:
-    """Select the cells that have one of the wanted labels on every axis that is named.
-
-    Args:
-        cells: cells to choose from.
-        wanted: "axis=label" or "axis=label,label", one entry per axis.
-        where: name of the experiment for the error message.
-
-    Raises:
-        ConfigurationError: an axis or a label does not exist; the message names the existing ones.
-    """
-    for choice in wanted:
-        axis, _, labels = choice.partition("=")
-        known = {label(cell.labels[axis]) for cell in cells if axis in cell.labels}
-        asked = set(labels.split(","))
-        if not known or not asked <= known:
-            axes = dict.fromkeys(name for cell in cells for name in cell.labels)
-            there = f"labels {', '.join(sorted(known))}" if known else f"axes {', '.join(axes)}"
-            raise ConfigurationError(f"--subset must be AXIS=LABEL[,LABEL], got {choice}: {where} has the {there}")
-        cells = [cell for cell in cells if axis in cell.labels and label(cell.labels[axis]) in asked]
-    return list(cells)
-
-
 def _write(
-    experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, args: Sequence[str], rounds: int | None
+    experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, args: Sequence[str], more: Sequence[str]
 ) -> None:
-    image = picture(experiment, pairs, folder)
+    results = collect(experiment, pairs)
+    _keep_earlier(folder, results)
+    changed = changes(more)
+    comparable = experiment if not any(each.startswith("trainer.max_epochs") for each in changed) else None
+    image = picture(comparable or replace(experiment, rows=()), pairs, folder)  # no marks of other rounds
     if is_trained(experiment):
-        _write_tables(experiment, pairs, image, folder, args, rounds)
+        _write_tables(experiment, pairs, results, image, folder, args, changed)
     print(f"results: {folder}")
+
+
+def _keep_earlier(folder: Path, results: pd.DataFrame) -> None:
+    """Move the results of an earlier command into a folder of their own, if they have runs that ours do not have."""
+    try:
+        before = set(pd.read_csv(folder / RESULTS)["folder"])
+    except (OSError, ValueError, KeyError):  # none, or without a run
+        return
+    if before <= set(results.get("folder", ())):
+        return
+    kept = folder / next(name for n in itertools.count(1) if not (folder / (name := f"earlier-{n}")).exists())
+    files = [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]
+    kept.mkdir()
+    for path in files:
+        path.rename(kept / path.name)
+    print(f"earlier results, with other runs: {kept}")
+
+
+def changes(more: Sequence[str]) -> list[str]:
+    """List the options of ``fit`` that were given for all runs and may change results, as "model.local_epochs 2".
+
+    >>> changes(["--data.root", "DIR", "--model.local_epochs", "2", "--trainer.callbacks+=FedNova", "--num_threads=2"])
+    ['model.local_epochs 2', 'trainer.callbacks+ FedNova']
+    """
+    text: list[str] = []
+    for word in more:
+        if word.startswith("--"):
+            text.append(word.removeprefix("--").replace("=", " ", 1))
+        else:
+            text[-1] += f" {word}"
+    return [each for each in text if each.split()[0] not in SAME]
 
 
 def _write_tables(
     experiment: Experiment,
     pairs: Sequence[tuple[Cell, Job]],
+    results: pd.DataFrame,
     image: Path | None,
     folder: Path,
     args: Sequence[str],
-    rounds: int | None,
+    changed: Sequence[str],
 ) -> None:
-    results = collect(experiment, pairs)
     compared, verdicts = compare(experiment, results), judge(experiment, results)
     finished = sum(job.finished for _, job in pairs)
     facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {counted(len(pairs), 'run')} finished"]
-    if rounds:
-        paper = ", to which the paper's numbers belong" if experiment.rows else ""
-        facts.append(f"{counted(rounds, 'round')} in place of the config's{paper}")
+    if changed:
+        paper = ": the paper's numbers belong to others" if experiment.rows else ""
+        facts.append(f"settings in place of the config's: {', '.join(changed)}{paper}")
         print(f"{experiment.id}: {facts[-1]}")
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"{'seeds' if ',' in seeds else 'seed'} {seeds}; {_versions(pairs)}")
         facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
-    results.to_csv(folder / "results.csv", index=False)
+    results.to_csv(folder / RESULTS, index=False)
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
     (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))
     console = Console()

@@ -116,7 +116,8 @@ def find(name: str) -> list[Experiment]:
     known = experiments()
     found = [known[name]] if name in known else [known[id] for id in known if id.startswith(f"{name.rstrip('/')}/")]
     if not found:
-        near = difflib.get_close_matches(name, known, n=1)
+        documents = {id.partition("/")[0] for id in known}
+        near = difflib.get_close_matches(name, [*known, *documents], n=1)
         hint = f"did you mean {near[0]}?" if near else "fl-lightning reproduce --list names all"
         raise ConfigurationError(f"there is no experiment {name}: {hint}")
     return found

@@ -17,8 +17,10 @@ from command import HANG, TINY, fit, process, rows, run
 from wandb_files import wandb_records
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.configs import Cell
 from fl_lightning.fit.reading import config_of
 from fl_lightning.reproduce.arguments import arguments
+from fl_lightning.reproduce.cells import refined, with_options
 from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.papers import experiments
 from fl_lightning.runs.settings import settings_fingerprint
@@ -221,8 +223,14 @@ def test_rounds_done_of_a_run_that_has_not_begun() -> None:
         (["reproduce"], "reproduce needs the id of an experiment"),
         (["reproduce", "fedgh-slides/table-22"], "did you mean fedgh-slides/table-2"),
         (["reproduce", "fedgh-slides/table-2", "--seeds", "0"], "expected a whole number of at least 1, got 0"),
-        (["reproduce", "fedgh-slides/table-2", "--subset", "beta=1"], "has the axes alpha, method"),
-        (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3"], "has the labels"),
+        (["reproduce", "fedgh-slide"], "did you mean fedgh-slides?"),
+        (["reproduce", "fedgh-slides/table-2", "--subset", "beta=1"], "the axes are alpha, method"),
+        (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3"], "alpha has the labels 0.01, 0.1, "),
+        (["reproduce", "fedgh-slides/table-2", "--data.partition.alpha", "3"], "would override data.partition.alpha"),
+        (["reproduce", "fedgh-slides/table-2", "--data.partition=IID"], "would override data.partition.alpha"),
+        (["reproduce", "fedgh-slides/table-2", "--trainer.callbacks", "FedNova"], "would override trainer.callbacks"),
+        (["reproduce", "fedgh-slides/table-4", "--trainer.callbacks=[]"], "would override trainer.callbacks"),
+        (["sweep", *SWEEP[1:], "--grid", "trainer.max_epochs=1,2"], "--trainer.max_epochs would override"),
         (["reproduce", "fedgh-slides/table-2", "--subset", "alpha=3", "--subset", "method=FedAvg"], "got alpha=3"),
         (["reproduce", "fedgh-slides/table-2", "--data.nope", "3"], "there is no option nope"),
         (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size"], "--grid must be OPTION=VALUE"),
@@ -236,6 +244,32 @@ def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
     assert message in result.err
     assert len(result.err.strip().splitlines()) == 1
     assert not Path("runs").exists()
+
+
+def test_a_grid_acts_after_the_options_of_all_runs() -> None:
+    """So a rule given for all runs can be swept; two rows of labels that are true."""
+    options = ["--trainer.callbacks", "ConflictMonitor", "--trainer.callbacks+=FedProx", "--model.local_epochs=2"]
+    cells = with_options([Cell({}, ())], options)
+    cells = refined(cells, ["trainer.callbacks.mu=0.1,0.2"])
+    found = [config_of(["--config=tiny.yaml", *cell.options])["trainer"]["callbacks"] for cell in cells]
+    assert [rules[-1]["init_args"]["mu"] for rules in found] == [0.1, 0.2]
+    assert [len(rules) for rules in found] == [2, 2]
+
+
+def test_options_that_change_results_are_named_and_earlier_results_kept() -> None:
+    """Results with the runs of earlier ones replace them; results of other runs move them aside."""
+    command = ["sweep", "--config", "tiny.yaml", "--rounds", 1, "--seeds"]
+    assert run(*command, 1).status == 0
+    more = run(*command, 2)
+    assert "settings in place of the config's: trainer.max_epochs 1\n" in more.out
+    assert not Path("runs/sweep/tiny/earlier-1").exists()
+    other = run(*command, 1, "--model.local_epochs", 2, "--num_threads=1")
+    assert "settings in place of the config's: trainer.max_epochs 1, model.local_epochs 2\n" in other.out
+    assert "earlier results, with other runs: runs/sweep/tiny/earlier-1\n" in other.out
+    earlier = pd.read_csv("runs/sweep/tiny/earlier-1/results.csv")
+    assert list(earlier["seed"]) == [1, 2]
+    assert Path("runs/sweep/tiny/earlier-1/table.md").is_file()
+    assert list(results()["seed"]) == [1]
 
 
 def test_list_names_every_experiment() -> None:

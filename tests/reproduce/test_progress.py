@@ -147,4 +147,4 @@ def test_one_is_not_several() -> None:
     assert result.out.startswith("planning tiny: 1 cell …\ntrying a round of tiny …\n1 run; starting the first …\n")
     text = Path("runs/sweep/tiny/table.md").read_text()
     assert "1 of 1 run finished" in text
-    assert "1 round in place of the config's" in text
+    assert "settings in place of the config's: trainer.max_epochs 1" in text
