@@ -18,7 +18,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.held_out import draw_held_out
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.seeding import numpy_generator
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -237,9 +237,11 @@ def _unreadable(path: Path, reason: str, name: str) -> str:
 def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
     missing = [column for column in columns if column not in table]
     if missing:
+        near = [nearest(str(column), map(str, table.columns)) for column in missing]
+        hint = f"; did you mean {', '.join(filter(None, near))}?" if any(near) else ""
         raise ConfigurationError(
             f"expected the {name} table to have the columns {', '.join(map(str, columns))}, got "
-            f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set client, target and features"
+            f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set client, target and features{hint}"
         )
     if not len(table) and name == "train":
         raise ConfigurationError("expected the train table to have rows, got none: give at least one")

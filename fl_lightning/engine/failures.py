@@ -9,14 +9,21 @@ from torch import nn
 
 from fl_lightning.errors import TrainingError, of_library
 
+# What to do about an error of torch, by a part of its message.
+HINTS = {
+    "Expected more than 1 value per channel": "BatchNorm needs two examples; drop_last (--data.drop_last true) leaves "
+    "out a last batch of one",
+}
+
 
 def described(error: Exception, module: LightningModule) -> str:
-    """Describe an error in the training of a module: its class, its message, and the layer that raised it."""
+    """Describe an error in a module's training: class, message, layer that raised it, and what to do if known."""
     names = {id(part): name for name, part in module.named_modules() if part is not module}
     found = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     layers = [each for each in found if isinstance(each, nn.Module) and id(each) in names]
     where = f" (in {names[id(layers[-1])]}, {_short(layers[-1])})" if layers else ""
-    return f"{type(error).__name__}: {error}{where}"
+    hint = next((f": {words}" for found, words in HINTS.items() if found in str(error)), "")
+    return f"{type(error).__name__}: {error}{where}{hint}"
 
 
 def _short(layer: nn.Module) -> str:

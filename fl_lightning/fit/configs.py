@@ -40,14 +40,16 @@ def find_config(name: str) -> str:
     """Find a config: a path, or the name of a shipped config (``cifar10_gh.yaml``, ``papers/….yaml``).
 
     Raises:
-        ConfigurationError: there is no such config; the message lists the shipped configs, then the most similar name.
+        ConfigurationError: there is no such config; the message lists the shipped configs, then the most
+            similar name among them and the configs in the working directory.
     """
     if Path(name).is_file():
         return name
     if found := _shipped(name):
         return str(found)
     shipped = shipped_configs()
-    near = nearest(Path(name).with_suffix(".yaml").as_posix(), shipped)
+    here = [path.name for path in Path().glob("*.yaml")]
+    near = nearest(Path(name).with_suffix(".yaml").as_posix(), [*here, *shipped])
     hint = f"; did you mean {near}?" if near else ""
     raise ConfigurationError(
         f"there is no file {name}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"

@@ -183,7 +183,8 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
         there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}"
         near = _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted)
         hint = f"; did you mean {near}?" if near else ""
-        return f"{where}there is no option {found[1]}: {there}{hint}"
+        last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] and not near else ""
+        return f"{where}there is no option {found[1]}: {there}{hint}{last}"
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):

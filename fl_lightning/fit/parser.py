@@ -12,11 +12,15 @@ from typing_extensions import override
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
-from fl_lightning.fit.shipped import KINDS, listing, named_option
+from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
 
 
 class Parser(LightningArgumentParser):
-    """Parses the command line, and reports a mistake in one line."""
+    """Parses the command line, without abbreviations of options, and reports a mistake in one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.allow_abbrev = False
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -29,7 +33,7 @@ class Parser(LightningArgumentParser):
         groups = self.groups or {}
         if {"trainer", "model", "data"} <= set(groups):
             return brief(self.prog.split()[-1], self._actions, groups)
-        return str(super().format_help(*args, **kwargs))
+        return plain(str(super().format_help(*args, **kwargs)))
 
     @override
     def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:

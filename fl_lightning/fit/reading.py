@@ -90,9 +90,8 @@ def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
     try:
-        made = parser.instantiate(
-            parser.parse_object({"data": deepcopy(config["data"])})
-        )  # parsing changes lists in it
+        settings = deepcopy(config["data"])  # parsing changes the lists in it
+        made = parser.instantiate(parser.parse_object({"data": settings}))
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise

@@ -156,7 +156,16 @@ def purpose(cls: type) -> str:
     >>> purpose(Draws)
     'Draws k clients, e.g. of Table, by size'
     """
-    return re.sub(r":\w+:`~?([^`]*)`", r"\1", first_sentence(cls)).replace("`", "")
+    return plain(first_sentence(cls))
+
+
+def plain(text: str) -> str:
+    """Take the marks of reStructuredText out of a docstring.
+
+    >>> plain("as for ``long_tail``; see :class:`~fl_lightning.Monitor`")
+    'as for long_tail; see fl_lightning.Monitor'
+    """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("`", "")
 
 
 def first_sentence(cls: type) -> str:

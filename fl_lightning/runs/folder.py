@@ -75,6 +75,8 @@ class RunFolder(CSVLogger):
         """Name of the run folder in the experiment's folder; taken on first access, so that no two runs share one."""
         if self._taken is None:
             self._taken = next_version(Path(self.root_dir), take=_is_first_process())
+            if self._holds is not None and _is_first_process():
+                self._holds.callback(_remove_if_empty, Path(self.log_dir))  # after the lock is released
             self._hold()
         return self._taken
 
@@ -187,6 +189,13 @@ def next_version(experiment: Path, take: bool = True) -> str:
             except FileExistsError:
                 pass
         number += 1
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove the folder of a run that failed before it wrote a file, and the experiment's if it has no other run."""
+    with suppress(OSError):  # a folder that holds anything stays
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def rounds_in(folder: Path) -> int:

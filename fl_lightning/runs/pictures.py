@@ -48,7 +48,8 @@ def bubbles(counts: Tensor, names: Sequence[str] | None = None) -> Figure:
     held = counts[:DRAWN].numpy()
     num_clients, num_classes = held.shape
     cell = min(0.4, WIDEST / num_clients, WIDEST / num_classes)  # inches
-    figure = Figure((num_clients * cell + 1, num_classes * cell + 1), dpi=100, layout="constrained")
+    room = 0.1 * max(map(len, names), default=0) if names is not None else 0.0  # inches below, for upright names
+    figure = Figure((num_clients * cell + 1, num_classes * cell + 1 + room), dpi=100, layout="constrained")
     axes = figure.add_subplot()
     add_bubbles(axes, held, held.max(), None if names is None else names[:DRAWN])
     axes.set_title(f"largest bubble: {held.max():,} examples{title}", loc="left", fontsize="medium")

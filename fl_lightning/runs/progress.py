@@ -24,6 +24,7 @@ from fl_lightning.runs.timer import RoundTimer
 
 HIDDEN = ("v_num",)
 GAP = "  "
+MOST = 3  # validation metrics that are shown if the module has chosen none by prog_bar
 
 
 def time_left(pace: float, done: float, total: int, since: float) -> float:
@@ -235,5 +236,10 @@ class RoundProgress(ProgressBar):
 
     def _metrics(self, trainer: Trainer, pl_module: LightningModule) -> list[str]:
         metrics = self.get_metrics(trainer, pl_module)
-        names = [n for n in PROGRESS if n in metrics] + [n for n in metrics if n not in (*PROGRESS, *HIDDEN)]
-        return [f"{name} {float(metrics[name]):.4f}" for name in names]  # type: ignore[arg-type]
+        if not any(name.startswith("val") for name in metrics):  # the module logs them without prog_bar
+            names = [name for name in trainer.callback_metrics if name.startswith("val")]
+            metrics |= {name: float(trainer.callback_metrics[name]) for name in names[:MOST]}
+        ranks = {name: rank for rank, name in enumerate(PROGRESS)}
+        shown = [name for name in metrics if name not in HIDDEN]
+        shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
+        return [f"{name} {float(metrics[name]):.4f}" for name in shown]  # type: ignore[arg-type]

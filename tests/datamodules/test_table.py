@@ -116,6 +116,11 @@ def test_all_other_columns_are_features_by_default() -> None:
     assert data.client_dataset(0)[:][0].tolist() == [[70, 0]]
 
 
+def test_a_misspelt_column() -> None:
+    with pytest.raises(ConfigurationError, match=r"columns \w+, outcom, .*; did you mean outcome\?$"):
+        table(target="outcom").setup("fit")
+
+
 def test_a_test_table() -> None:
     """Rows of clients that do not train belong to nobody; without a client column, all rows do."""
     rows = FRAME.iloc[[1, 0, 4]].assign(hospital=["oslo", "paris", "oslo"])

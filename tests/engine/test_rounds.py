@@ -58,6 +58,17 @@ def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where
     assert close(model, (4.5, 4.5))
 
 
+def test_one_example_is_too_few_for_batch_normalization() -> None:
+    class Normalized(Linear):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return torch.nn.BatchNorm1d(2, dtype=torch.float64)(torch.zeros(1, 2, dtype=torch.float64)).sum()
+
+    with pytest.raises(RuntimeError, match=r"per channel when training.*--data\.drop_last true\) leaves out a last"):
+        trainer(rounds=1).fit(
+            FederatedOrchestrator(Normalized(2), on_bad_update="raise"), datamodule=GivenData(torch.zeros(2, 2))
+        )
+
+
 @pytest.mark.parametrize(("bad", "reason"), [([NAN, 0.0], "not finite"), ([-7.0, 0.0], "ValueError: no such label")])
 def test_policy_raise_stops_at_a_bad_client(bad: list[float], reason: str) -> None:
     with pytest.raises(RuntimeError, match=f"round 1: client 1 is left out: .*{reason}"):

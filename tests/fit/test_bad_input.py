@@ -131,6 +131,8 @@ OPTIONS = {
     "--model.client.network.in_fetaures=64": "in_features",
     "--trainer.max_epohcs=2": "trainer.max_epochs",
     "--ckpt_pth=last": "ckpt_path",
+    "--model.local_epoch=2": "model.local_epochs",  # abbreviations are misspelt, too
+    "--trainer.max_epoch=2": "trainer.max_epochs",
 }
 
 
@@ -140,6 +142,18 @@ OTHERS = {
     "--data.partition.mu=3": "there is no option mu: Dirichlet has alpha, form, min_samples",
     "--data.partition.alphas=3": "Dirichlet has alpha, form, min_samples; did you mean alpha?",
 }
+
+
+def test_a_run_that_fails_before_it_writes_leaves_no_folder() -> None:
+    """Of its own, even if the run folder had been taken; the folders of earlier runs stay."""
+    broken = [*TINY_FIT, "--data.partition=ClassesPerClient", "--data.partition.classes=11"]
+    assert "expected classes <= 10" in refused(*broken)
+    assert not Path("runs").exists() or not list(Path("runs").iterdir())
+    fit("--trainer.max_epochs", 1)
+    before = contents()
+    assert "expected classes <= 10" in refused(*broken)
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]
+    assert contents() == before
 
 
 @pytest.mark.parametrize("argument", OPTIONS)

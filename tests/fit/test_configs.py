@@ -178,3 +178,10 @@ def test_parts_are_no_experiments() -> None:
     names = shipped_configs()
     assert "digits_gh.yaml" in names
     assert not [name for name in names if "base" in name.split("/")]
+
+
+def test_a_misspelt_config_beside_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("hospitals.yaml").write_text("experiment: hospitals\n")
+    with pytest.raises(ConfigurationError, match=r"did you mean hospitals\.yaml\?$"):
+        find_config("hospital.yaml")

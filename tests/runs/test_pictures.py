@@ -1,5 +1,6 @@
 """Bubbles, cosines and loss surfaces show what they are given."""
 
+import warnings
 from typing import Any
 
 import matplotlib
@@ -68,6 +69,15 @@ def test_clients_are_named() -> None:
         assert not any(label.get_parse_math() for label in labels)
     many = bubbles(torch.ones(80, 2, dtype=torch.int64), [f"client {k}" for k in range(80)])
     assert [label.get_text() for label in many.axes[0].get_xticklabels()] == [f"client {k}" for k in range(0, 80, 2)]
+
+
+def test_long_names_leave_room_for_two_classes() -> None:
+    """Without a word of matplotlib, which warns where a layout cannot be made."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = bubbles(torch.ones(9, 2, dtype=torch.int64), ["Universitätsklinikum Nord"] * 9)
+        figure.canvas.draw()
+    assert figure.axes[0].get_window_extent().height >= 60  # pixels, of a plot of two classes
 
 
 def test_a_plot_of_many_clients_says_which() -> None:

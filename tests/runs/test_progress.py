@@ -108,6 +108,21 @@ def test_the_data_are_named_before_they_are_loaded() -> None:
     assert fit("--data", "mine.Mine").out.splitlines()[:2] == ["loading Mine …", "reading"]
 
 
+@pytest.mark.parametrize("marked", [False, True])
+def test_validation_metrics_of_a_module_that_marks_none_are_shown(marked: bool) -> None:
+    """The first three; a module that marks metrics for the progress bar has chosen."""
+    Path("mine.py").write_text(
+        "from fl_lightning.models import ImageClassifier\n\n\n"
+        "class Mine(ImageClassifier):\n"
+        "    def validation_step(self, batch, batch_idx):\n"
+        "        for name in 'abcd':\n"
+        f"            self.log(f'val/{{name}}', 1.0, prog_bar=name == 'd' and {marked})\n"
+    )
+    out = fit("--model.client", "mine.Mine").out.splitlines()
+    shown = [word for word in out[-2].split() if word.startswith(("val/", "train/"))]
+    assert shown == (["val/d", "train/loss"] if marked else ["val/a", "val/b", "val/c", "train/loss"])
+
+
 def test_nothing_is_said_where_a_program_reads() -> None:
     """A printed config is YAML and no more; the table of the clients comes first."""
     assert yaml.safe_load(run("fit", "--config", "tiny.yaml", "--print_config").out)["trainer"]["max_epochs"] == 2
