@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -135,7 +135,8 @@ def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[
     """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder."""
     axes, apart = varying(every), 1
     telling: list[str] = []
-    for axis in axes:
+    some = {name: None for each in every for name in each if any(name not in other for other in every)}
+    for axis in dict.fromkeys([*axes, *some]):  # settings that only some methods have come last
         names = {str([each.get(name) for name in (*telling, axis)]) for each in every}
         if len(names) > apart and len(telling) < NAMED_BY:
             telling, apart = [*telling, axis], len(names)
@@ -143,7 +144,7 @@ def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[
     taken: dict[str, int] = {}
     for chosen, run in zip(every, runs, strict=True):
         folder = os.path.relpath(run.folder.resolve(), common) if len(runs) > 1 else run.folder.resolve().name
-        spoken = [_spoken(axis, chosen[axis], axes) for axis in telling if axis in chosen]
+        spoken = [_spoken(axis, chosen[axis], {*axes, *telling}) for axis in telling if axis in chosen]
         name = ", ".join(spoken) or str(chosen.get(RULES, folder))
         taken[name] = taken.get(name, 0) + 1
         yield name if taken[name] == 1 else f"{name} #{taken[name]}"
@@ -155,7 +156,7 @@ def varying(every: Sequence[Mapping[str, Any]]) -> list[str]:
     return [axis for axis in axes if len({str(each[axis]) for each in every if axis in each}) > 1]
 
 
-def _spoken(axis: str, value: Any, axes: Sequence[str]) -> str:
+def _spoken(axis: str, value: Any, axes: Collection[str]) -> str:
     if axis == RULES or axis.endswith(CLASS):
         return str(value)
     unclear = [each for each in axes if short(each) == short(axis)] != [axis]

@@ -68,6 +68,14 @@ def test_a_rules_argument_names_the_methods_that_have_it(tmp_path: Path) -> None
     assert [method.name for method in methods(tmp_path, weak, strong)] == ["mu=0.01", "mu=1"]
 
 
+def test_an_argument_that_only_one_method_has_names_it(tmp_path: Path) -> None:
+    """FedAvg by n_k, which no callback names, beside FedAvg with equal weights."""
+    uniform = config("FedAvg")
+    uniform["trainer"]["callbacks"][0]["init_args"] = {"weighting": "uniform"}
+    names = [method.name for method in methods(tmp_path, config(), uniform, config("FedNova"))]
+    assert names == ["FedAvg", "FedAvg, weighting=uniform", "FedNova"]
+
+
 def test_names_can_be_given(tmp_path: Path) -> None:
     assert [m.name for m in methods(tmp_path, config(), config("FedNova"), names=("a", "b"))] == ["a", "b"]
 
