@@ -136,7 +136,9 @@ def _add_the_rest() -> None:
         for rule in lists.callbacks(folder):
             if rule in NAMED:
                 continue
-            config = yaml.safe_load((lists.ROOT / "configs" / f"{lists.configs_of(rule)[0]}.yaml").read_text())
+            if not (configs := lists.configs_of(rule)):
+                raise FileNotFoundError(f"no config in configs/rules/ names {rule.__name__}: write one")
+            config = yaml.safe_load((lists.ROOT / "configs" / f"{configs[0]}.yaml").read_text())
             listed = next(each for each in config["trainer"]["callbacks+"] if each["class_path"] == rule.__name__)
             make = partial(rule, **listed.get("init_args", {}))
             settled = lists.settled(rule)
