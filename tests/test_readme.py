@@ -110,6 +110,7 @@ def test_the_guides_run_from_python_records_what_the_command_line_records(
     assert [row["round"] for row in rows(own / "metrics.csv")] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -290,7 +290,7 @@ def test_settings_of_a_mistake_are_refused() -> None:
         config_of(["--config=tiny.yaml", "--data.nope=3"])
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_interrupted_it_tabulates_what_is_there(sent: signal.Signals) -> None:
     """Ctrl-C or a cluster's signal in mid-run: the table of what is finished, how to go on, status 128 + signal."""
     with under_way() as command:
