@@ -42,11 +42,15 @@ def dry_run(planned: Planned, findings: Findings, trials: Trials, processes: int
         print(f"{experiment.id}: {_runs([job for _, job in pairs], is_trained(experiment))}")
     if len(planned) > 1:
         print(f"in total: {counted(len(_each_once(trained)), 'different run')}; {len(todo):,} to train")
-    if findings.data_missing:
-        print("time and disk: unknown until the data are there")
+    lacking = {job.folder for job in findings.without}
+    if here := [job for job in todo if job.folder not in lacking]:
+        if len(here) < len(todo):
+            print(f"without data: {counted(len(todo) - len(here), 'run')}, which the next lines leave out")
+        folders = {job.folder for job in here}
+        known = _tried([[job for job in jobs if job.folder in folders] for _, jobs in trained], trials)
+        print("\n".join(_estimated(here, known, trials, processes, out)))
     elif todo:
-        known = _tried([[job for job in jobs if not job.finished] for _, jobs in trained], trials)
-        print("\n".join(_estimated(todo, known, trials, processes, out)))
+        print("time and disk: unknown until the data are there")
     for line in findings.to_come:
         print(f"to download: {line}")
     for line in [*findings.problems, *trials.failures]:

@@ -22,6 +22,7 @@ from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.catalogue import is_item, measured
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
+MOST = 3  # experiments that a line names
 # Packages whose classes log a metric in the first round or never.
 LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")
 
@@ -34,13 +35,13 @@ class Findings:
         planned: the experiments with their jobs; each has a measure, unless data are missing.
         problems: missing data and unknown measures.
         to_come: data that are missing and will be downloaded.
-        data_missing: whether any data are missing; no round is then tried, and measures are not looked for.
+        without: the jobs that lack data. If there are any, measures are not looked for.
     """
 
     planned: Planned
     problems: Sequence[str]
     to_come: Sequence[str]
-    data_missing: bool
+    without: Sequence[Job]
 
 
 def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
@@ -51,16 +52,16 @@ def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
         trials: the trials of all jobs that are trained.
         fetch: whether to download data that are missing and can be downloaded.
     """
-    lacking, to_come = missing_data([job for _, pairs in planned for _, job in pairs], fetch)
+    lacking, to_come, without = missing_data([job for _, pairs in planned for _, job in pairs], fetch)
     if lacking or to_come:
-        return Findings(planned, lacking, to_come, True)
+        return Findings(planned, lacking, to_come, without)
     planned = [(with_measure(experiment, [job for _, job in pairs], trials), pairs) for experiment, pairs in planned]
     trained = [(experiment, [job for _, job in pairs]) for experiment, pairs in planned if is_trained(experiment)]
     unknown = [line for experiment, jobs in trained for line in unknown_measures(experiment, jobs, trials)]
-    return Findings(planned, unknown, (), False)
+    return Findings(planned, unknown, (), ())
 
 
-def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]]:
+def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str], list[Job]]:
     """Look for the data of all jobs that are not finished, without reading them.
 
     Args:
@@ -68,25 +69,38 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
         fetch: whether to download data that are missing and can be downloaded.
 
     Returns:
-        One line for each data set that is missing, or that a job's arguments do not allow; and one for each data set
-        that is missing and will be downloaded.
+        One line for each data set that is missing, or that a job's arguments do not allow; one for each data set that
+        is missing and will be downloaded; and the jobs that lack data.
     """
-    configs = {json.dumps(job.config["data"], sort_keys=True, default=str): job for job in jobs if not job.finished}
-    missing: dict[str, FederatedDataModule] = {}
-    lacking: dict[str, None] = {}
-    for job in configs.values():
+    by_data: dict[str, list[Job]] = {}
+    for job in jobs:
+        if not job.finished:
+            by_data.setdefault(json.dumps(job.config["data"], sort_keys=True, default=str), []).append(job)
+    missing: dict[str, tuple[FederatedDataModule, list[Job]]] = {}
+    lacking, to_come, without = dict[str, None](), list[str](), list[Job]()
+    for alike in by_data.values():
         try:
-            data = data_of(job.config)
+            data = data_of(alike[0].config)
         except ConfigurationError as error:
-            lacking[f"{' '.join(job.group)}: {error}"] = None
+            lacking[f"{' '.join(alike[0].group)}: {error}"] = None
         else:
             if (words := data.missing()) is not None:
-                missing.setdefault(words, data)
-    to_come = [words for words, data in missing.items() if not fetch and data.downloads()]
-    for words in missing:
-        if words not in to_come and (still := _missing_still(missing[words])) is not None:
-            lacking[still] = None
-    return list(lacking), to_come
+                missing.setdefault(words, (data, []))[1].extend(alike)
+    for words, (data, needy) in missing.items():
+        if not fetch and data.downloads():
+            to_come.append(f"{words} ({_needed_by(needy)})")
+        elif (still := _missing_still(data)) is not None:
+            lacking[f"{still} ({_needed_by(needy)})"] = None
+        else:
+            continue
+        without += needy
+    return list(lacking), to_come, without
+
+
+def _needed_by(jobs: Sequence[Job]) -> str:
+    ids = list(dict.fromkeys(job.group[0] for job in jobs))
+    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
+    return f"for {', '.join(ids[:MOST])}{more}"
 
 
 def _missing_still(data: FederatedDataModule) -> str | None:

@@ -124,6 +124,19 @@ def test_missing_data_are_told_once() -> None:
     assert not Path("nowhere").exists()
 
 
+def test_time_of_the_runs_that_have_their_data() -> None:
+    """Two of three cells have theirs: as long as these two alone, but for what a trial differs by."""
+    Path("mixed.yaml").write_text(
+        "base: tiny.yaml\nexperiment: mixed\ngrid:\n  data:\n    here: {}\n    also here: {data.batch_size: 16}\n"
+        "    elsewhere: {data: {class_path: MNIST, init_args: {root: nowhere}}}\n"
+    )
+    result = run("sweep", "--config", "mixed.yaml", "--seeds", 2, "--dry-run")
+    assert result.status == 0, result.err
+    assert "without data: 2 runs, which the next lines leave out\n" in result.out
+    assert re.search(r"^time: about .* \(a first round of 2 kinds of cells was timed\)$", result.out, re.MULTILINE)
+    assert re.search(r"^to download: expected MNIST in .* \(for mixed\)$", result.out, re.MULTILINE)
+
+
 def test_reproduce_has_it_too() -> None:
     """A figure of partitions trains nothing; two tables are told together."""
     command = [
