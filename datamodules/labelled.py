@@ -30,9 +30,9 @@ class LabelledData(FederatedDataModule):
     that move to the proxy set: the federated learning papers evaluate on the test set every round and hold nothing out.
     ``held_out`` concerns the clients' parts of the training set.
 
-    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), the long tail
-    thins out the classes, the partition deals the examples to the clients, the labels are corrupted, the clients hold
-    examples out.
+    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), examples beyond
+    ``train_examples`` are left out, the long tail thins out the classes, the partition deals the examples to the
+    clients, the labels are corrupted, the clients hold examples out.
 
     Args:
         num_clients: N, the number of clients, at least 1.
@@ -50,6 +50,9 @@ class LabelledData(FederatedDataModule):
         proxy_balanced: whether to draw the proxy set's batches with replacement, every class with the same probability.
         proxy_batch_size: examples per batch of the proxy set.
         eval_batch_size: examples per batch of the test set.
+        train_examples: number of training examples to use, at least 1, drawn with the run's seed among those that are
+            not in the proxy set; None for all.
+        test_examples: number of test examples to use, as ``train_examples``.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
@@ -73,6 +76,8 @@ class LabelledData(FederatedDataModule):
         proxy_balanced: bool = False,
         proxy_batch_size: int = 128,
         eval_batch_size: int = 1000,
+        train_examples: int | None = None,
+        test_examples: int | None = None,
         **federation: Any,
     ) -> None:
         super().__init__(**federation)
@@ -89,6 +94,9 @@ class LabelledData(FederatedDataModule):
                 f"{long_tail} and {proxy_long_tail}"
             )
         check_choice("proxy_source", proxy_source, "test", "train")
+        for name, number in (("train_examples", train_examples), ("test_examples", test_examples)):
+            if number is not None and number < 1:
+                raise ConfigurationError(f"{name} must be at least 1, or null for all examples, got {number}")
         self.num_clients = num_clients
         self.partition = partition or IID()
         self.corruption = corruption
@@ -100,6 +108,8 @@ class LabelledData(FederatedDataModule):
         self.proxy_balanced = proxy_balanced
         self.proxy_batch_size = proxy_batch_size
         self.eval_batch_size = eval_batch_size
+        self.train_examples = train_examples
+        self.test_examples = test_examples
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
@@ -169,6 +179,8 @@ class LabelledData(FederatedDataModule):
         source = train if self.proxy_source == "train" else test
         in_proxy = self._draw_proxy(self.labels(source[1]))
         free[self.proxy_source] &= ~in_proxy
+        for name, number in (("train", self.train_examples), ("test", self.test_examples)):
+            free[name] = self._drawn(name, free[name], number)
         parts = self._deal(self.labels(train[1]), free["train"].nonzero().flatten())
         if self.corruption is not None:
             generator = numpy_generator(self.seed, "corruption")
@@ -181,6 +193,21 @@ class LabelledData(FederatedDataModule):
             evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
             proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
         )
+
+    def _drawn(self, name: str, free: Tensor, number: int | None) -> Tensor:
+        """Draw the (n,) bool mask of the examples of a set to use, among those that are free."""
+        rows = free.nonzero().flatten()
+        if number is None or number == len(rows):
+            return free
+        if number > len(rows):
+            raise ConfigurationError(
+                f"expected {name}_examples of at most {len(rows)}, the examples that {type(self).__name__} has, got "
+                f"{number}: lower {name}_examples, or leave it out for all"
+            )
+        generator = numpy_generator(self.seed, f"{name} examples")
+        mask = torch.zeros_like(free)
+        mask[rows[torch.from_numpy(generator.choice(len(rows), number, replace=False))]] = True
+        return mask
 
     def _deal(self, labels: Tensor, rows: Tensor) -> Parts:
         """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""

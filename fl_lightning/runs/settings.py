@@ -18,6 +18,8 @@ ELSEWHERE = {
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
+# Arguments that came later: null is what runs did before, so they do not tell such runs apart.
+LATER = ("train_examples", "test_examples")
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 # Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
@@ -35,6 +37,10 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
+    data = (parts.get("data") or {}).get("init_args") or {}
+    for name in LATER:
+        if name in data and data[name] is None:
+            del data[name]
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -55,6 +61,7 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
     flat = _flat(config, "")
     elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
     kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
+    kept = {name: kept[name] for name in kept if kept[name] is not None or name not in [f"data.{n}" for n in LATER]}
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}

@@ -45,6 +45,37 @@ def test_clients_share_the_training_set() -> None:
     assert all(len({row % 3 for row in part}) == 1 for part in seen)
 
 
+def test_fewer_examples() -> None:
+    """Drawn with the seed, and beside the proxy set; clients and evaluation see these alone."""
+
+    def drawn(seed: int) -> tuple[list[int], list[int]]:
+        data = Tiny(num_clients=3, train_examples=12, test_examples=7, proxy_per_class=4, seed=seed)
+        proxy, evaluated = rows(data.proxy_dataloader()), rows(data.val_dataloader())
+        assert len(proxy) == 12
+        assert set(proxy).isdisjoint(evaluated)
+        return sorted(chain.from_iterable(train_rows(data))), evaluated
+
+    train, test = drawn(0)
+    assert (len(set(train)), len(set(test))) == (12, 7)
+    assert test == sorted(test)
+    assert drawn(0) == (train, test)
+    assert drawn(1)[0] != train
+    assert train_rows(Tiny(num_clients=3, train_examples=60)) == train_rows(Tiny(num_clients=3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_examples": 0}, "train_examples must be at least 1, or null for all examples, got 0"),
+        ({"test_examples": 31}, "expected test_examples of at most 30, the examples that Tiny has, got 31: lower"),
+        ({"test_examples": 19, "proxy_per_class": 4}, "expected test_examples of at most 18"),
+    ],
+)
+def test_more_examples_than_there_are(settings: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Tiny(**settings).setup("fit")  # type: ignore[arg-type]
+
+
 def test_loads_once() -> None:
     data = Tiny()
     data.setup("fit")
