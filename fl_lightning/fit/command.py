@@ -119,6 +119,9 @@ class FederatedCLI(OpenCLI):
         parser.add_argument(
             "--grid", type=Any, help="In a config: the settings that the experiment varies; unused in a single run."
         )
+        parser.add_argument(
+            "--scale", type=Any, help="In a config: smaller versions of the experiment; unused in a single run."
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 

@@ -17,7 +17,8 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 # Keys that a config file may have beside those of the command line.
 BASE = "base"  # the file or files that a config builds on and overrides: relative to itself, or shipped
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
-KEYS = (BASE, GRID)
+SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/scale.py
+KEYS = (BASE, GRID, SCALE)
 PARTS = ("trainer", "model", "data")
 LARGEST = 100_000  # values in a config
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, which is ten times as fast, if PyYAML has it
@@ -119,8 +120,15 @@ def name_of(configs: Iterable[Any]) -> str:
 
 def experiment_in(path: str | Path) -> str:
     """Name the experiment of a config: its ``experiment``, or that of a file it builds on, or else its stem."""
-    named = [_read(each).get("experiment") for each in [*bases(path), path]]
-    return next((str(name) for name in reversed(named) if name), Path(path).stem)
+    return next((str(name) for name in reversed(values_of(path, "experiment")) if name), Path(path).stem)
+
+
+def values_of(path: str | Path, *keys: str) -> list[Any]:
+    """Return the values that a config and the files it builds on have below nested keys, the most basic file first."""
+    found: list[Any] = [_read(each) for each in [*bases(path), path]]
+    for key in keys:
+        found = [value[key] for value in found if isinstance(value, Mapping) and key in value]
+    return found
 
 
 def grid(path: str | Path) -> list[Cell]:

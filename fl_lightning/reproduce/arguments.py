@@ -112,6 +112,12 @@ def _parser(name: str) -> CommandParser:
     else:
         parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
         parser.add_argument("--list", action="store_true", help="list all experiments")
+        parser.add_argument(
+            "--scale",
+            default="",
+            metavar="NAME",
+            help="a smaller version of the experiment: laptop (default: the paper's)",
+        )
     parser.add_argument("--seeds", type=_positive, default=3, help="number of seeds (default 3)")
     parser.add_argument("--first_seed", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--rounds", type=_positive, help="number of rounds of every run, in place of the config's")

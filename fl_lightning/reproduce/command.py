@@ -30,6 +30,7 @@ from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.preflight import preflight
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
 from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.reproduce.scale import at_scale
 from fl_lightning.reproduce.tracker import Planned
 from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.lock import LOCK, held
@@ -55,6 +56,7 @@ def command(args: Sequence[str]) -> int:
         chosen = [(experiment, refined(with_options(experiment.cells(), more), options.grid))]
     else:
         found = [each for name in options.id for each in tables_and_figures(name)]
+        found = [at_scale(options.scale, *each) for each in found] if options.scale else found
         chosen = [(experiment, with_options(cells, more)) for experiment, cells in found]
     known = Folders(Path(options.out) / RUNS)
     planned: Planned = [(each, _plan(each, cells, options, known)) for each, cells in chosen]
@@ -69,7 +71,7 @@ def command(args: Sequence[str]) -> int:
         return 2
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped_by = [], 0
-    folders = [Path(options.out) / experiment.id for experiment, _ in planned]
+    folders = [Path(options.out) / experiment.scale / experiment.id for experiment, _ in planned]
     with ExitStack() as holds:
         for folder in folders:
             holds.enter_context(held(folder))
@@ -139,8 +141,8 @@ def _write(
     results = collect(experiment, pairs)
     _keep_earlier(folder, results)
     changed = changes(more)
-    comparable = experiment if not any(each.startswith("trainer.max_epochs") for each in changed) else None
-    image = picture(comparable or replace(experiment, rows=()), pairs, folder)  # no marks of other rounds
+    differs = experiment.scale or any(each.startswith("trainer.max_epochs") for each in changed)
+    image = picture(replace(experiment, rows=()) if differs else experiment, pairs, folder)  # no marks of other rounds
     if is_trained(experiment):
         _write_tables(experiment, pairs, results, image, folder, args, changed)
     print(f"results: {folder}")
@@ -188,11 +190,13 @@ def _write_tables(
 ) -> None:
     compared, verdicts = compare(experiment, results), judge(experiment, results)
     finished = sum(job.finished for _, job in pairs)
-    facts = [f"`fl-lightning {' '.join(args)}`", f"{finished} of {counted(len(pairs), 'run')} finished"]
+    facts = [experiment.reduced] if experiment.scale else []
     if changed:
         paper = ": the paper's numbers belong to others" if experiment.rows else ""
         facts.append(f"settings in place of the config's: {', '.join(changed)}{paper}")
-        print(f"{experiment.id}: {facts[-1]}")
+    for fact in facts:
+        print(f"{experiment.id}: {fact}")
+    facts += [f"`fl-lightning {' '.join(args)}`", f"{finished} of {counted(len(pairs), 'run')} finished"]
     if finished:
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"{'seeds' if ',' in seeds else 'seed'} {seeds}; {_versions(pairs)}")

@@ -147,7 +147,6 @@ def _is_in(curve: Curve, place: Mapping[str, Any]) -> bool:
 
 def paper_marks(experiment: Experiment, method: str, curve: Curve) -> list[Mark]:
     """Mark the paper's numbers for a curve, at the rounds that the table names or at the curve's last round."""
-    last = int(curve.points.index[-1])
-    rounds = [round for round in experiment.rounds if round <= last] or [last]
-    numbers = {round: printed(experiment, {**curve.labels, "round": round}, curve.measure) for round in rounds}
+    rounds = experiment.read_at(int(curve.points.index[-1]))
+    numbers = {own: printed(experiment, {**curve.labels, "round": at}, curve.measure) for at, own in rounds.items()}
     return [Mark(method, round, number, PAPER) for round, number in numbers.items() if not math.isnan(number)]

@@ -59,6 +59,9 @@ class Experiment:
         claims: claims to test.
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.
+        scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
+        reduced: what the scale changes, for the first line of the tables.
+        pace: rounds of a run for each round of the paper's.
     """
 
     id: str
@@ -71,6 +74,9 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
     last: int = 1
+    scale: str = ""
+    reduced: str = ""
+    pace: float = 1.0
 
     @property
     def rounds(self) -> list[int]:
@@ -78,6 +84,19 @@ class Experiment:
         labels = [*self.rows, *(side for claim in self.claims for side in (claim.higher, claim.than, claim.at))]
         named = [each["round"] for each in labels if "round" in each]
         return sorted({round for each in named for round in (each if isinstance(each, list) else [each])})
+
+    def read_at(self, rounds: int) -> dict[int, int]:
+        """Map the rounds that rows and claims name to the rounds of ours that stand for them.
+
+        Args:
+            rounds: number of rounds of a run. Later rounds are left out; if none remains, the last round is read.
+        """
+        ours = {at: self.paced(at) for at in self.rounds}
+        return {at: own for at, own in ours.items() if own <= rounds} or {rounds: rounds}
+
+    def paced(self, rounds: int) -> int:
+        """Return the number of rounds, at least 1, that stand for a number of the paper's rounds."""
+        return max(1, round(rounds * self.pace))
 
     def cells(self) -> list[Cell]:
         """All points of the experiment's grid."""

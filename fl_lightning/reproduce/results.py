@@ -37,11 +37,11 @@ def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> 
             **{axis: cell.labels.get(axis) for axis in axes},
             "round": round,
             "seed": job.seed,
-            **{name: measure(metrics, name, round, experiment.last) for name in experiment.measures},
+            **{name: measure(experiment, metrics, name, own) for name in experiment.measures},
             "seconds": facts["seconds"],
             "folder": str(job.folder),
         }
-        for round in [at for at in experiment.rounds if at <= job.rounds] or [job.rounds]
+        for round, own in experiment.read_at(job.rounds).items()
     ]
 
 
@@ -50,16 +50,17 @@ def axes_of(results: pd.DataFrame) -> list[str]:
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
 
 
-def measure(metrics: pd.DataFrame, name: str, round: int, last: int) -> float:
-    """Compute a metric's mean over the ``last`` rounds up to ``round``; nan if the metric was not logged.
+def measure(experiment: Experiment, metrics: pd.DataFrame, name: str, round: int) -> float:
+    """Compute a metric's mean over the experiment's ``last`` rounds up to ``round``; nan if the metric was not logged.
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
     """
     metric, factor = measured(name)
     if metric not in metrics:
         return math.nan
-    middle = round // 2
-    chosen = slice(middle - 10, middle + 10) if name == "gamma_learned" else slice(round - last + 1, round)
+    middle, around = round // 2, experiment.paced(10)
+    last = experiment.paced(experiment.last)
+    chosen = slice(middle - around, middle + around) if name == "gamma_learned" else slice(round - last + 1, round)
     return factor * float(metrics[metric].loc[chosen].mean())
 
 

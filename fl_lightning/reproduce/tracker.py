@@ -185,7 +185,8 @@ def pace(job: Job) -> float | None:
 
 def _result(experiment: Experiment, job: Job) -> float:
     try:
-        named = [round for round in experiment.rounds if round <= job.rounds]
-        return measure(job.run.metrics, experiment.measures[0], max(named, default=job.rounds), experiment.last)
+        return measure(
+            experiment, job.run.metrics, experiment.measures[0], max(experiment.read_at(job.rounds).values())
+        )
     except UNREADABLE:
         return math.nan  # the tables, made at the end, report the damage

@@ -39,19 +39,19 @@ def trained(folder: Path, seed: int, top1: Sequence[float], **labels: Any) -> tu
 def test_a_measure_is_the_mean_of_the_last_rounds() -> None:
     """Rounds 1 to 40 have top-1 0.01 to 0.40: 40 % at the last, 35.5 % over the last ten, 20 % at round 20."""
     metrics = pd.DataFrame({"val/top1": [round / 100 for round in range(1, 41)]}, index=range(1, 41))
-    assert measure(metrics, "top1", 40, 1) == pytest.approx(40)
-    assert measure(metrics, "top1", 40, 10) == pytest.approx(35.5)
-    assert measure(metrics, "top1", 20, 1) == pytest.approx(20)
-    assert measure(metrics, "val/top1", 40, 1) == pytest.approx(0.4)
-    assert math.isnan(measure(metrics, "gamma_learned", 40, 1))
+    assert measure(experiment(), metrics, "top1", 40) == pytest.approx(40)
+    assert measure(experiment(last=10), metrics, "top1", 40) == pytest.approx(35.5)
+    assert measure(experiment(), metrics, "top1", 20) == pytest.approx(20)
+    assert measure(experiment(), metrics, "val/top1", 40) == pytest.approx(0.4)
+    assert math.isnan(measure(experiment(), metrics, "gamma_learned", 40))
 
 
 def test_gamma_is_the_mean_around_the_middle() -> None:
     """Of 200 rounds, 90 to 110: here γ is 1 in these and 0 elsewhere; of 20, rounds 1 to 20."""
     gamma = [float(90 <= round <= 110) for round in range(1, 201)]
     metrics = pd.DataFrame({"fedlaw/gamma": gamma}, index=range(1, 201))
-    assert measure(metrics, "gamma_learned", 200, 10) == 1
-    assert measure(metrics, "gamma_learned", 20, 10) == 0
+    assert measure(experiment(last=10), metrics, "gamma_learned", 200) == 1
+    assert measure(experiment(last=10), metrics, "gamma_learned", 20) == 0
 
 
 def test_collects_finished_runs_alone(tmp_path: Path) -> None:
