@@ -90,6 +90,24 @@ def process(*args: object, **environment: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env={**os.environ, **environment})
 
 
+def refused(*args: object) -> str:
+    """The one line on standard error, without what every such line starts with."""
+    result = run(*args)
+    check_refused(result)
+    return result.err.removeprefix("fl-lightning: error: ").removesuffix("\n")
+
+
+def check_refused(result: Result) -> None:
+    """Exit status 2, one printable line on standard error, no round done."""
+    assert result.status == 2, (result.out, result.err)
+    assert result.err.startswith("fl-lightning: error: ")
+    assert result.err.count("\n") == 1
+    assert result.err.endswith("\n")
+    assert result.err[:-1].isprintable(), "no escape sequences"
+    assert "Traceback" not in result.err + result.out
+    assert "round 1/2" not in result.out
+
+
 def rows(file: Path | str) -> list[dict[str, float]]:
     """A metrics.csv, one dict a round; a cell without a value is left out."""
     with Path(file).open(newline="") as lines:

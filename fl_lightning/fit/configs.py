@@ -120,10 +120,10 @@ def name_of(configs: Iterable[Any]) -> str:
 
 def experiment_in(path: str | Path) -> str:
     """Name the experiment of a config: its ``experiment``, or that of a file it builds on, or else its stem."""
-    return next((str(name) for name in reversed(values_of(path, "experiment")) if name), Path(path).stem)
+    return next((str(name) for name in reversed(layers_of(path, "experiment")) if name), Path(path).stem)
 
 
-def values_of(path: str | Path, *keys: str) -> list[Any]:
+def layers_of(path: str | Path, *keys: str) -> list[Any]:
     """Return the values that a config and the files it builds on have below nested keys, the most basic file first."""
     found: list[Any] = [_read(each) for each in [*bases(path), path]]
     for key in keys:

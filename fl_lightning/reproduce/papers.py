@@ -60,7 +60,7 @@ class Experiment:
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
-        reduced: what the scale changes, for the first line of the tables.
+        reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.
     """
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import SCALE, Cell, option, values_of
+from fl_lightning.fit.configs import SCALE, Cell, layers_of, option
 from fl_lightning.reproduce.papers import Experiment
 
 ROUNDS = ("trainer", "max_epochs")
@@ -19,7 +19,7 @@ class Scale:
     """Describes a smaller version of an experiment.
 
     Attributes:
-        note: what differs from the paper's experiment, for the readers of the results.
+        note: a phrase that names the differences to the paper's experiment, such as "30 of 50 rounds".
         rounds: number of rounds of a run.
         options: options of every cell, which override the cell's own.
         axes: the axes of the grid of which not all labels are kept, each with the labels that are kept: a list, or a
@@ -50,9 +50,9 @@ def scale_of(config: str, name: str) -> Scale:
     Raises:
         ConfigurationError: the config has no such scale, or the scale lacks a note or a number of rounds.
     """
-    parts = [value for value in values_of(config, SCALE, name) if isinstance(value, Mapping)]
+    parts = [value for value in layers_of(config, SCALE, name) if isinstance(value, Mapping)]
     if not parts:
-        known = sorted({each for value in values_of(config, SCALE) for each in value})
+        known = sorted({each for value in layers_of(config, SCALE) for each in value})
         raise ConfigurationError(f"{config} has no scale {name}: it has {', '.join(known) or 'none'}")
     merged = {key: value for part in parts for key, value in part.items()}
     for key in ("options", "axes"):
@@ -72,7 +72,7 @@ def at_scale(name: str, experiment: Experiment, cells: Sequence[Cell]) -> tuple[
         ConfigurationError: the experiment's config has no such scale.
     """
     scale = scale_of(experiment.config, name)
-    *_, rounds = values_of(experiment.config, *ROUNDS)
+    *_, rounds = layers_of(experiment.config, *ROUNDS)
     reduced = f"{name.capitalize()} scale, not the paper's: {scale.note}"
     smaller = dataclasses.replace(experiment, scale=name, reduced=reduced, pace=scale.rounds / rounds)
     return smaller, [small for cell in cells if (small := scale.cell(cell)) is not None]

@@ -64,9 +64,8 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
 def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
     head, rows = lines(compared)
-    head = [
-        name.replace(" ", "\n", 1) for name in head
-    ]  # a line break after the first word, such as "top1" in "top1 paper"
+    # A line break after the first word, such as "top1" in "top1 paper".
+    head = [name.replace(" ", "\n", 1) for name in head]
     tables = [framed(experiment.source, head, rows, caption=experiment.metric)]
     return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
 

@@ -11,7 +11,7 @@ from command import TINY, run
 import fl_lightning.reproduce.arguments
 import fl_lightning.reproduce.command
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import values_of
+from fl_lightning.fit.configs import layers_of
 from fl_lightning.fit.reading import config_of
 from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.results import measure
@@ -108,7 +108,7 @@ def test_a_scale_without_a_note() -> None:
         scale_of("own.yaml", "small")
 
 
-SCALED = [id for id, each in experiments().items() if values_of(each.config, "scale", "laptop")]
+SCALED = [id for id, each in experiments().items() if layers_of(each.config, "scale", "laptop")]
 
 
 @pytest.mark.parametrize("id", SCALED)

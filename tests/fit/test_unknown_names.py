@@ -1,0 +1,153 @@
+"""Configs, commands, classes and options that do not exist, and config files that cannot be read: one line each."""
+
+import re
+from pathlib import Path
+
+import pytest
+from command import TINY, refused
+
+TINY_FIT = ("fit", "--config", "tiny.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    Path("mine.py").write_text("")
+
+
+@pytest.mark.parametrize("spelling", [["--config", "mnist_hg.yaml"], ["--config=mnist_hg.yaml"], ["-c", "mnist_hg"]])
+def test_unknown_config(spelling: list[str]) -> None:
+    message = refused("fit", *spelling)
+    assert re.match(r"there is no file mnist_hg(\.yaml)?, nor such a shipped config; shipped are ", message)
+    assert {"mnist_gh.yaml", "digits_gh.yaml", "cifar10_gh.yaml"} <= set(re.findall(r"[\w/]+\.yaml", message))
+
+
+CLASSES = {
+    "a rule": ("--trainer.callbacks+=GradientHarmonisation", "GradientHarmonization"),
+    "a rule in other letters": ("--trainer.callbacks+=fednova", "FedNova"),
+    "a data module": ("--data=Digitz", "Digits"),
+    "a partition": ("--data.partition=Dirichlett", "Dirichlet"),
+    "a module": ("--model.client=ImageClasifier", "ImageClassifier"),
+    "a network": ("--model.client.network=TwoNNN", "TwoNN"),
+    "an optimizer": ("--model.client.optimizer=SGDD", "SGD"),
+    "a logger": ("--trainer.logger=WandbLoger", "WandbLogger"),
+}
+
+
+@pytest.mark.parametrize("what", CLASSES)
+def test_misspelt_class(what: str) -> None:
+    argument, nearest = CLASSES[what]
+    message = refused(*TINY_FIT, argument)
+    key, name = argument.lstrip("-").replace("+", "").split("=")
+    assert message.endswith(f"there is no class {name}; did you mean {nearest}?")
+    assert message.split(":")[0] in (key, key.rpartition(".")[2]), "says where"
+
+
+def test_misspelt_class_in_the_config() -> None:
+    Path("typo.yaml").write_text(TINY.replace("Digits", "Digitz"))
+    assert refused("fit", "--config", "typo.yaml") == "data: there is no class Digitz; did you mean Digits?"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere.MyRule", "No module named 'nowhere'"), ("mine.MyRule", "has no attribute 'MyRule'")]
+)
+def test_users_class_that_is_not_there(name: str, message: str) -> None:
+    said = refused(*TINY_FIT, f"--trainer.callbacks+={name}")
+    assert said.startswith(f"trainer.callbacks: {name}: ")
+    assert said.endswith(message)
+
+
+OPTIONS = {
+    "--data.num_clinets=2": "num_clients",
+    "--data.partition.alhpa=1": "alpha",
+    "--model.local_epcohs=2": "model.local_epochs",
+    "--model.client.network.in_fetaures=64": "in_features",
+    "--trainer.max_epohcs=2": "trainer.max_epochs",
+    "--ckpt_pth=last": "ckpt_path",
+    "--model.local_epoch=2": "model.local_epochs",  # abbreviations are misspelt, too
+    "--trainer.max_epoch=2": "trainer.max_epochs",
+}
+
+
+OTHERS = {
+    "--model.client.optimizer.learning_rate=1": "; did you mean lr?",
+    "--model.client.network.width=3": "there is no option width: TwoNN has num_classes, in_features",
+    "--data.partition.mu=3": "there is no option mu: Dirichlet has alpha, form, min_samples",
+    "--data.partition.alphas=3": "Dirichlet has alpha, form, min_samples; did you mean alpha?",
+}
+
+
+@pytest.mark.parametrize("argument", OPTIONS)
+def test_misspelt_option(argument: str) -> None:
+    message = refused(*TINY_FIT, argument)
+    assert re.search(r"there is no option -*[\w.]+(: \w+ has [\w, ]+)?; did you mean [^;]+$", message)
+    assert re.search(rf"did you mean -*(\w+\.)*{OPTIONS[argument]}\?$", message)
+
+
+@pytest.mark.parametrize("argument", OTHERS)
+def test_option_of_another_class(argument: str) -> None:
+    """The options of the class that is meant are named, though some other class has that option."""
+    assert refused(*TINY_FIT, argument).endswith(OTHERS[argument])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("max_epochs", "max_epoch"),
+        ("trainer", "trianer"),
+        ("num_clients", "num_client"),
+        ("alpha", "alpah"),
+        ("network", "netwrok"),
+    ],
+)
+def test_misspelt_option_in_the_config(right: str, wrong: str) -> None:
+    """The nearest match is named here too."""
+    Path("typo.yaml").write_text(TINY.replace(f"{right}:", f"{wrong}:"))
+    message = refused("fit", "--config", "typo.yaml")
+    assert re.search(rf"\b{wrong}\b", message)
+    assert re.search(rf"did you mean (\w+\.)*{right}(\.\w+)?\?$", message)
+
+
+def test_unknown_command() -> None:
+    message = refused("fti", "--config", "tiny.yaml")
+    assert message.startswith("there is no command fti: ")
+    assert message.endswith("; did you mean fit?")
+
+
+def test_no_yaml() -> None:
+    Path("broken.yaml").write_text("trainer: [\n")
+    said = refused("fit", "--config", "broken.yaml")
+    assert said.startswith("broken.yaml is not YAML: line 2, column 1: did not find expected node content")
+
+
+def bomb() -> str:
+    """YAML whose nine lines stand for 9⁹ values."""
+    lines = [f"a{i}: &a{i} [{', '.join(9 * [f'*a{i - 1}' if i else 'x'])}]" for i in range(9)]
+    return "\n".join([*lines, "trainer: *a8", ""])
+
+
+FILES = {
+    "latin-1": (f"{TINY}# caf\xe9\n".encode("latin-1"), "is not text in UTF-8: save the file as UTF-8"),
+    "UTF-16": (TINY.encode("utf-16"), "is not text in UTF-8: save the file as UTF-8"),
+    "base: 5": (f"{TINY}\nbase: 5".encode(), "base must be the name of a file, or a list of names, got 5"),
+    "base: [[]]": (f"{TINY}\nbase: [[]]".encode(), "base must be the name of a file, or a list of names, got [[]]"),
+    "trainer: null": (f"{TINY}\ntrainer: null".encode(), "trainer must hold names and values, or name a file"),
+    "model: 5": (f"{TINY}\nmodel: 5".encode(), "model must hold names and values, or name a file, got 5"),
+    "a bomb": (bomb().encode(), "its aliases (*name) stand for more than 100,000 values"),
+    "an alias of itself": (b"trainer: &a [*a]", "its aliases (*name) stand for more than 100,000 values"),
+    "a null byte": (b"trainer: \0", "is not YAML: unacceptable character"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_odd_config_file(kind: str) -> None:
+    content, said = FILES[kind]
+    Path("odd.yaml").write_bytes(content)
+    assert said in refused("fit", "--config", "odd.yaml")
+
+
+def test_base_that_is_a_folder() -> None:
+    Path("loop.yaml").write_text("base: folder.yaml")
+    Path("folder.yaml").mkdir()
+    assert "neither a file folder.yaml nor a shipped config folder.yaml" in refused("fit", "--config", "loop.yaml")
