@@ -37,7 +37,7 @@ class BoxFolder(ImageData):
         image_size: S, the side of the square in pixels.
         eval_batch_size: examples per batch of the test set.
         images: ``num_clients``, ``partition`` and the other arguments of :class:`ImageData`, except ``augment``,
-            ``corruption`` and ``normalize``, which do not support boxes.
+            ``corruption``, ``normalize`` and ``resize``, which do not support boxes.
 
     Raises:
         ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
@@ -54,7 +54,9 @@ class BoxFolder(ImageData):
         eval_batch_size: int = 32,
         **images: Any,
     ) -> None:
-        super().__init__(normalize=False, augment=None, corruption=None, eval_batch_size=eval_batch_size, **images)
+        super().__init__(
+            normalize=False, augment=None, corruption=None, resize=None, eval_batch_size=eval_batch_size, **images
+        )
         if min(num_classes, image_size) < 1:
             raise ConfigurationError(
                 f"num_classes and image_size must be at least 1, got {num_classes} and {image_size}"

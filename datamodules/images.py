@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.labelled import LabelledData
@@ -24,6 +25,8 @@ class ImageData(LabelledData):
             or a mean and a standard deviation > 0 for all channels: (0.5, 0.5) makes inputs in [-1, 1].
         augment: one or more augmentations of the clients' training batches, applied in order; evaluation and proxy
             batches are never augmented; not together with ``collate_fn``.
+        resize: side in pixels, at least 1, of the squares to which all images are resized once, when they are loaded
+            (bilinear, antialiased); None leaves images as they are.
         labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
 
     Raises:
@@ -38,6 +41,7 @@ class ImageData(LabelledData):
         self,
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
+        resize: int | None = None,
         **labelled: Any,
     ) -> None:
         super().__init__(**labelled)
@@ -48,8 +52,11 @@ class ImageData(LabelledData):
                 "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
                 "collate_fn augment"
             )
+        if resize is not None and resize < 1:
+            raise ConfigurationError(f"resize must be at least 1 pixel, or null to leave images as they are, got {resize}")
         self.normalize = normalize
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
+        self.resize = resize
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
@@ -90,6 +97,8 @@ class ImageData(LabelledData):
                 f"expected {type(self).__name__}.load to give uint8 images (n, {channels}, H, W), n > 0, got "
                 f"{inputs.dtype} {tuple(inputs.shape)}: convert the images"
             )
+        if self.resize is not None:
+            inputs = v2.functional.resize(inputs, [self.resize, self.resize])
         return super()._checked(inputs, targets)
 
 

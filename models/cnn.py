@@ -141,20 +141,25 @@ class SimpleCNN(nn.Sequential):
     Args:
         num_classes: number of outputs.
         in_channels: number of channels of the images.
+        width: factor on the 32, 64 and 64 channels and the 64 hidden units, above 0; None for 1.
+
+    Raises:
+        ConfigurationError: ``width`` leaves a layer without channels.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float | None = None) -> None:
+        first, second = scaled((32, 64), width)
         super().__init__(
-            nn.Conv2d(in_channels, 32, 3),
+            nn.Conv2d(in_channels, first, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3),
+            nn.Conv2d(first, second, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 3),
+            nn.Conv2d(second, second, 3),
             nn.ReLU(),
             nn.Flatten(),
-            *linear_layers([64 * 4 * 4, 64, num_classes]),
+            *linear_layers([second * 4 * 4, second, num_classes]),
         )
 
 
@@ -168,23 +173,40 @@ class CifarAlexNet(nn.Sequential):
     Args:
         num_classes: number of outputs.
         in_channels: number of channels of the images.
+        width: factor on the 64, 192, 384, 256 and 256 channels, above 0; None for 1.
+
+    Raises:
+        ConfigurationError: ``width`` leaves a layer without channels.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float | None = None) -> None:
+        first, second, third, fourth, last = scaled((64, 192, 384, 256, 256), width)
         super().__init__(
-            nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
+            nn.Conv2d(in_channels, first, 11, stride=4, padding=5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(64, 192, 5, padding=2),
+            nn.Conv2d(first, second, 5, padding=2),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(192, 384, 3, padding=1),
+            nn.Conv2d(second, third, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(384, 256, 3, padding=1),
+            nn.Conv2d(third, fourth, 3, padding=1),
             nn.ReLU(),
-            nn.Conv2d(256, 256, 3, padding=1),
+            nn.Conv2d(fourth, last, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(256, num_classes),
+            nn.Linear(last, num_classes),
         )
+
+
+def scaled(channels: Sequence[int], width: float | None) -> list[int]:
+    """Multiply numbers of channels by a factor, rounded down; None leaves the numbers as they are.
+
+    Raises:
+        ConfigurationError: a layer would have no channels.
+    """
+    factor = 1.0 if width is None else width
+    if not all(factor * each >= 1 for each in channels):
+        raise ConfigurationError(f"width must leave each layer at least one channel, got {width}: raise width")
+    return [int(factor * each) for each in channels]

@@ -19,7 +19,7 @@ ELSEWHERE = {
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
 # Arguments that came later: null is what runs did before, so they do not tell such runs apart.
-LATER = ("train_examples", "test_examples")
+LATER = ("train_examples", "test_examples", "resize", "width")
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 # Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
@@ -37,11 +37,16 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
-    data = (parts.get("data") or {}).get("init_args") or {}
-    for name in LATER:
-        if name in data and data[name] is None:
-            del data[name]
-    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(_without_later(parts), sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def _without_later(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_later(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {name: each for name, each in value.items() if each is not None or name not in LATER}
+    return {name: _without_later(each) for name, each in kept.items()}
 
 
 def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
@@ -61,7 +66,7 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
     flat = _flat(config, "")
     elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
     kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
-    kept = {name: kept[name] for name in kept if kept[name] is not None or name not in [f"data.{n}" for n in LATER]}
+    kept = {name: kept[name] for name in kept if kept[name] is not None or name.rpartition(".")[2] not in LATER}
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
