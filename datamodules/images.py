@@ -53,7 +53,9 @@ class ImageData(LabelledData):
                 "collate_fn augment"
             )
         if resize is not None and resize < 1:
-            raise ConfigurationError(f"resize must be at least 1 pixel, or null to leave images as they are, got {resize}")
+            raise ConfigurationError(
+                f"resize must be at least 1 pixel, or null to leave images as they are, got {resize}"
+            )
         self.normalize = normalize
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
         self.resize = resize

@@ -45,6 +45,12 @@ def arguments(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.list or options.id == ["list"]:
         print(_listed(), flush=True)
         raise SystemExit(0)
+    if options.ledger is not None:
+        if options.id or passed_on:
+            raise ConfigurationError(
+                "--ledger takes all experiments and trains nothing: give --out alone, the folder of all results"
+            )
+        return options, passed_on
     if not options.id:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     for name in options.id:
@@ -112,6 +118,13 @@ def _parser(name: str) -> CommandParser:
     else:
         parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
         parser.add_argument("--list", action="store_true", help="list all experiments")
+        parser.add_argument(
+            "--ledger",
+            nargs="?",
+            const="",
+            metavar="FILE",
+            help="print where every claim of the papers stands, by the results in --out; write it to FILE, too",
+        )
         parser.add_argument(
             "--scale",
             default="",

@@ -80,19 +80,48 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
 
 
 def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
+    test = tested(claim, results)
+    fewest = len(test.comparisons[test.weakest].values)
+    if fewest < FEWEST_SEEDS:
+        verdict = "too few seeds" if fewest else "not run"
+        return Verdict(claim.text, verdict, _evidence(claim, test.weakest, test.comparisons, paper, math.nan))
+    if test.p_against < LEVEL:
+        evidence = _evidence(claim, test.opposed, test.comparisons, paper, test.p_against)
+        return Verdict(claim.text, "contradicted", evidence)
+    evidence = _evidence(claim, test.weakest, test.comparisons, paper, test.p_for)
+    return Verdict(claim.text, "supported" if test.p_for < LEVEL else "undecided", evidence)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The outcome of a claim's test, see :func:`judge`.
+
+    Attributes:
+        comparisons: the effects, one for each comparison of the claim.
+        p_for: p value for the claim: that of the comparison that supports the claim least; nan with too few seeds.
+        p_against: p value against the claim, corrected for the number of comparisons; nan with too few seeds.
+        weakest: index of the comparison of ``p_for``; with too few seeds, of the comparison with the fewest.
+        opposed: index of the comparison of ``p_against``.
+    """
+
+    comparisons: Sequence[Effects]
+    p_for: float
+    p_against: float
+    weakest: int
+    opposed: int
+
+
+def tested(claim: Claim, results: pd.DataFrame) -> Outcome:
+    """Test a claim on a table of runs as in :func:`judge`, not empty."""
     found = effects(claim, results)
-    fewest = min(found, key=lambda each: len(each.values))
-    if len(fewest.values) < FEWEST_SEEDS:
-        verdict = "too few seeds" if len(fewest.values) else "not run"
-        return Verdict(claim.text, verdict, _evidence(claim, found.index(fewest), found, paper, math.nan))
+    counts = [len(each.values) for each in found]
+    if min(counts) < FEWEST_SEEDS:
+        fewest = int(np.argmin(counts))
+        return Outcome(found, math.nan, math.nan, fewest, fewest)
     p_values = [p_for_and_against(each.values, claim.by) for each in found]
     weakest = max(range(len(found)), key=lambda index: p_values[index][0])
     opposed = min(range(len(found)), key=lambda index: p_values[index][1])
-    against = min(1.0, p_values[opposed][1] * len(found))
-    if against < LEVEL:
-        return Verdict(claim.text, "contradicted", _evidence(claim, opposed, found, paper, against))
-    p = p_values[weakest][0]
-    return Verdict(claim.text, "supported" if p < LEVEL else "undecided", _evidence(claim, weakest, found, paper, p))
+    return Outcome(found, p_values[weakest][0], min(1.0, p_values[opposed][1] * len(found)), weakest, opposed)
 
 
 def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:

@@ -25,18 +25,19 @@ from fl_lightning.reproduce.dry_run import dry_run
 from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import is_trained, tables_and_figures
 from fl_lightning.reproduce.jobs import Folders, Job, plan
+from fl_lightning.reproduce.ledger_page import write_ledger
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.preflight import preflight
 from fl_lightning.reproduce.progress import announce, duration, train_with_progress
-from fl_lightning.reproduce.results import collect, compare
+from fl_lightning.reproduce.results import CHANGED, RESULTS, collect, compare
 from fl_lightning.reproduce.scale import at_scale
 from fl_lightning.reproduce.tracker import Planned
 from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.lock import LOCK, held
 from fl_lightning.runs.seeds import label
 
-RUNS, RESULTS = "runs", "results.csv"  # in the folder of all results, the folder of the runs; in one's, the table
+RUNS = "runs"  # in the folder of all results, the folder of the runs
 # Options of fit that change no result.
 SAME = ("data.root", "data.download", "data.num_workers", "num_threads", "trainer.accelerator", "trainer.devices")
 
@@ -44,11 +45,15 @@ SAME = ("data.root", "data.download", "data.num_workers", "num_threads", "traine
 def command(args: Sequence[str]) -> int:
     """Run ``reproduce …`` or ``sweep …``.
 
+    ``reproduce --ledger`` trains nothing, and writes the ledger of all claims.
+
     Returns:
         The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
         unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
     """
     options, passed_on = arguments(args)
+    if args[0] == "reproduce" and options.ledger is not None:
+        return write_ledger(Path(options.out), options.ledger)
     given = {"trainer.max_epochs": options.rounds, "trainer.accelerator": options.accelerator}
     more = [*(option(name, value) for name, value in given.items() if value is not None), *passed_on]
     if args[0] == "sweep":
@@ -201,7 +206,10 @@ def _write_tables(
         seeds = ", ".join(map(str, sorted(results["seed"].unique())))
         facts.append(f"{'seeds' if ',' in seeds else 'seed'} {seeds}; {_versions(pairs)}")
         facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
-    results.to_csv(folder / RESULTS, index=False)
+    if experiment.claims:
+        facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
+    recorded = results.assign(**{CHANGED: ", ".join(changed)}) if changed and finished else results
+    recorded.to_csv(folder / RESULTS, index=False)
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
     (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))
     console = Console()

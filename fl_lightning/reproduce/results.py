@@ -14,6 +14,9 @@ from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.seeds import interval
 
+# Name of an experiment's results file, and of its column with the settings that were changed, if any were.
+RESULTS, CHANGED = "results.csv", "changed"
+
 
 def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.DataFrame:
     """Read the runs of finished jobs.

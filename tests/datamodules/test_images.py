@@ -57,6 +57,30 @@ def test_each_channel_has_its_own_constants() -> None:
     assert Colour().on_after_batch_transfer(batch, 0)[0].flatten().tolist() == pytest.approx([0.0, 0.2, 2.0])
 
 
+def test_images_are_resized_once() -> None:
+    """Columns of 0 and 200 in a 4x4 image become, 2x2 pixels of 29 and 171.
+
+    Antialiased to half the size, the triangle of the weights spans 4 pixels: those of the first output are at distances
+    0.5, 0.5 and 1.5 from its centre and weigh 0.75, 0.75 and 0.25. Columns 0, 0, 200, 200: 0.25 · 200 / 1.75 = 28.57.
+    """
+
+    class Striped(ImageData):
+        num_classes, mean, std = 2, (0.0,), (1.0,)
+
+        def load(self, train: bool) -> tuple[Tensor, Tensor]:
+            image = torch.tensor([0, 0, 200, 200], dtype=torch.uint8).expand(4, 1, 4, 4).clone()
+            return image, torch.arange(4) % 2
+
+    data = Striped(num_clients=2, normalize=False, resize=2, batch_size=4)
+    data.setup("fit")
+    images = torch.stack([each[0] for each in data.client_dataset(0)])
+    assert images.shape == (2, 1, 2, 2)
+    assert images[0, 0, 0].tolist() == [29, 171]
+    assert [each[0].shape[2:] for each in data.val_dataloader()] == [(2, 2)]
+    with pytest.raises(ConfigurationError, match="resize must be at least 1 pixel, or null .*, got 0"):
+        Striped(resize=0)
+
+
 def test_other_batches_are_left_alone() -> None:
     data = Tiny()
     floats = [torch.rand(2, 1, 1, 1), torch.tensor([0, 1])]

@@ -52,6 +52,17 @@ def test_alexnet_by_hand() -> None:
     assert size(CifarAlexNet()) == 23_296 + 307_392 + 663_936 + 884_992 + 590_080 + 2_570 == 2_472_266
 
 
+def test_narrow_networks_by_hand() -> None:
+    """SimpleCNN with 8, 16, 16 channels and 16 hidden units: 8·27 + 8 = 224; 16·72 + 16 = 1,168; 16·144 + 16 = 2,320;
+    256·16 + 16 = 4,112; 170. AlexNet with 6, 19, 38, 25 and 25 channels: 6·363 + 6 = 2,184; 19·150 + 19 = 2,869;
+    38·171 + 38 = 6,536; 25·342 + 25 = 8,575; 25·225 + 25 = 5,650; 260.
+    """
+    assert size(SimpleCNN(width=0.25)) == 224 + 1_168 + 2_320 + 4_112 + 170
+    assert size(CifarAlexNet(width=0.1)) == 2_184 + 2_869 + 6_536 + 8_575 + 5_650 + 260
+    with pytest.raises(ConfigurationError, match="width must leave each layer at least one channel, got 0.01"):
+        SimpleCNN(width=0.01)
+
+
 @pytest.mark.parametrize(
     ("padding", "channels", "smallest"), [(0, (2, 3), 16), (1, (2, 3), 10), (2, (2, 3), 4), (0, (2,), 6)]
 )

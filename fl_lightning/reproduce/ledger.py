@@ -1,0 +1,285 @@
+"""The ledger: where every claim of the papers stands, by the results files of finished experiments."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.fit.configs import SCALE, layers_of
+from fl_lightning.report.parts import pipes
+from fl_lightning.reproduce.claims import effects, tested
+from fl_lightning.reproduce.papers import Claim, Experiment, experiments
+from fl_lightning.reproduce.results import CHANGED, RESULTS, on_paper
+from fl_lightning.reproduce.scale import scale_of
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval
+
+FULL = "full"  # name of the papers' own scale
+SUPPORTED, CONTRADICTED, UNDECIDED, NOT_TRIED = VERDICTS = "supported", "contradicted", "undecided", "not tried"
+HEAD = ["claim", "scale", "ours", "paper", "unit", "p", "p (Holm)", "seeds", "verdict"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What our runs at one scale say about a claim.
+
+    Attributes:
+        why: why the claim is not tried; empty if it is.
+        effect: mean effect over the seeds, above 0 in the claimed direction, of the comparison that decides; nan if not
+            tried.
+        half_width: half the width of the effect's 95 % t interval.
+        paper: the effect by the paper's numbers, for the same cells and comparison (if not tried, for all cells, and
+            the smallest of all comparisons); nan if the paper prints none.
+        seeds: number of seeds.
+        p: two-sided p value of the claim's test.
+        against: whether p is that of the test against the claim.
+        corrected: p corrected by Holm's method over the tried claims of the paper at this scale.
+    """
+
+    why: str = ""
+    effect: float = math.nan
+    half_width: float = math.nan
+    paper: float = math.nan
+    seeds: int = 0
+    p: float = math.nan
+    against: bool = False
+    corrected: float = math.nan
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS, by the corrected p value."""
+        return self.by(self.corrected)
+
+    def by(self, p: float) -> str:
+        """Return one of VERDICTS by a p value."""
+        if self.why:
+            return NOT_TRIED
+        return UNDECIDED if not p < LEVEL else CONTRADICTED if self.against else SUPPORTED
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A claim and its findings.
+
+    Attributes:
+        experiment: the experiment that makes the claim.
+        claim: the claim.
+        findings: the findings by scale, the paper's own (FULL) first.
+    """
+
+    experiment: Experiment
+    claim: Claim
+    findings: Mapping[str, Finding]
+
+    @property
+    def paper(self) -> str:
+        """Name of the document in the experiments' ids."""
+        return self.experiment.id.partition("/")[0]
+
+    @property
+    def best(self) -> Finding:
+        """The finding at the largest scale at which the claim is tried; the first if the claim is not tried."""
+        return next((each for each in self.findings.values() if not each.why), next(iter(self.findings.values())))
+
+    @property
+    def unit(self) -> str:
+        """The unit of the effect: points for accuracies in per cent, else the measure."""
+        unit = "points" if measured(self.claim.measure)[1] == 100 else self.claim.measure
+        return f"{unit} a step of {self.claim.along.lstrip('-')}" if self.claim.along else unit
+
+
+def ledger(out: Path) -> list[Entry]:
+    """Judge every claim of the papers by the results files below a folder of results, at every scale.
+
+    p values are corrected by Holm's method over the tried claims of a paper at a scale.
+
+    Raises:
+        ConfigurationError: a results file cannot be read.
+    """
+    entries = [entry for each in experiments().values() if each.claims for entry in _entries(each, out)]
+    p_values: dict[tuple[str, str], list[float]] = {}
+    for entry in entries:
+        for scale, found in entry.findings.items():
+            p_values.setdefault((entry.paper, scale), []).append(found.p)
+    corrected = {family: iter(holm(values)) for family, values in p_values.items()}
+    return [
+        dataclasses.replace(
+            entry,
+            findings={
+                scale: dataclasses.replace(found, corrected=next(corrected[entry.paper, scale]))
+                for scale, found in entry.findings.items()
+            },
+        )
+        for entry in entries
+    ]
+
+
+def scales(experiment: Experiment) -> list[str]:
+    """Name the smaller scales that an experiment's config defines."""
+    return sorted({name for part in layers_of(experiment.config, SCALE) for name in part})
+
+
+def _entries(experiment: Experiment, out: Path) -> list[Entry]:
+    points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells()])
+    whole = on_paper(experiment, points.merge(pd.DataFrame({"round": experiment.rounds or [0]}), how="cross"))
+    tables = {
+        scale: read(out / ("" if scale == FULL else scale) / experiment.id / RESULTS)
+        for scale in (FULL, *scales(experiment))
+    }
+    return [
+        Entry(
+            experiment, claim, {scale: finding(claim, experiment, results, whole) for scale, results in tables.items()}
+        )
+        for claim in experiment.claims
+    ]
+
+
+def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, whole: pd.DataFrame) -> Finding:
+    """Judge a claim by a table of results.
+
+    Args:
+        claim: the claim.
+        experiment: the experiment that makes the claim.
+        results: results of the experiment at a scale; empty if it was not run.
+        whole: the paper's numbers for all cells, as if they were results.
+    """
+    if results.empty:
+        return Finding("not run", paper=_paper(claim, whole))
+    if CHANGED in results:
+        return Finding(f"run with other settings: {results[CHANGED].iloc[0]}", paper=_paper(claim, whole))
+    test = tested(claim, results)
+    if math.isnan(test.p_for):
+        few = len(test.comparisons[test.weakest].values)
+        why = f"fewer than {FEWEST_SEEDS} seeds" if few else "its cells are left out at this scale"
+        return Finding(why, paper=_paper(claim, whole))
+    against = test.p_against < test.p_for
+    index = test.opposed if against else test.weakest
+    values = test.comparisons[index].values
+    effect, half_width = interval(values.tolist())
+    theirs = effects(claim, on_paper(experiment, results))[index].values
+    return Finding(
+        effect=effect,
+        half_width=half_width,
+        paper=float(theirs[0]) if len(theirs) else math.nan,
+        seeds=len(values),
+        p=min(test.p_for, test.p_against),
+        against=against,
+    )
+
+
+def _paper(claim: Claim, whole: pd.DataFrame) -> float:
+    """Compute the smallest effect that the paper's numbers give for a claim; nan if the paper prints none."""
+    found = [float(each.values[0]) for each in effects(claim, whole) if len(each.values)]
+    return min(found, default=math.nan)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Read a results file; an empty table if there is none.
+
+    Raises:
+        ConfigurationError: the file is no results file.
+    """
+    try:
+        results = pd.read_csv(path)
+    except FileNotFoundError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"expected a results file of reproduce, got {path}: {error}") from None
+    if not {"round", "seed"} <= set(results.columns):
+        raise ConfigurationError(f"expected columns round and seed in {path}, got {', '.join(results.columns)}")
+    return results
+
+
+def counts(entries: Sequence[Entry]) -> dict[str, int]:
+    """Count the claims by verdict, each at the largest scale at which it is tried."""
+    found = Counter(entry.best.verdict for entry in entries)
+    return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def summary(entries: Sequence[Entry]) -> str:
+    """Count the claims by verdict in a sentence."""
+    found = counts(entries)
+    alone = Counter(entry.best.by(entry.best.p) for entry in entries)
+    return (
+        f"Of {len(entries)} claims, {len(entries) - found[NOT_TRIED]} are tried: {found[SUPPORTED]} supported, "
+        f"{found[CONTRADICTED]} contradicted, {found[UNDECIDED]} undecided. Without the correction for the number of "
+        f"claims, {alone[SUPPORTED]} would be supported and {alone[CONTRADICTED]} contradicted."
+    )
+
+
+def rows(entry: Entry) -> list[list[str]]:
+    """Write a claim as rows of a table with the columns of HEAD: one for each scale at which it is tried, or one."""
+    tried = {scale: found for scale, found in entry.findings.items() if not found.why}
+    if not tried:
+        why = "; ".join(f"{scale}: {found.why}" for scale, found in entry.findings.items())
+        paper = _signed(entry.best.paper)
+        return [[entry.claim.text, "–", "–", paper, entry.unit, "–", "–", "–", f"{NOT_TRIED} ({why})"]]
+    return [
+        [
+            entry.claim.text,
+            scale,
+            f"{found.effect:+.3g} ± {found.half_width:.2g}",
+            _signed(found.paper),
+            entry.unit,
+            _p(found.p),
+            _p(found.corrected),
+            str(found.seeds),
+            found.verdict,
+        ]
+        for scale, found in tried.items()
+    ]
+
+
+def _signed(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:+.3g}"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"{value:.2g}"
+
+
+def markdown(entries: Sequence[Entry], picture: str) -> str:
+    """Write the ledger as a page: counts, the picture beside the page, one table for each experiment."""
+    text = ["# The ledger: every claim, tried", "", summary(entries), ""]
+    papers = list(dict.fromkeys(entry.paper for entry in entries))
+    tally = []
+    for paper in papers:
+        own = [entry for entry in entries if entry.paper == paper]
+        tally.append([f"[{paper}]({paper}.md)", str(len(own)), *map(str, counts(own).values())])
+    text += [
+        *pipes(["paper", "claims", *VERDICTS], tally),
+        "",
+        *EXPLAINED.splitlines(),
+        "",
+        f"![The ledger]({picture})",
+    ]
+    for paper in papers:
+        text += ["", f"## {paper}"]
+        own = [entry for entry in entries if entry.paper == paper]
+        for id in dict.fromkeys(entry.experiment.id for entry in own):
+            mine = [entry for entry in own if entry.experiment.id == id]
+            text += ["", f"### {id}", "", *_notes(mine[0].experiment)]
+            text += pipes(HEAD, [row for entry in mine for row in rows(entry)])
+    return "\n".join(text) + "\n"
+
+
+def _notes(experiment: Experiment) -> list[str]:
+    return [f"{name.capitalize()} scale: {scale_of(experiment.config, name).note}.\n" for name in scales(experiment)]
+
+
+EXPLAINED = f"""\
+A claim is tested on differences within a seed, combined over the cells that the claim is about, by a two-sided t test
+over the seeds. A claim with several comparisons is supported by all of them, or contradicted by one of them; the row
+shows the comparison that decides. *Ours* is the mean effect with its 95 % t interval, above 0 in the claimed direction;
+*paper* is the effect by the paper's numbers for the same cells. *p (Holm)* is corrected for the number of the paper's
+claims that are tried at the scale, and gives the verdict at {LEVEL:.0%}: with three seeds, a claim can be right and
+remain undecided. A paper's counts take each claim at the largest scale at which it is tried. The laptop scales are
+smaller versions of the experiments (fewer images and rounds, smaller networks, other data in places), not the papers'
+own: a line above each table says what is smaller."""

@@ -1,0 +1,159 @@
+"""Print the ledger, and write it as a page with a picture."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fl_lightning.report.printed import NO_FACTS, PAGE, STYLE
+from fl_lightning.reproduce import tables
+from fl_lightning.reproduce.ledger import (
+    CONTRADICTED,
+    FULL,
+    HEAD,
+    SUPPORTED,
+    UNDECIDED,
+    Entry,
+    Finding,
+    ledger,
+    markdown,
+    rows,
+    summary,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = {SUPPORTED: "#0072b2", CONTRADICTED: "#d55e00", UNDECIDED: "#888888"}  # Okabe and Ito's, and grey
+SHOWN = ["claim", "scale", "ours", "paper", "p (Holm)", "verdict"]  # columns in a terminal
+LETTERS, LINE = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
+TEXT, SMALL = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
+TICKS = (-50, -10, -1, -0.1, 0, 0.1, 1, 10, 50)
+LINEAR = 0.1  # effects up to this size are drawn to scale, larger ones logarithmically
+SHAPES = {FULL: "s"}  # markers by scale; circles otherwise
+
+
+def write_ledger(out: Path, file: str) -> int:
+    """Print the ledger of the results below a folder; write it to a file with pictures beside it, if one is named.
+
+    Args:
+        out: folder of all results, as ``reproduce --out``.
+        file: path of the page in Markdown; empty for none. The pictures are ``<name>.png`` and, for each paper,
+            ``<name>-<paper>.png``, with PDFs beside them.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigurationError: a results file cannot be read.
+    """
+    entries = ledger(out)
+    console = Console()
+    for id in dict.fromkeys(entry.experiment.id for entry in entries):
+        mine = [row for entry in entries if entry.experiment.id == id for row in rows(entry)]
+        shown = [[dict(zip(HEAD, row, strict=True))[name] for name in SHOWN] for row in mine]
+        console.print(tables.framed(id, SHOWN, shown, "left"))
+    print(summary(entries))
+    if file:
+        page = Path(file)
+        page.parent.mkdir(parents=True, exist_ok=True)
+        draw(entries, page.with_suffix(".png"))
+        for paper in dict.fromkeys(entry.paper for entry in entries):
+            own = [entry for entry in entries if entry.paper == paper]
+            draw(own, page.with_name(f"{page.stem}-{paper}.png"))
+        page.write_text(markdown(entries, f"{page.stem}.png"), encoding="utf-8")
+        print(f"ledger: {page}")
+    return 0
+
+
+def draw(entries: Sequence[Entry], path: Path) -> None:
+    """Draw one row for each claim, effect and interval beside the paper's point; write a PNG, and a PDF beside it."""
+    from matplotlib import style  # here, because the import takes half a second
+    from matplotlib.figure import Figure as Drawing
+
+    papers = list(dict.fromkeys(entry.paper for entry in entries))
+    texts = {id(entry): textwrap.fill(_called(entry), LETTERS).splitlines() for entry in entries}
+    sizes = [[LINE * len(texts[id(entry)]) + LINE / 2 for entry in entries if entry.paper == paper] for paper in papers]
+    heights = [sum(each) for each in sizes]
+    with style.context([STYLE, {"ytick.labelsize": SMALL, "axes.grid.axis": "x"}]):
+        figure = Drawing((PAGE, sum(heights) + 0.35 * len(papers) + 0.6))
+        grid = figure.add_gridspec(
+            len(papers),
+            height_ratios=heights,
+            left=TEXT / PAGE,
+            right=0.985,
+            top=1 - 0.45 / figure.get_figheight(),
+            bottom=0.4 / figure.get_figheight(),
+            hspace=0.35 * len(papers) / max(sum(heights), 1),
+        )
+        first = None
+        for row, paper in enumerate(papers):
+            own = [entry for entry in entries if entry.paper == paper]
+            axes = figure.add_subplot(grid[row], sharex=first)
+            first = first or axes
+            _rows(axes, own, ["\n".join(texts[id(entry)]) for entry in own], sizes[row])
+            axes.set_title(paper, loc="left", fontweight="bold")
+            axes.tick_params(axis="x", labelbottom=row == len(papers) - 1)
+        axes.set_xlabel("effect in the claimed direction, in the unit of the claim (mostly points)")
+        _explain(figure)
+        for kind in ("png", "pdf"):
+            figure.savefig(path.with_suffix(f".{kind}"), metadata=NO_FACTS.get(kind))
+
+
+def _called(entry: Entry) -> str:
+    return f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}"
+
+
+def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Sequence[float]) -> None:
+    """Draw the rows of a paper from top to bottom, each as high as its text."""
+    middle, middles = 0.0, []
+    for size in sizes:
+        middles.append(middle + size / 2)
+        middle += size
+    for at, entry in zip(middles, entries, strict=True):
+        tried = {scale: found for scale, found in entry.findings.items() if not found.why}
+        for number, (scale, found) in enumerate(tried.items()):
+            _finding(axes, at + LINE / 2 * (number - (len(tried) - 1) / 2), scale, found)
+        axes.plot(entry.best.paper, at, "D", color="black", markerfacecolor="none", markersize=3.5)
+    axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.5)
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks(middles, texts)
+    axes.set_ylim(middle, 0)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    axes.set_xticks([], minor=True)
+
+
+def _finding(axes: Axes, at: float, scale: str, found: Finding) -> None:
+    axes.errorbar(
+        found.effect,
+        at,
+        xerr=found.half_width,
+        fmt=SHAPES.get(scale, "o"),
+        color=COLOURS[found.verdict],
+        markersize=3.5,
+        elinewidth=0.8,
+    )
+
+
+def _explain(figure: Figure) -> None:
+    """Add the legend at the top."""
+    from matplotlib.lines import Line2D
+
+    def mark(text: str, shape: str, colour: str, fill: str) -> Line2D:
+        return Line2D(
+            [], [], marker=shape, linestyle="", color=colour, markerfacecolor=fill, markersize=3.5, label=text
+        )
+
+    marks = [
+        mark("the paper", "D", "black", "none"),
+        mark("ours, full scale", SHAPES[FULL], "black", "black"),
+        mark("ours, laptop scale", "o", "black", "black"),
+        *(mark(verdict, "o", colour, colour) for verdict, colour in COLOURS.items()),
+    ]
+    figure.legend(handles=marks, loc="upper center", ncols=len(marks), fontsize=SMALL, handlelength=1)
