@@ -77,7 +77,7 @@ def test_images_are_resized_once() -> None:
     assert images.shape == (2, 1, 2, 2)
     assert images[0, 0, 0].tolist() == [29, 171]
     assert [each[0].shape[2:] for each in data.val_dataloader()] == [(2, 2)]
-    with pytest.raises(ConfigurationError, match="resize must be at least 1 pixel, or null .*, got 0"):
+    with pytest.raises(ConfigurationError, match=r"resize must be at least 1 pixel, or null .*, got 0"):
         Striped(resize=0)
 
 

@@ -59,7 +59,7 @@ def test_narrow_networks_by_hand() -> None:
     """
     assert size(SimpleCNN(width=0.25)) == 224 + 1_168 + 2_320 + 4_112 + 170
     assert size(CifarAlexNet(width=0.1)) == 2_184 + 2_869 + 6_536 + 8_575 + 5_650 + 260
-    with pytest.raises(ConfigurationError, match="width must leave each layer at least one channel, got 0.01"):
+    with pytest.raises(ConfigurationError, match=r"width must leave each layer at least one channel, got 0\.01"):
         SimpleCNN(width=0.01)
 
 
