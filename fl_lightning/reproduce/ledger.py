@@ -121,6 +121,11 @@ def ledger(out: Path) -> list[Entry]:
     ]
 
 
+def folder_of(out: Path, scale: str, id: str) -> Path:
+    """Return the folder of an experiment's results at a scale."""
+    return out / ("" if scale == FULL else scale) / id
+
+
 def scales(experiment: Experiment) -> list[str]:
     """Name the smaller scales that an experiment's config defines."""
     return sorted({name for part in layers_of(experiment.config, SCALE) for name in part})
@@ -129,13 +134,10 @@ def scales(experiment: Experiment) -> list[str]:
 def _entries(experiment: Experiment, out: Path) -> list[Entry]:
     points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells()])
     whole = on_paper(experiment, points.merge(pd.DataFrame({"round": experiment.rounds or [0]}), how="cross"))
-    tables = {
-        scale: read(out / ("" if scale == FULL else scale) / experiment.id / RESULTS)
-        for scale in (FULL, *scales(experiment))
-    }
+    found = {scale: read(folder_of(out, scale, experiment.id) / RESULTS) for scale in (FULL, *scales(experiment))}
     return [
         Entry(
-            experiment, claim, {scale: finding(claim, experiment, results, whole) for scale, results in tables.items()}
+            experiment, claim, {scale: finding(claim, experiment, results, whole) for scale, results in found.items()}
         )
         for claim in experiment.claims
     ]
@@ -245,14 +247,20 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-def markdown(entries: Sequence[Entry], picture: str) -> str:
-    """Write the ledger as a page: counts, the picture beside the page, one table for each experiment."""
+def markdown(entries: Sequence[Entry], picture: str, tables: Mapping[tuple[str, str], str]) -> str:
+    """Write the ledger as a page: counts, the picture beside the page, one table for each experiment.
+
+    Args:
+        entries: the entries, of all papers.
+        picture: file name of the picture.
+        tables: links to the tables of our runs, by the experiment's id and the scale.
+    """
     text = ["# The ledger: every claim, tried", "", summary(entries), ""]
     papers = list(dict.fromkeys(entry.paper for entry in entries))
     tally = []
     for paper in papers:
         own = [entry for entry in entries if entry.paper == paper]
-        tally.append([f"[{paper}]({paper}.md)", str(len(own)), *map(str, counts(own).values())])
+        tally.append([f"[{paper}](#{paper})", str(len(own)), *map(str, counts(own).values())])
     text += [
         *pipes(["paper", "claims", *VERDICTS], tally),
         "",
@@ -265,13 +273,20 @@ def markdown(entries: Sequence[Entry], picture: str) -> str:
         own = [entry for entry in entries if entry.paper == paper]
         for id in dict.fromkeys(entry.experiment.id for entry in own):
             mine = [entry for entry in own if entry.experiment.id == id]
-            text += ["", f"### {id}", "", *_notes(mine[0].experiment)]
+            text += ["", f"### {id}", "", *_notes(mine[0], tables)]
             text += pipes(HEAD, [row for entry in mine for row in rows(entry)])
     return "\n".join(text) + "\n"
 
 
-def _notes(experiment: Experiment) -> list[str]:
-    return [f"{name.capitalize()} scale: {scale_of(experiment.config, name).note}.\n" for name in scales(experiment)]
+def _notes(entry: Entry, tables: Mapping[tuple[str, str], str]) -> list[str]:
+    """Say what is smaller at each scale, and link to the tables."""
+    notes = []
+    for scale in entry.findings:
+        table = tables.get((entry.experiment.id, scale))
+        smaller = "" if scale == FULL else f": {scale_of(entry.experiment.config, scale).note}"
+        if table or smaller:
+            notes.append(f"{scale.capitalize()} scale{smaller}.{f' [All numbers]({table}).' if table else ''}\n")
+    return notes
 
 
 EXPLAINED = f"""\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from fl_lightning.reproduce.ledger import (
     UNDECIDED,
     Entry,
     Finding,
+    folder_of,
     ledger,
     markdown,
     rows,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = {SUPPORTED: "#0072b2", CONTRADICTED: "#d55e00", UNDECIDED: "#888888"}  # Okabe and Ito's, and grey
+TABLE = "table.md"  # name of an experiment's table in the folder of its results
 SHOWN = ["claim", "scale", "ours", "paper", "p (Holm)", "verdict"]  # columns in a terminal
 LETTERS, LINE = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
 TEXT, SMALL = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
@@ -66,9 +69,20 @@ def write_ledger(out: Path, file: str) -> int:
         for paper in dict.fromkeys(entry.paper for entry in entries):
             own = [entry for entry in entries if entry.paper == paper]
             draw(own, page.with_name(f"{page.stem}-{paper}.png"))
-        page.write_text(markdown(entries, f"{page.stem}.png"), encoding="utf-8")
+        page.write_text(markdown(entries, f"{page.stem}.png", _tables(entries, out, page.parent)), encoding="utf-8")
         print(f"ledger: {page}")
     return 0
+
+
+def _tables(entries: Sequence[Entry], out: Path, folder: Path) -> dict[tuple[str, str], str]:
+    """Find the tables of our runs: paths relative to a folder, by the experiment's id and the scale."""
+    found = {}
+    for entry in entries:
+        for scale in entry.findings:
+            table = folder_of(out, scale, entry.experiment.id) / TABLE
+            if table.is_file():
+                found[entry.experiment.id, scale] = Path(os.path.relpath(table, folder)).as_posix()
+    return found
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:

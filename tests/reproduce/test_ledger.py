@@ -119,13 +119,15 @@ def blue(path: str) -> int:
 
 def test_the_command_writes_page_and_pictures() -> None:
     write("small/one/table-1", {0.1: [2, 2.5, 3]})
+    Path("out/small/one/table-1/table.md").touch()
     result = run("reproduce", "--ledger", "page/ledger.md", "--out", "out")
     assert result.status == 0, result.err
     assert "Of 5 claims, 2 are tried" in result.out
     text = Path("page/ledger.md").read_text()
-    assert "| [one](one.md) | 4 | 1 | 1 | 0 | 2 |" in text
+    assert "| [one](#one) | 4 | 1 | 1 | 0 | 2 |" in text
     assert "| B beats A at 0.1. | small | +2.5 ± 1.2 | +3 | points | 0.013 | 0.026 | 3 | supported |" in text
-    assert "Small scale: a hundred images.\n" in text
+    assert "Small scale: a hundred images. [All numbers](../out/small/one/table-1/table.md).\n" in text
+    assert "Small scale: a hundred images.\n" in text, "the other experiments have no table"
     assert all(Path("page", f"{name}.pdf").is_file() for name in ("ledger", "ledger-one", "ledger-two"))
     supported, none = blue("page/ledger-one.png"), blue("page/ledger-two.png")
     assert supported > 2 * none > 0, "a dot and its interval, and the legend's dot, against the legend's dot alone"
