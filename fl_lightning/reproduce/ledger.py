@@ -135,32 +135,32 @@ def _entries(experiment: Experiment, out: Path) -> list[Entry]:
     points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells()])
     whole = on_paper(experiment, points.merge(pd.DataFrame({"round": experiment.rounds or [0]}), how="cross"))
     found = {scale: read(folder_of(out, scale, experiment.id) / RESULTS) for scale in (FULL, *scales(experiment))}
-    return [
-        Entry(
-            experiment, claim, {scale: finding(claim, experiment, results, whole) for scale, results in found.items()}
-        )
-        for claim in experiment.claims
-    ]
+    entries = []
+    for claim in experiment.claims:
+        paper = _paper(claim, whole)
+        findings = {scale: finding(claim, experiment, results, paper) for scale, results in found.items()}
+        entries.append(Entry(experiment, claim, findings))
+    return entries
 
 
-def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, whole: pd.DataFrame) -> Finding:
+def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: float) -> Finding:
     """Judge a claim by a table of results.
 
     Args:
         claim: the claim.
         experiment: the experiment that makes the claim.
         results: results of the experiment at a scale; empty if it was not run.
-        whole: the paper's numbers for all cells, as if they were results.
+        paper: the effect by the paper's numbers for all cells, which stands if the claim is not tried.
     """
     if results.empty:
-        return Finding("not run", paper=_paper(claim, whole))
+        return Finding("not run", paper=paper)
     if CHANGED in results:
-        return Finding(f"run with other settings: {results[CHANGED].iloc[0]}", paper=_paper(claim, whole))
+        return Finding(f"run with other settings: {results[CHANGED].iloc[0]}", paper=paper)
     test = tested(claim, results)
     if math.isnan(test.p_for):
         few = len(test.comparisons[test.weakest].values)
         why = f"fewer than {FEWEST_SEEDS} seeds" if few else "its cells are left out at this scale"
-        return Finding(why, paper=_paper(claim, whole))
+        return Finding(why, paper=paper)
     against = test.p_against < test.p_for
     index = test.opposed if against else test.weakest
     values = test.comparisons[index].values
