@@ -51,8 +51,9 @@ def _without_later(value: Any) -> Any:
         return [_without_later(each) for each in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: each for name, each in value.items() if not _is_earlier(name, each)}
-    return {name: _without_later(each) for name, each in kept.items()}
+    kept = {name: (each, _without_later(each)) for name, each in value.items() if not _is_earlier(name, each)}
+    # A class had no init_args before its first argument came.
+    return {name: below for name, (each, below) in kept.items() if below != {} or each == {}}
 
 
 def _is_earlier(name: str, value: Any) -> bool:
