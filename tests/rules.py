@@ -106,12 +106,21 @@ CLIENT_RULES: dict[str, Make] = {
     "ASAM": lambda: FedSAM(0.5, adaptive=True),
     "Scaffold": Scaffold,
     "FedDyn": FedDyn,
+    "FedDyn, by size": lambda: FedDyn(alpha_by_size=True),
     "FedSMOO": FedSMOO,
     "FedGAM": FedGAM,
     "FedGAM, paper": lambda: FedGAM("paper"),
     "FedGAMCV": FedGAMCV,
 }
-UNIFORM = {"Scaffold", "FedDyn", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}  # they average so by definition
+UNIFORM = {
+    "Scaffold",
+    "FedDyn",
+    "FedDyn, by size",
+    "FedSMOO",
+    "FedGAM",
+    "FedGAM, paper",
+    "FedGAMCV",
+}  # they average so by definition
 ELSEWHERE = {
     "FedSAM",
     "ASAM",

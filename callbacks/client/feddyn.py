@@ -21,9 +21,17 @@ class FedDyn(FederatedCallback):
 
     FedDyn together with :class:`FedSAM` is FedSpeed (Sun et al., 2023) in its released form.
 
+    The released code differs from Algorithm 1 in two settings. It gives client i the weight α_i = α / (N n_i / Σ n) in
+    place of α, in the local objective and in the step of λ_i, where n_i is the client's number of examples and the sum
+    is over all clients; the server's step stays as above. At the limit, Σ n_i ∇f_i = 0 in place of Σ ∇f_i = 0. This is
+    ``alpha_by_size=True``. It also clips local gradients to norm 10, as ``model.gradient_clip_val: 10`` does; there the
+    term α_i θ is part of the weight decay, which that code adds after clipping, and here it is clipped with the rest.
+
     Args:
         alpha: α > 0, weight of the proximal and dual terms; the paper uses 0.001 to 0.1. With a small α the rule is not
             near FedAvg: h/α, the sum of the updates divided by N, does not shrink with α.
+        alpha_by_size: whether α is divided by each client's size, in units of the clients' mean size, as in the
+            released code.
 
     Raises:
         ConfigurationError: alpha is out of range.
@@ -32,18 +40,28 @@ class FedDyn(FederatedCallback):
     settles = frozenset({"base weights"})
     stacks = True
 
-    def __init__(self, alpha: float = 0.1) -> None:
+    def __init__(self, alpha: float = 0.1, alpha_by_size: bool = False) -> None:
         check_positive(alpha=alpha)
-        self.alpha = alpha
+        self.alpha, self.alpha_by_size = alpha, alpha_by_size
+
+    def alpha_of(self, orchestrator: Server, num_samples: int) -> float:
+        """Return α_i, the weight of the terms of a client with ``num_samples`` examples."""
+        if not self.alpha_by_size:
+            return self.alpha
+        mean = int(orchestrator.data.sizes.sum()) / orchestrator.data.num_with_data
+        return self.alpha * mean / num_samples
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        run.proximal += self.alpha  # FedNova's normalizer depends on the weight of proximal terms
+        alpha = self.alpha_of(orchestrator, run.num_samples)
+        run.proximal += alpha  # FedNova's normalizer depends on the weight of proximal terms
         run.kept["feddyn"] = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
+        if self.alpha_by_size:
+            run.kept["feddyn/alpha"] = torch.full_like(run.anchor[:1], alpha)
 
     @override
     def on_before_client_step(self, run: LocalRun) -> None:
-        pull(run, self.alpha, run.kept["feddyn"])
+        pull(run, run.kept["feddyn/alpha"] if self.alpha_by_size else self.alpha, run.kept["feddyn"])
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
@@ -51,9 +69,9 @@ class FedDyn(FederatedCallback):
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        for client, delta in zip(cohort.clients, cohort.rows(), strict=True):
+        for client, size, delta in zip(cohort.clients, cohort.num_samples.tolist(), cohort.rows(), strict=True):
             name = f"lambda/{client}"
-            moved = self.recall(name, torch.zeros_like(delta)) - self.alpha * delta
+            moved = self.recall(name, torch.zeros_like(delta)) - self.alpha_of(orchestrator, size) * delta
             self.state[name] = moved.cpu()  # the vectors of many clients may not fit on a GPU
         share = self.alpha / orchestrator.data.num_with_data
         self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.combine(

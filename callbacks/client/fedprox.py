@@ -7,15 +7,18 @@ from fl_lightning import FederatedCallback, LocalRun, Server
 from fl_lightning.errors import check_not_negative
 
 
-def pull(run: LocalRun, weight: float, linear: Tensor | None = None) -> None:
+def pull(run: LocalRun, weight: float | Tensor, linear: Tensor | None = None) -> None:
     """Add the gradient of ⟨linear, w_local⟩ + (weight/2)‖w_local - w‖² to a client's gradient.
 
     Args:
         run: the client's run; its ``grads`` (P,) change in place.
-        weight: weight of the proximal term.
+        weight: weight of the proximal term; (1,), or (N, 1) for a group of N clients, if each client has its own.
         linear: (P,) linear term, or None for no linear term.
     """
-    run.grads.add_(run.params - run.anchor, alpha=weight)
+    if isinstance(weight, Tensor):
+        run.grads.addcmul_(weight, run.params - run.anchor)
+    else:
+        run.grads.add_(run.params - run.anchor, alpha=weight)
     if linear is not None:
         run.grads.add_(linear)
 

@@ -12,7 +12,8 @@ class HessianMonitor(Monitor):
     """Logs the largest eigenvalues of the Hessian of the global model's training loss (Li et al., 2023, Fig. 10).
 
     ``hessian/eigenvalue_1``, … are the eigenvalues of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the
-    first divided by the fifth. Both measure sharpness: small is flat. The paper (FedLAW) does not say which data it
+    first divided by the fifth. Both measure sharpness: small is flat. ``parameters/norm`` is the Euclidean norm of the
+    model's trainable parameters, the figure's third measure. The paper (FedLAW) does not say which data it
     uses. Here the loss is that of the module's ``training_step`` for the new global model in evaluation mode (dropout
     off, BatchNorm with its running statistics), without autocast, over a sample of all clients' training examples that
     is the same in every round: see :func:`fl_lightning.callbacks.monitors.curvature.training_loss`. One measurement
@@ -51,6 +52,7 @@ class HessianMonitor(Monitor):
         start = torch.randn(len(params), generator=draw, dtype=params.dtype).to(params)
         with training_loss(orchestrator, self.examples) as loss:
             values = top_eigenvalues(loss.hessian_product, start, self.count).tolist()
+        orchestrator.log_round("parameters/norm", float(torch.linalg.vector_norm(params, dtype=torch.float64)))
         for number, value in enumerate(values, 1):
             orchestrator.log_round(f"hessian/eigenvalue_{number}", value)
         if len(values) >= 5 and values[4]:

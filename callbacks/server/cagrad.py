@@ -57,10 +57,12 @@ class CAGrad(FederatedCallback):
     Liu et al., 2021, "Conflict-Averse Gradient Descent for Multi-task Learning", Algorithm 1. Of all steps within c‖g0‖
     of the average g0, the rule takes the step along which the client that gains least gains most. Clients stand for
     tasks, updates for gradients, and g0 has the run's weights in place of 1/K. Even without conflict the step is longer
-    than the average: one client alone gives 1 + c times its update.
+    than the average: one client alone gives 1 + c times its update. The released code of the paper's experiments
+    divides the step by 1 + c² (its ``rescale=1``); Algorithm 1 does not.
 
     Args:
         c: radius in [0, 1), in units of ‖g0‖; 0 is FedAvg.
+        rescale: whether the step is divided by 1 + c², as in the released code.
 
     Raises:
         ConfigurationError: c is out of range.
@@ -68,11 +70,12 @@ class CAGrad(FederatedCallback):
 
     settles = frozenset({"weights"})
 
-    def __init__(self, c: float = 0.5) -> None:
+    def __init__(self, c: float = 0.5, rescale: bool = False) -> None:
         if not 0 <= c < 1:
             raise ConfigurationError(f"c must be in [0, 1), got {c}")
-        self.c = c
+        self.c, self.rescale = c, rescale
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        return cohort.replace(weights=conflict_averse_weights(cohort.corrected_gram, cohort.weights, self.c))
+        weights = conflict_averse_weights(cohort.corrected_gram, cohort.weights, self.c)
+        return cohort.replace(weights=weights / (1 + self.c**2) if self.rescale else weights)

@@ -1,11 +1,13 @@
 """FedBE: Bayesian model ensemble, distilled into the averaged model."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from fl_lightning import Cohort, Server
+from fl_lightning import Cohort, ConfigurationError, Server
 from fl_lightning.callbacks.server.feddf import FedDF, Model
 from fl_lightning.errors import check_at_least
 
@@ -45,23 +47,35 @@ class FedBE(FedDF):
     A draw is w + mean‖Δ‖·(m + 0.1·√var·ε) per parameter tensor, where m and var are the mean and the variance of the
     clients' normalised updates, and ε is standard normal. This is Algorithm 1's Gaussian as in FedLAW's released code;
     the paper fits the Gaussian to the models themselves, weighted by n_k. The target is the mean of the teachers'
-    probabilities, as in the paper; the released code averages logits. The average and the draws use the averaged
-    buffers. The student learns as in :class:`FedDF`, by Adam; the paper averages the student along the way (SWA).
+    probabilities, as in the paper; FedLAW's released code takes the softmax of their mean logits. The average and the
+    draws use the averaged buffers. The student learns as in :class:`FedDF`, by Adam; the paper averages the student
+    along the way (SWA).
 
     Args:
-        num_samples: number of models drawn per round; 1 in the released code, 10 in the paper.
+        num_samples: number of models drawn per round; 1 in FedLAW's released code, 10 in the paper.
         epochs: passes over the proxy set per round; 100 in FedLAW (Appendix D.6).
         lr: learning rate of Adam. FedLAW states none: the default is ours.
+        teacher: what is averaged over the teachers: "probabilities", as in the paper, or "logits", as in FedLAW's
+            released code and in :class:`FedDF`.
 
     Raises:
-        ConfigurationError: as for :class:`FedDF`, or ``num_samples`` is below 1.
+        ConfigurationError: as for :class:`FedDF`, or ``num_samples`` is below 1, or ``teacher`` is anything else.
     """
 
-    def __init__(self, num_samples: int = 1, epochs: int = 100, lr: float = 0.001) -> None:
+    def __init__(
+        self,
+        num_samples: int = 1,
+        epochs: int = 100,
+        lr: float = 0.001,
+        teacher: Literal["probabilities", "logits"] = "probabilities",
+    ) -> None:
         super().__init__(epochs, lr)
         check_at_least(1, num_samples=num_samples)
-        self.num_samples = num_samples
+        if teacher not in ("probabilities", "logits"):
+            raise ConfigurationError(f'teacher must be "probabilities" or "logits", got {teacher!r}')
+        self.num_samples, self.teacher = num_samples, teacher
 
+    @override
     def teachers(self, orchestrator: Server, cohort: Cohort) -> Iterator[Model]:
         """Yield the average, the draws and the clients' models: see :class:`FedDF`."""
         yield orchestrator.params, cohort.buffers
@@ -75,6 +89,7 @@ class FedBE(FedDF):
             yield centre + spread * noise, cohort.buffers
         yield from super().teachers(orchestrator, cohort)
 
+    @override
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the mean (n, C) of the teachers' probabilities, given their logits (T, n, C)."""
-        return logits.softmax(2).mean(0)
+        """Return the student's targets (n, C), given the logits (T, n, C) of T teachers."""
+        return super().probabilities(logits) if self.teacher == "logits" else logits.softmax(2).mean(0)

@@ -18,8 +18,14 @@ ELSEWHERE = {
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
-# Arguments that came later: null is what runs did before, so they do not tell such runs apart.
-LATER = ("train_examples", "test_examples", "resize", "width")
+# Arguments that came later, each with the value that means what runs did before: this value does not tell runs apart.
+LATER: dict[str, Any] = {
+    **dict.fromkeys(("train_examples", "test_examples", "resize", "width")),
+    "tau_eff": "normalizers",
+    "alpha_by_size": False,
+    "rescale": False,
+    "teacher": "probabilities",
+}
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 # Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
@@ -45,8 +51,17 @@ def _without_later(value: Any) -> Any:
         return [_without_later(each) for each in value]
     if not isinstance(value, dict):
         return value
-    kept = {name: each for name, each in value.items() if each is not None or name not in LATER}
-    return {name: _without_later(each) for name, each in kept.items()}
+    kept = {name: (each, _without_later(each)) for name, each in value.items() if not _is_earlier(name, each)}
+    # A class had no init_args before its first argument came.
+    return {name: below for name, (each, below) in kept.items() if below != {} or each == {}}
+
+
+def _is_earlier(name: str, value: Any) -> bool:
+    return name in LATER and type(value) is type(LATER[name]) and bool(value == LATER[name])
+
+
+def _without_earlier(flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in flat.items() if not _is_earlier(short(name), value)}
 
 
 def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
@@ -61,12 +76,12 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
         rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
     """
     config = _plain(config)  # a copy
-    chain = [_flat(each, "") for each in _chain(config, rules)]
+    chain = [_without_earlier(_flat(each, "")) for each in _chain(config, rules)]
     (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
     kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
-    kept = {name: kept[name] for name in kept if kept[name] is not None or name.rpartition(".")[2] not in LATER}
+    kept = _without_earlier(kept)
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}

@@ -33,6 +33,28 @@ def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
     assert settings_fingerprint(named) == settings_fingerprint(plain) == settings_fingerprint(before)
 
 
+@pytest.mark.parametrize(
+    ("rule", "argument", "earlier", "other"),
+    [
+        ("FedNova", "tau_eff", "normalizers", "steps"),
+        ("FedDyn", "alpha_by_size", False, True),
+        ("CAGrad", "rescale", False, True),
+        ("FedBE", "teacher", "probabilities", "logits"),
+        ("Mine", "width", None, 0),
+    ],
+)
+def test_a_later_argument_at_its_earlier_value_tells_no_runs_apart(
+    rule: str, argument: str, earlier: Any, other: Any
+) -> None:
+    before, same, changed = (config(rule) | {"model": {}} for _ in range(3))
+    same["trainer"]["callbacks"][0]["init_args"] = {argument: earlier}
+    changed["trainer"]["callbacks"][0]["init_args"] = {argument: other}
+    del before["trainer"]["callbacks"][0]["init_args"]  # as for a class without arguments
+    assert settings_fingerprint(same) == settings_fingerprint(before) != settings_fingerprint(changed)
+    assert named_settings(same, [rule]) == named_settings(before, [rule])
+    assert named_settings(changed, [rule])[f"{rule}.{argument}"] == other
+
+
 def test_the_rules_are_those_that_the_run_has_written_down() -> None:
     """Whatever the callbacks are called; a rule's arguments stand among the settings, a monitor's do not."""
     run = config("Watcher", "OddMonitor", alpha=0.3)

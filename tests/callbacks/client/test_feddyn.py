@@ -164,6 +164,54 @@ def test_goes_with_every_local_setting(make: Any, flags: Any, settings: Any) -> 
     assert not torch.allclose(*models, atol=1e-4)
 
 
+def released(alpha: float, cohorts: list[list[int]]) -> tuple[list[float], list[list[float]], list[float]]:
+    """T under FedDyn's released code: the cloud model, the sums of each client's updates, and each client's α.
+
+    Client i of N = 2 takes α / (N n_i / Σ n), and its gradient is ∇f_i + α_i (θ - w + sum of its updates). The cloud
+    model is the cohort's mean plus the sum of all clients' sums, divided by N.
+    """
+    eta, sizes, steps = 0.1, (1, 3), (2, 3)
+    alphas = [alpha / (2 * size / 4) for size in sizes]
+    cloud, sums = [0.0, 0.0], [[0.0, 0.0], [0.0, 0.0]]
+    for cohort in cohorts:
+        models = []
+        for k in cohort:
+            theta = list(cloud)
+            for _ in range(steps[k]):
+                for i in range(2):
+                    gradient = float(A[k, i]) * (theta[i] - float(B[k, i]))
+                    theta[i] -= eta * (gradient + alphas[k] * (theta[i] - cloud[i] + sums[k][i]))
+            models.append(theta)
+        for k, theta in zip(cohort, models, strict=True):
+            sums[k] = [s + t - c for s, t, c in zip(sums[k], theta, cloud, strict=True)]
+        cloud = [sum(m[i] for m in models) / len(models) + (sums[0][i] + sums[1][i]) / 2 for i in range(2)]
+    return cloud, sums, alphas
+
+
+@pytest.mark.parametrize("cohorts", [[[0, 1]] * 3, [[0], [1], [0]], [[1], [0, 1], [1]]], ids=str)
+def test_alpha_by_size_is_the_released_code(cohorts: list[list[int]]) -> None:
+    """λ_i is -α_i times the sum of client i's updates."""
+    rule = FedDyn(0.1, alpha_by_size=True)
+    cloud, sums, alphas = released(0.1, cohorts)
+    assert close(in_turn(rule, cohorts=cohorts), cloud)
+    assert not close(in_turn(FedDyn(0.1), cohorts=cohorts), cloud, 1e-3)
+    for k in (0, 1):
+        assert close(rule.state[f"lambda/{k}"], [-alphas[k] * entry for entry in sums[k]])
+
+
+def test_alpha_by_size_reaches_the_minimum_of_the_objective_by_size() -> None:
+    """n_i / α is 1 / α_i up to a factor, so Σ n_i ∇f_i = 0: w = (1·1 - 3·3·2, -1·2 + 3·0.5·2) / (1 + 9, 2 + 1.5)."""
+    assert close(train(FedDyn(1.0, alpha_by_size=True), rounds=150), (-1.7, 1 / 3.5), 1e-6)
+
+
+def test_tells_fednova_of_each_clients_alpha() -> None:
+    """α_i = 0.1 / 0.5 and 0.1 / 1.5: 1 + (1 - 0.02), and 1 + x + x² with x = 1 - 0.1 / 15."""
+    capture = Capture()
+    train(FedDyn(0.1, alpha_by_size=True), capture)
+    x = 1 - 0.1 / 15
+    assert close(capture.cohort.normalizers, (1.98, 1 + x + x * x))
+
+
 @pytest.mark.parametrize("alpha", [-0.1, 0.0, float("nan"), float("inf")])
 def test_refuses_an_alpha_out_of_range(alpha: float) -> None:
     with pytest.raises(ConfigurationError, match=f"alpha must be positive and finite, got {alpha}"):

@@ -54,6 +54,14 @@ def test_over_all_clients_examples(rules: list[Any]) -> None:
     assert logged == pytest.approx({"hessian/eigenvalue_1": 2.2, "hessian/eigenvalue_2": 1.1})
 
 
+def test_the_norm_of_the_new_models_parameters() -> None:
+    """T's clients end in (0.19, -0.36) and (-1.314, 0.28525), which weigh 1 and 3 examples of four."""
+    run = trainer(HessianMonitor(every=1))
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    model = ((0.19 - 3 * 1.314) / 4, (-0.36 + 3 * 0.28525) / 4)
+    assert float(run.callback_metrics["parameters/norm"]) == pytest.approx(math.hypot(*model), rel=1e-6)
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 100])
 def test_every_example_counts_the_same(batch_size: int) -> None:
     """x² of 1; 1, 4; 1, 4, 16: 27 / 6, however they fall into batches."""
@@ -176,6 +184,7 @@ def test_every_so_many_rounds_and_at_the_end(tmp_path: Path, monkeypatch: pytest
     measured = [row for row in rows("runs/tiny/version_0/metrics.csv") if "hessian/ratio_1_5" in row]
     assert [row["round"] for row in measured] == [2, 4, 5]
     assert all(row["hessian/eigenvalue_1"] > row["hessian/eigenvalue_5"] > 0 for row in measured)
+    assert all(row["parameters/norm"] > 0 for row in measured)
 
 
 class Hidden(Line):

@@ -127,6 +127,26 @@ def test_works_on_the_updates_and_weights_so_far() -> None:
     assert close(uniform, send(UPDATES, CAGrad())[0])
 
 
+@pytest.mark.parametrize("c", [0.2, 0.5, 0.9])
+def test_rescaled_as_in_the_released_code(c: float) -> None:
+    """Of g₁ = (1, 0), g₂ = (0, 2), g0 = (0.5, 1), the best g_w by trying w = (t, 1 - t); the step over 1 + c²."""
+    radius = c * math.sqrt(0.5**2 + 1)
+    best = (math.inf, 0.0, 0.0)
+    for number in range(100_001):
+        x, y = number / 100_000, 2 - 2 * number / 100_000  # g_w
+        best = min(best, (0.5 * x + y + radius * math.hypot(x, y), x, y))
+    _, x, y = best
+    step = [(g + radius * part / math.hypot(x, y)) / (1 + c * c) for g, part in ((0.5, x), (1.0, y))]
+    assert close(send(SKEW, CAGrad(c, rescale=True))[0], step, 1e-4)
+    assert not close(send(SKEW, CAGrad(c))[0], step, 1e-2)
+
+
+def test_rescaled_with_one_client() -> None:
+    """1 + c = 1.5 times the update over 1 + c² = 1.25; c = 0 divides by 1."""
+    assert close(send([[1.0, -3.0]], CAGrad(0.5, rescale=True))[0], (1.2, -3.6))
+    assert torch.equal(send(UPDATES, CAGrad(0.0, rescale=True))[0], send(UPDATES)[0])
+
+
 @pytest.mark.parametrize("c", [-0.1, 1.0, math.nan])
 def test_refuses_what_is_out_of_range(c: float) -> None:
     with pytest.raises(ConfigurationError, match=rf"c must be in \[0, 1\), got {c}"):

@@ -137,6 +137,40 @@ def test_one_step_towards_the_ensemble() -> None:
     assert close(model.params, rule.seen[0][0] - 0.1 * gradient / (gradient.abs() + 1e-8))
 
 
+def test_the_target_from_logits() -> None:
+    """Logits (2, 0, 0), (0, 2, 0): their mean (1, 1, 0) has the softmax (e, e, 1) / (2e + 1).
+
+    Against the student (0.5, 0, -0.5) the divergence is 0.0294342657, as for FedDF.
+    """
+    logits = torch.tensor([[[2.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]], dtype=torch.float64)
+    target = FedBE(teacher="logits").probabilities(logits)
+    total = 2 * math.e + 1
+    assert close(target, [[math.e / total, math.e / total, 1 / total]])
+    student = torch.tensor([[0.5, 0.0, -0.5]], dtype=torch.float64)
+    assert float(distillation_loss(student, target)) == pytest.approx(0.0294342657, abs=1e-10)
+
+
+def softmax(logits: list[float]) -> list[float]:
+    return [math.exp(each) / sum(map(math.exp, logits)) for each in logits]
+
+
+def test_one_step_towards_the_mean_logits() -> None:
+    """Adam's first step is lr·g / (|g| + 1e-8), g = Σ_x (softmax(W̄x) - softmax(mean of the teachers' Wx)) xᵀ / 4."""
+    rule = Seen(epochs=1, lr=0.1, teacher="logits")
+    model = fit(rule)
+    weights = [params.tolist() for params, _ in rule.seen]  # row by row; the student's first
+    gradient = [0.0] * 4
+    for x in ProxyData.inputs.tolist():
+        logits = [[w[2 * row] * x[0] + w[2 * row + 1] * x[1] for row in (0, 1)] for w in weights]
+        mean = [sum(each[row] for each in logits) / len(logits) for row in (0, 1)]
+        for row, (own, target) in enumerate(zip(softmax(logits[0]), softmax(mean), strict=True)):
+            for column in (0, 1):
+                gradient[2 * row + column] += (own - target) * x[column] / 4
+    assert min(map(abs, gradient)) > 1e-3
+    moved = [w - 0.1 * g / (abs(g) + 1e-8) for w, g in zip(weights[0], gradient, strict=True)]
+    assert close(model.params, moved)
+
+
 def test_zero_updates_draw_the_model_itself() -> None:
     """The mean norm is 0: no spread. All teachers are the student: nothing moves, and nothing is nan."""
     rule = Seen(epochs=3)
@@ -186,6 +220,7 @@ def test_needs_a_proxy_set() -> None:
     [
         ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"teacher": "mean"}, 'teacher must be "probabilities" or "logits", got \'mean\''),
         ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
     ],
 )
