@@ -141,13 +141,13 @@ class SimpleCNN(nn.Sequential):
     Args:
         num_classes: number of outputs.
         in_channels: number of channels of the images.
-        width: factor on the 32, 64 and 64 channels and the 64 hidden units, above 0; None for 1.
+        width: factor on the 32, 64 and 64 channels and the 64 hidden units, above 0.
 
     Raises:
         ConfigurationError: ``width`` leaves a layer without channels.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float | None = None) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float = 1.0) -> None:
         first, second = scaled((32, 64), width)
         super().__init__(
             nn.Conv2d(in_channels, first, 3),
@@ -173,13 +173,13 @@ class CifarAlexNet(nn.Sequential):
     Args:
         num_classes: number of outputs.
         in_channels: number of channels of the images.
-        width: factor on the 64, 192, 384, 256 and 256 channels, above 0; None for 1.
+        width: factor on the 64, 192, 384, 256 and 256 channels, above 0.
 
     Raises:
         ConfigurationError: ``width`` leaves a layer without channels.
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float | None = None) -> None:
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float = 1.0) -> None:
         first, second, third, fourth, last = scaled((64, 192, 384, 256, 256), width)
         super().__init__(
             nn.Conv2d(in_channels, first, 11, stride=4, padding=5),
@@ -200,13 +200,12 @@ class CifarAlexNet(nn.Sequential):
         )
 
 
-def scaled(channels: Sequence[int], width: float | None) -> list[int]:
-    """Multiply numbers of channels by a factor, rounded down; None leaves the numbers as they are.
+def scaled(channels: Sequence[int], width: float) -> list[int]:
+    """Multiply numbers of channels by a factor, rounded down.
 
     Raises:
         ConfigurationError: a layer would have no channels.
     """
-    factor = 1.0 if width is None else width
-    if not all(factor * each >= 1 for each in channels):
+    if not all(width * each >= 1 for each in channels):
         raise ConfigurationError(f"width must leave each layer at least one channel, got {width}: raise width")
-    return [int(factor * each) for each in channels]
+    return [int(width * each) for each in channels]

@@ -20,7 +20,8 @@ ELSEWHERE = {
 }
 # Arguments that came later, each with the value that means what runs did before: this value does not tell runs apart.
 LATER: dict[str, Any] = {
-    **dict.fromkeys(("train_examples", "test_examples", "resize", "width")),
+    **dict.fromkeys(("train_examples", "test_examples", "resize")),
+    "width": 1.0,
     "tau_eff": "normalizers",
     "alpha_by_size": False,
     "rescale": False,

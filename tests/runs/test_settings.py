@@ -40,7 +40,7 @@ def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
         ("FedDyn", "alpha_by_size", False, True),
         ("CAGrad", "rescale", False, True),
         ("FedBE", "teacher", "probabilities", "logits"),
-        ("Mine", "width", None, 0),
+        ("Mine", "resize", None, 0),
     ],
 )
 def test_a_later_argument_at_its_earlier_value_tells_no_runs_apart(
