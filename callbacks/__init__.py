@@ -46,6 +46,7 @@ from fl_lightning.callbacks.server.median import CoordinateMedian
 from fl_lightning.callbacks.server.norm_clipping import NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad
 from fl_lightning.callbacks.server.server_ft import ServerFT
+from fl_lightning.callbacks.server.sham import ShamCorrection
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean
 
@@ -73,6 +74,7 @@ __all__ = [  # noqa: RUF022
     "NormClipping",
     "PCGrad",
     "ServerFT",
+    "ShamCorrection",
     "TrimmedMean",
     # Rules that act on clients
     "FedDecorr",

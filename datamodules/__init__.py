@@ -4,7 +4,7 @@ if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
 from fl_lightning.datamodules.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip
-from fl_lightning.datamodules.boxes import BoxFolder
+from fl_lightning.datamodules.boxes import BoxData, BoxFolder
 from fl_lightning.datamodules.corruption import Corruption, LabelSwap
 from fl_lightning.datamodules.digits import Digits
 from fl_lightning.datamodules.emnist import EMNIST, QMNIST
@@ -24,6 +24,7 @@ from fl_lightning.datamodules.partition import (
     QuantitySkew,
 )
 from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.datamodules.shapes import Shapes
 from fl_lightning.datamodules.table import Table
 from fl_lightning.datamodules.tensors import Tensors
 from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
@@ -38,6 +39,7 @@ __all__ = [
     "QMNIST",
     "Augmentation",
     "AutoAugment",
+    "BoxData",
     "BoxFolder",
     "ClassesPerClient",
     "Corruption",
@@ -57,6 +59,7 @@ __all__ = [
     "QuantitySkew",
     "RandomCrop",
     "RandomFlip",
+    "Shapes",
     "Table",
     "Tensors",
     "TinyImageNet",

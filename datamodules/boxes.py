@@ -1,4 +1,4 @@
-"""BoxFolder: images with boxes, in the text format of YOLO."""
+"""Images with boxes around objects: BoxData, their base class, and BoxFolder, in the text format of YOLO."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,50 +18,70 @@ GREY = 114  # grey level of the borders in the published YOLOv8
 PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
 
 
-class BoxFolder(ImageData):
-    """Your own images with boxes around objects, for detection, as YOLO's text files.
-
-    Images are ``<root>/images/{train,test}/*`` (png, jpg), with ``<root>/labels/{train,test}/<name>.txt``.
-
-    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
-    An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,
-    scaled to fit a square and centred on grey; boxes are cut off at the image's edges.
+class BoxData(ImageData):
+    """Images with boxes around objects, for detection. A subclass defines ``num_classes`` and ``load``.
 
     Batches are ``[images (B, 3, S, S) in [0, 1], targets (B, M, 5)]``. A row of targets holds class, x1, y1, x2, y2 in
     pixels of the square; images with fewer than M objects are filled up with rows of class -1. A partition by label
     takes the class of an image's first object for the image's label, 0 if the image has no object.
 
     Args:
-        root: folder that holds ``images`` and ``labels``.
-        num_classes: C, the number of classes; classes are numbered from 0.
         image_size: S, the side of the square in pixels.
         eval_batch_size: examples per batch of the test set.
         images: ``num_clients``, ``partition`` and the other arguments of :class:`ImageData`, except ``augment``,
             ``corruption``, ``normalize`` and ``resize``, which do not support boxes.
 
     Raises:
-        ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
-            decoded, or a line of a text file is invalid.
+        ConfigurationError: an argument is outside its range.
     """
 
     mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
 
-    def __init__(
-        self,
-        root: str = "data",
-        num_classes: int = 1,
-        image_size: int = 640,
-        eval_batch_size: int = 32,
-        **images: Any,
-    ) -> None:
+    def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Any) -> None:
         super().__init__(
             normalize=False, augment=None, corruption=None, resize=None, eval_batch_size=eval_batch_size, **images
         )
+        self.image_size = image_size
+
+    @override
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Load the training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
+        return super().load(train)
+
+    @override
+    def labels(self, targets: Tensor) -> Tensor:
+        """Return the (n,) class of each image's first object, 0 for an image without objects."""
+        return targets[:, 0, 0].clamp(min=0).long()
+
+
+class BoxFolder(BoxData):
+    """Your own images with boxes around objects, for detection, as YOLO's text files.
+
+    Images are ``<root>/images/{train,test}/*`` (png, jpg), with ``<root>/labels/{train,test}/<name>.txt``.
+
+    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
+    An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,
+    scaled to fit a square and centred on grey; boxes are cut off at the image's edges. Batches are those of
+    :class:`BoxData`.
+
+    Args:
+        root: folder that holds ``images`` and ``labels``.
+        num_classes: C, the number of classes; classes are numbered from 0.
+        image_size: S, the side of the square in pixels.
+        images: ``num_clients``, ``partition`` and the other arguments of :class:`BoxData`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
+            decoded, or a line of a text file is invalid.
+    """
+
+    def __init__(self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Any) -> None:
+        super().__init__(image_size, **images)
         if min(num_classes, image_size) < 1:
             raise ConfigurationError(
                 f"num_classes and image_size must be at least 1, got {num_classes} and {image_size}"
             )
-        self.root, self.num_classes, self.image_size = root, num_classes, image_size
+        self.root, self.num_classes = root, num_classes
 
     @override
     def missing(self) -> str | None:
@@ -72,8 +92,8 @@ class BoxFolder(ImageData):
             return str(error)
         return None
 
+    @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        """Load the training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
         files, labels = self._files(train)
         pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
         boxes = []
@@ -81,7 +101,7 @@ class BoxFolder(ImageData):
             square, place = letterbox(path, self.image_size)
             row[:] = np.asarray(square).transpose(2, 0, 1)
             boxes.append(read_boxes(labels / f"{path.stem}.txt", self.num_classes, place))
-        return torch.from_numpy(pixels), _padded(boxes)
+        return torch.from_numpy(pixels), padded(boxes)
 
     def _files(self, train: bool) -> tuple[list[Path], Path]:
         """List the images of the training or the test set; return the list, and the folder of the text files."""
@@ -94,10 +114,6 @@ class BoxFolder(ImageData):
                 f"{' and no such folder' if files else ''}: point root to the data (--data.root DIR)"
             )
         return files, labels
-
-    def labels(self, targets: Tensor) -> Tensor:
-        """Return the (n,) class of each image's first object, 0 for an image without objects."""
-        return targets[:, 0, 0].clamp(min=0).long()
 
 
 def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
@@ -175,7 +191,7 @@ def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, in
     return (label, left + cut[0] * across, top + cut[1] * down, left + cut[2] * across, top + cut[3] * down)
 
 
-def _padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
+def padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
     """Stack n lists of boxes into one tensor (n, M, 5): M is the longest list's length, at least 1."""
     longest = max(1, *map(len, boxes))
     return torch.tensor([[*rows, *[PADDING] * (longest - len(rows))] for rows in boxes], dtype=torch.float32)

@@ -49,6 +49,7 @@ from fl_lightning.callbacks import (
     PCGrad,
     Scaffold,
     ServerFT,
+    ShamCorrection,
     TrimmedMean,
 )
 
@@ -64,6 +65,7 @@ CORRECTIONS: dict[str, Make] = {
     "PCGrad": PCGrad,
     "PCGrad, sum": lambda: PCGrad("sum"),
     "FedFV": FedFV,
+    "ShamCorrection": lambda: ShamCorrection(GradientHarmonization()),
     "NormClipping": NormClipping,
     "NormClipping, fixed": lambda: NormClipping(0.5),
 }

@@ -16,7 +16,15 @@ import fl_lightning
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models
-from fl_lightning.datamodules import Augmentation, Corruption, ImageData, LabelledData, PublishedImages, VisionData
+from fl_lightning.datamodules import (
+    Augmentation,
+    BoxData,
+    Corruption,
+    ImageData,
+    LabelledData,
+    PublishedImages,
+    VisionData,
+)
 from fl_lightning.engine.availability import Availability
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.partition import Partition
@@ -24,7 +32,7 @@ from fl_lightning.engine.sampling import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define
-    *(FederatedDataModule, LabelledData, ImageData, PublishedImages, VisionData),
+    *(FederatedDataModule, LabelledData, ImageData, BoxData, PublishedImages, VisionData),
     *(Partition, ClientSampler, Augmentation, Corruption),
 )
 

@@ -1,0 +1,57 @@
+"""ShamCorrection: the control for a rule that corrects updates."""
+
+import torch
+from typing_extensions import override
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.engine.callback import CLIENT_HOOKS, overrides
+
+OTHER_HOOKS = (*CLIENT_HOOKS, "update", "refine", "on_round_end")  # a corrected update needs none of them
+
+
+class ShamCorrection(FederatedCallback):
+    """Moves FedAvg's step at random, as far as another rule's correction of the updates would have moved the step.
+
+    A control, as in a medical trial: a rule that gains no more over FedAvg than its sham gains nothing by the direction
+    of its correction. The weights w are those that the rule sets. With the updates Δ and the rule's corrected updates
+    Δ', the rule moves the step from wΔ to wΔ'. The sham moves the step by s, with ‖s‖ = ‖wΔ' - wΔ‖: every update is
+    shifted by s / Σw. If the rule corrects nothing, the step is wΔ exactly.
+
+    Lengths agree for the step and not for each update, since the model feels the step alone: independent shifts of the
+    updates, each as long as the update's own correction, would average out. The direction of s is a random combination
+    of the updates, with standard normal coefficients that are drawn anew each round. The rule's correction is such a
+    combination, too; a direction drawn among all P parameters would be nearly orthogonal to every update, and the model
+    would hardly feel s.
+
+    Args:
+        rule: the rule whose correction is replaced, such as :class:`GradientHarmonization`,
+            :class:`DominantGradientCorrection` or :class:`PCGrad`. It must settle "updates" and define no hooks but
+            ``aggregate``. Do not list the rule itself among the callbacks.
+
+    Raises:
+        ConfigurationError: ``rule`` is no such rule.
+    """
+
+    settles = frozenset({"updates"})
+
+    def __init__(self, rule: FederatedCallback) -> None:
+        name, others = type(rule).__name__, [hook for hook in OTHER_HOOKS if overrides(rule, hook)]
+        if "updates" not in rule.settles or rule.reduce is not None or others:
+            reason = f"{name} also defines {', '.join(others)}" if others else f"{name} settles other parts of a round"
+            raise ConfigurationError(
+                "rule must be a rule that corrects the updates in aggregate, such as GradientHarmonization, and does "
+                f"nothing else: {reason}"
+            )
+        self.rule = rule
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        corrected = self.rule.aggregate(orchestrator, cohort)
+        draws = orchestrator.generator("sham correction", cohort.round)
+        drawn = torch.randn(len(cohort.clients), generator=draws, dtype=torch.float64) @ cohort.mixing
+        moved = corrected.weights @ (corrected.mixing - cohort.mixing)
+        wanted, length = cohort.replace(mixing=torch.stack([moved, drawn])).norms
+        if wanted > 0:
+            drawn = wanted / length / corrected.weights.sum() * drawn
+            return corrected.replace(mixing=cohort.mixing + drawn)
+        return corrected.replace(mixing=cohort.mixing)

@@ -1,0 +1,124 @@
+"""The sham of three rules on g₁ = (2, 0), g₂ = (-1, 1), g₃ = (-1, -2): as far as the rule, elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from resumed import assert_same, train
+from toy import UPDATES, close, send
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.callbacks import (
+    DominantGradientCorrection,
+    FedAvg,
+    FedFV,
+    FedNova,
+    GradientHarmonization,
+    Krum,
+    NormClipping,
+    PCGrad,
+    ShamCorrection,
+    TrimmedMean,
+)
+
+NO_CONFLICT = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
+PAPER, SLIDES = GradientHarmonization(order="ascending"), GradientHarmonization("slides", "ascending")
+
+
+@pytest.mark.parametrize(
+    ("rule", "average", "length"),
+    [
+        # By n = (1, 1, 2), FedAvg's step is (-0.25, -0.75) and GH's (-0.5, -0.5): see test_gh. ‖(-0.25, 0.25)‖
+        (PAPER, (-0.25, -0.75), 0.125**0.5),
+        # Uniform, FedAvg's step is (0, -1/3) and GH's (-0.2, -2.2/3): ‖(-0.2, -0.4)‖
+        (SLIDES, (0.0, -1 / 3), 0.2**0.5),
+        # PCGrad's mean is (-1/3, -1/3), its sum (-1, -1) and that of the updates (0, -1)
+        (PCGrad(order="ascending"), (0.0, -1 / 3), 1 / 3),
+        (PCGrad("sum", "ascending"), (0.0, -1.0), 1.0),
+    ],
+)
+def test_moves_the_step_as_far_as_the_rule(rule: FederatedCallback, average: object, length: float) -> None:
+    """All updates are shifted by the same vector, which is not the rule's."""
+    step, capture = send(UPDATES, ShamCorrection(rule), samples=[1, 1, 2])
+    average = torch.tensor(average, dtype=torch.float64)
+    assert float((step - average).norm()) == pytest.approx(length, rel=1e-12)
+    shift = capture.corrected - capture.cohort.deltas
+    assert close(shift, shift[:1].expand(3, -1), 1e-12)
+    assert close(float(capture.cohort.weights.sum()) * shift[0], step - average, 1e-12)
+    assert not close(step, send(UPDATES, rule, samples=[1, 1, 2])[0], 0.01)
+
+
+def test_the_rule_is_the_one_that_the_run_would_have() -> None:
+    """DGC takes its losses from the run, random orders come from the rule's own stream; two seeds, two directions."""
+    losses = [0.5, 1.0, 2.0]
+    for rule in (DominantGradientCorrection(0.4), GradientHarmonization("slides")):
+        average, corrected, sham = (
+            send(UPDATES, each, losses=losses)[0] for each in (FedAvg("uniform"), rule, ShamCorrection(rule))
+        )
+        assert float((sham - average).norm()) == pytest.approx(float((corrected - average).norm()), rel=1e-12)
+        assert float((corrected - average).norm()) > 0.1
+
+
+def test_the_direction_is_a_random_combination_of_the_updates_so_far() -> None:
+    """No update has a fourth entry, and the only one with a third is zero: the direction has neither."""
+    updates = torch.tensor([[1.0, 0, 0, 0], [-1.0, 1, 0, 0], [-1.0, 0, 2, 0]], dtype=torch.float64)
+    directions = []
+    for round in (1, 2):
+        corrected = send(updates, Before(round), ShamCorrection(SLIDES))[1].corrected
+        directions.append(corrected[2])  # of the client whose update is zero
+        assert bool((corrected[2, :2].abs() > 1e-6).all())
+        assert corrected[2, 2:].tolist() == [0, 0]
+    assert abs(float(torch.nn.functional.cosine_similarity(*directions, dim=0))) < 0.999
+
+
+class Before(FederatedCallback):
+    """Gives the cohort another round's number, and makes client 2's update zero."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        return cohort.replace(round=self.round).scaled(torch.tensor([1.0, 1.0, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_without_a_correction_is_exactly_fedavg(weighting: str) -> None:
+    """No update conflicts; the slides' variant weighs uniformly, the paper's by n_k. Nothing comes of zeros, either."""
+    average = send(NO_CONFLICT, FedAvg(weighting), samples=[1, 1, 2])[0]  # type: ignore[arg-type]  # one of the two
+    rule = PAPER if weighting == "samples" else SLIDES
+    assert torch.equal(send(NO_CONFLICT, ShamCorrection(rule), samples=[1, 1, 2])[0], average)
+    assert close(send([[0.0, 0.0]] * 2, ShamCorrection(rule))[0], (0.0, 0.0), 0.0)
+    assert close(send([[1.0, -3.0]], ShamCorrection(rule))[0], (1.0, -3.0), 0.0)
+
+
+def test_acts_on_what_earlier_rules_left() -> None:
+    """FedNova makes (2, 0), (-1, 1) of 1 and 2 steps into (3, 0), (-0.75, 0.75): the sham goes as far as GH then."""
+    updates, steps = [[2.0, 0.0], [-1.0, 1.0]], [1, 2]
+    nova, harmonised, sham = (
+        send(updates, FedNova(), *rules, steps=steps)[0] for rules in ((), (PAPER,), (ShamCorrection(PAPER),))
+    )
+    assert float((harmonised - nova).norm()) > 0.1
+    assert float((sham - nova).norm()) == pytest.approx(float((harmonised - nova).norm()), rel=1e-12)
+
+
+def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
+    """Three rounds and three more, or six; with the rule itself in place of the sham, the model is another one."""
+    whole = train(tmp_path / "whole", ShamCorrection(NormClipping()))
+    stopped = train(tmp_path / "stopped", ShamCorrection(NormClipping()), rounds=3)
+    resumed = train(tmp_path / "resumed", ShamCorrection(NormClipping()), resume=stopped)
+    assert_same(whole, resumed)
+    with pytest.raises(AssertionError):
+        assert_same(whole, train(tmp_path / "other", NormClipping()))
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [
+        (Krum(1), "Krum settles other parts of a round"),
+        (TrimmedMean(0.2), "TrimmedMean settles other parts"),
+        (FedFV(), "FedFV also defines update"),
+    ],
+)
+def test_refuses_rules_that_do_something_else(rule: FederatedCallback, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"such as GradientHarmonization, and does nothing else: {reason}"):
+        ShamCorrection(rule)
