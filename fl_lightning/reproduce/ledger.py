@@ -206,7 +206,8 @@ def counts(entries: Sequence[Entry]) -> dict[str, int]:
 
 
 def summary(entries: Sequence[Entry]) -> str:
-    """Count the claims by verdict in a sentence."""
+    """Count the papers' claims by verdict in a sentence; experiments of our own have no rows, and do not count."""
+    entries = [entry for entry in entries if entry.experiment.rows]
     found = counts(entries)
     alone = Counter(entry.best.by(entry.best.p) for entry in entries)
     return (

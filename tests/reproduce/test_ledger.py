@@ -3,6 +3,7 @@
 With three seeds t has two degrees of freedom, and then a two-sided p value is 1 - t / √(2 + t²).
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_why_a_claim_is_not_tried() -> None:
     assert other.findings["full"].why == "not run"
     assert [each.best.paper for each in (first, other)] == [3.0, 1.0], "the paper's effect is known all the same"
     assert rows(other)[0][-1] == "not tried (full: not run; small: not run)"
+    own = dataclasses.replace(other, experiment=dataclasses.replace(other.experiment, rows=()))
+    assert summary([first, other, own]) == summary([first, other]), "claims of our own do not count"
     assert summary([first, other]).startswith("Of 2 claims, 0 are tried: 0 supported")
 
 
