@@ -151,6 +151,18 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
     return found
 
 
+def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
+    """Return the effect of one comparison of a claim by the paper's numbers; nan if the paper prints and states none.
+
+    Args:
+        claim: the claim.
+        paper: the paper's numbers, see :func:`fl_lightning.reproduce.results.on_paper`.
+        index: index of the comparison.
+    """
+    values = effects(claim, paper)[index].values
+    return float(values[0]) if len(values) else claim.stated
+
+
 def _each(labels: Labels) -> list[Labels]:
     choices = [label if isinstance(label, list) else [label] for label in labels.values()]
     return [dict(zip(labels, point, strict=True)) for point in itertools.product(*choices)]
@@ -228,8 +240,8 @@ def _evidence(claim: Claim, index: int, found: Sequence[Effects], paper: pd.Data
     what = f"{against}: " if len(found) > 1 else ""
     change = "fall" if str(claim.along).startswith("-") else "rise"
     what += "difference" if claim.along is None else f"{change} of the difference per step of {claim.along.lstrip('-')}"
-    theirs = effects(claim, paper)[index].values
-    stated = f" (paper {theirs[0]:+.3g})" if len(theirs) else ""
+    theirs = paper_effect(claim, paper, index)
+    stated = "" if math.isnan(theirs) else f" (paper {theirs:+.3g})"
     certainty = "" if math.isnan(p) else f", p {'< 0.001' if p < 0.001 else f'= {p:.2g}'}"
     within = "" if claim.by is None else f", margin {claim.by:g}"
     seeds = f"{len(one.values)}{f' of {one.seeds}' * (one.seeds > len(one.values))} seed{'s' * (one.seeds != 1)}"

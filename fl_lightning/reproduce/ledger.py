@@ -14,7 +14,7 @@ import pandas as pd
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import SCALE, layers_of
 from fl_lightning.report.parts import pipes
-from fl_lightning.reproduce.claims import effects, tested
+from fl_lightning.reproduce.claims import effects, paper_effect, tested
 from fl_lightning.reproduce.papers import Claim, Experiment, experiments
 from fl_lightning.reproduce.results import CHANGED, RESULTS, on_paper
 from fl_lightning.reproduce.scale import scale_of
@@ -165,11 +165,10 @@ def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: 
     index = test.opposed if against else test.weakest
     values = test.comparisons[index].values
     effect, half_width = interval(values.tolist())
-    theirs = effects(claim, on_paper(experiment, results))[index].values
     return Finding(
         effect=effect,
         half_width=half_width,
-        paper=float(theirs[0]) if len(theirs) else math.nan,
+        paper=paper_effect(claim, on_paper(experiment, results), index),
         seeds=len(values),
         p=min(test.p_for, test.p_against),
         against=against,
@@ -177,9 +176,9 @@ def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: 
 
 
 def _paper(claim: Claim, whole: pd.DataFrame) -> float:
-    """Compute the smallest effect that the paper's numbers give for a claim; nan if the paper prints none."""
+    """Compute the smallest effect that the paper's numbers give for a claim; nan if the paper prints and states none."""
     found = [float(each.values[0]) for each in effects(claim, whole) if len(each.values)]
-    return min(found, default=math.nan)
+    return min(found, default=claim.stated)
 
 
 def read(path: Path) -> pd.DataFrame:

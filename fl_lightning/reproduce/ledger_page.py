@@ -113,7 +113,7 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
             _rows(axes, own, ["\n".join(texts[id(entry)]) for entry in own], sizes[row])
             axes.set_title(paper, loc="left", fontweight="bold")
             axes.tick_params(axis="x", labelbottom=row == len(papers) - 1)
-        axes.set_xlabel("effect in the claimed direction, in the unit of the claim (mostly points)")
+        axes.set_xlabel("effect in the claimed direction (mostly points)")
         _explain(figure)
         for kind in ("png", "pdf"):
             figure.savefig(path.with_suffix(f".{kind}"), metadata=NO_FACTS.get(kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -31,6 +32,7 @@ class Claim:
         along: an axis of numbers along which the difference is claimed to grow ("-axis": to fall). Without an axis, the
             claim is that the difference is above 0.
         by: a margin; the claim is then that the two sides are equal within the margin.
+        stated: the effect that the paper states in words, where its tables do not print both sides.
     """
 
     text: str
@@ -40,6 +42,7 @@ class Claim:
     at: Mapping[str, Any] = field(default_factory=dict)
     along: str | None = None
     by: float | None = None
+    stated: float = math.nan
 
 
 @dataclass(frozen=True)

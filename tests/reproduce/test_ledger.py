@@ -16,6 +16,7 @@ from matplotlib.image import imread
 
 import fl_lightning.reproduce.ledger
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.reproduce.claims import paper_effect
 from fl_lightning.reproduce.ledger import Entry, counts, ledger, read, rows, summary
 from fl_lightning.reproduce.papers import Claim, Experiment
 
@@ -113,6 +114,14 @@ def test_why_a_claim_is_not_tried() -> None:
     own = dataclasses.replace(other, experiment=dataclasses.replace(other.experiment, rows=()))
     assert summary([first, other, own]) == summary([first, other]), "claims of our own do not count"
     assert summary([first, other]).startswith("Of 2 claims, 0 are tried: 0 supported")
+
+
+def test_an_effect_that_the_paper_states_in_words() -> None:
+    """It stands where the tables do not print both sides."""
+    claim = dataclasses.replace(CLAIMS[0], stated=6.5)
+    results = pd.DataFrame({"alpha": 0.1, "method": ["A", "B"], "round": 4, "top1": [math.nan, 53.0], "seed": 0})
+    assert paper_effect(claim, results, 0) == 6.5
+    assert paper_effect(claim, results.fillna(50), 0) == 3
 
 
 def blue(path: str) -> int:
