@@ -176,7 +176,7 @@ def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: 
 
 
 def _paper(claim: Claim, whole: pd.DataFrame) -> float:
-    """Compute the smallest effect that the paper's numbers give for a claim; nan if the paper prints and states none."""
+    """Compute the smallest effect by the paper's numbers for a claim; nan if the paper prints and states none."""
     found = [float(each.values[0]) for each in effects(claim, whole) if len(each.values)]
     return min(found, default=claim.stated)
 

@@ -69,20 +69,20 @@ def write_ledger(out: Path, file: str) -> int:
         for paper in dict.fromkeys(entry.paper for entry in entries):
             own = [entry for entry in entries if entry.paper == paper]
             draw(own, page.with_name(f"{page.stem}-{paper}.png"))
-        page.write_text(markdown(entries, f"{page.stem}.png", _tables(entries, out, page.parent)), encoding="utf-8")
+        page.write_text(page_of(entries, out, page), encoding="utf-8")
         print(f"ledger: {page}")
     return 0
 
 
-def _tables(entries: Sequence[Entry], out: Path, folder: Path) -> dict[tuple[str, str], str]:
-    """Find the tables of our runs: paths relative to a folder, by the experiment's id and the scale."""
-    found = {}
+def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
+    """Write the ledger's text for a path, with links to the tables of our runs below ``out``."""
+    tables = {}
     for entry in entries:
         for scale in entry.findings:
             table = folder_of(out, scale, entry.experiment.id) / TABLE
             if table.is_file():
-                found[entry.experiment.id, scale] = Path(os.path.relpath(table, folder)).as_posix()
-    return found
+                tables[entry.experiment.id, scale] = Path(os.path.relpath(table, page.parent)).as_posix()
+    return markdown(entries, f"{page.stem}.png", tables)
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:
