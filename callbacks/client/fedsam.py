@@ -9,6 +9,7 @@ from typing_extensions import override
 from fl_lightning import FederatedCallback, LocalRun
 from fl_lightning.errors import check_not_negative
 
+
 def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:
     """Scale a vector to a given length; a zero vector stays zero.
 

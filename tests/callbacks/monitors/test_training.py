@@ -65,7 +65,7 @@ def logged(rounds: int, every: int = 1) -> tuple[list[float | None], Judged]:
 
 
 def test_every_training_example_counts_once_under_the_new_global_model() -> None:
-    """w = 1, 2, 3 after the rounds: 4 + 2, 3 + 1 and 2 + 0 of the 5 + 3 points are above w.
+    """After the rounds, w is 1, 2, 3: 4 + 2, 3 + 1 and 2 + 0 of the 5 + 3 points are above w.
 
     In batches of two: shares of batches of 2, 2, 1, 2 and 1 points are weighted by their points.
     """
