@@ -27,6 +27,7 @@ from fl_lightning.callbacks.monitors.conflict import ConflictMonitor
 from fl_lightning.callbacks.monitors.hessian import HessianMonitor
 from fl_lightning.callbacks.monitors.personal import PersonalEvaluation
 from fl_lightning.callbacks.monitors.surface import LossSurface
+from fl_lightning.callbacks.monitors.training import TrainingEvaluation
 from fl_lightning.callbacks.server.cagrad import CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection
@@ -102,4 +103,5 @@ __all__ = [  # noqa: RUF022
     "LossSurface",
     "PersonalEvaluation",
     "SaveCohorts",
+    "TrainingEvaluation",
 ]

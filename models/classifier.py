@@ -1,6 +1,6 @@
 """ImageClassifier: trains any network to classify images."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from fl_lightning import ConfigurationError
 from fl_lightning.engine.defaults import picklable_defaults
+from fl_lightning.errors import check_choice
 
 
 @picklable_defaults
@@ -25,8 +26,12 @@ class ImageClassifier(LightningModule):
         network: module that maps images (B, C, H, W) to logits (B, num_classes).
         num_classes: number of classes of the data.
         optimizer: function that makes a client's optimizer from the parameters.
-        scheduler: function that makes a learning rate schedule from the optimizer; the schedule is stepped after each
-            local epoch and starts anew every round.
+        scheduler: function that makes a learning rate schedule from the optimizer; the schedule starts anew every
+            round.
+        scheduler_interval: what the schedule is stepped after: each local "epoch", or each "step" of the optimizer.
+
+    Raises:
+        ConfigurationError: ``scheduler_interval`` is neither.
     """
 
     def __init__(
@@ -35,8 +40,11 @@ class ImageClassifier(LightningModule):
         num_classes: int = 10,
         optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
         scheduler: LRSchedulerCallable | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
     ) -> None:
         super().__init__()
+        check_choice("scheduler_interval", scheduler_interval, "epoch", "step")
+        self.scheduler_interval = scheduler_interval
         self.network, self.num_classes = network, num_classes
         self.optimizer, self.scheduler = optimizer, scheduler
         self.metrics = nn.ModuleDict({stage: self._metrics(f"{stage}/") for stage in ("val", "test")})
@@ -102,4 +110,7 @@ class ImageClassifier(LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
-        return optimizer if self.scheduler is None else ([optimizer], [self.scheduler(optimizer)])
+        if self.scheduler is None:
+            return optimizer
+        schedule = {"scheduler": self.scheduler(optimizer), "interval": self.scheduler_interval}
+        return [optimizer], [schedule]

@@ -9,8 +9,6 @@ from typing_extensions import override
 from fl_lightning import FederatedCallback, LocalRun
 from fl_lightning.errors import check_not_negative
 
-ETA = 0.01  # η of ASAM: the smallest scale, so that a parameter at zero is perturbed, too
-
 
 def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:
     """Scale a vector to a given length; a zero vector stays zero.
@@ -87,19 +85,21 @@ class FedSAM(FederatedCallback):
     Args:
         rho: ρ >= 0, length of ε; 0 is FedAvg. FedGAM's comparison uses 0.1.
         adaptive: True for ASAM (Kwon et al., 2021): ε = ρ T² g / ‖T g‖ with T = |w| + η, so that the scale of a layer
-            matters less. η is 0.01, as in ASAM's released code. That code sets T = 1 for biases; here T = |w| + η for
-            biases, too. ASAM needs a larger ρ; its released code uses 0.5.
+            matters less. ASAM's released code sets T = 1 for biases; here T = |w| + η for biases, too, as in FedGAM's
+            released code. ASAM needs a larger ρ; its released code uses 0.5.
+        eta: η >= 0 of ASAM, the smallest scale; 0.01 is that of ASAM's released code. FedGAM's released code has 0,
+            with which a parameter at zero is not perturbed.
 
     Raises:
-        ConfigurationError: rho is out of range.
+        ConfigurationError: rho or eta is out of range.
     """
 
     settles = frozenset({"local gradient"})
     stacks = True
 
-    def __init__(self, rho: float = 0.1, adaptive: bool = False) -> None:
-        check_not_negative(rho=rho)
-        self.rho, self.adaptive = rho, adaptive
+    def __init__(self, rho: float = 0.1, adaptive: bool = False, eta: float = 0.01) -> None:
+        check_not_negative(rho=rho, eta=eta)
+        self.rho, self.adaptive, self.eta = rho, adaptive, eta
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
@@ -115,4 +115,4 @@ class FedSAM(FederatedCallback):
         return perturbed
 
     def _point(self, w: Tensor, g: Tensor) -> Tensor:
-        return w + ascent(g, self.rho, w.abs() + ETA) if self.adaptive else ahead(w, g, self.rho)
+        return w + ascent(g, self.rho, w.abs() + self.eta) if self.adaptive else ahead(w, g, self.rho)

@@ -14,7 +14,7 @@ from fl_lightning.errors import check_choice, check_positive
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:
-    """Recover the mean of a client's gradients before their correction: c_i⁺ = c_i - c - Δ_i / (η_i ‖a_i‖₁).
+    """Recover the mean of a client's gradients before their correction: c_i⁺ = c_i - c - Δ_i / reach.
 
     A client whose gradients are 3 follows 3 + c - c_i = 3 + 1 - 2 = 2; ten steps with η = 0.1 take it to Δ_i = -2:
 
@@ -93,8 +93,7 @@ class Scaffold(FederatedCallback):
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         start = torch.zeros_like(cohort.anchor)
         common, change = self.recall("c", start), start.clone()
-        reaches = (cohort.learning_rates * cohort.normalizers).tolist()
-        for result, delta, reach in zip(cohort.results, cohort.rows(), reaches, strict=True):
+        for result, delta, reach in zip(cohort.results, cohort.rows(), self._reaches(cohort).tolist(), strict=True):
             own, sent = self.recall(f"c/{result.client}", start), result.vectors.get("scaffold")
             renewed = mean_gradient(common, own, delta, reach) if sent is None else sent.to(start)
             change += renewed - own
@@ -102,7 +101,12 @@ class Scaffold(FederatedCallback):
         self.state["c"] = common + change / self._divisor(orchestrator, cohort)
         return cohort.uniform().scaled(torch.full_like(cohort.weights, self.server_lr))
 
+    def _reaches(self, cohort: Cohort) -> Tensor:
+        """Return (K,) the distance that a constant gradient of 1 moves each client."""
+        return cohort.learning_rates * cohort.normalizers
+
     def _divisor(self, orchestrator: Server, cohort: Cohort) -> int:
+        """Return by how many clients the sum of the cohort's c_i⁺ - c_i is divided."""
         return orchestrator.data.num_with_data
 
     def _check(self, orchestrator: Server, run: LocalRun) -> None:

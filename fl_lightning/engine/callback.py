@@ -73,8 +73,8 @@ class FederatedCallback(Callback):
     needs_proxy: ClassVar[bool] = False
 
     #: Whether the client hooks serve groups of clients that train at once (``model.clients_at_once``): tensors that
-    #: belong to a client are in ``run.kept``, ``loss`` computes without ``.item()``, and ``closure`` and
-    #: ``on_before_client_step`` broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
+    #: belong to a client are in ``run.kept``, ``loss`` computes without ``.item()``, and ``closure`` and the
+    #: hooks before and after a step broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
     stacks: ClassVar[bool] = False
 
     #: Whether the server hooks read no single updates (``deltas``, ``gram``, … of a cohort). If this holds for all
@@ -142,6 +142,9 @@ class FederatedCallback(Callback):
     def on_before_client_step(self, run: LocalRun) -> None:
         """Correct ``run.grads`` (P,) in place, before each local optimizer step and before clipping."""
 
+    def on_after_client_step(self, run: LocalRun) -> None:
+        """Correct ``run.params`` (P,) in place, after each local optimizer step: momentum does not see the change."""
+
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         """Read ``run.params``, the client's model, after the client's last local step."""
 
@@ -188,6 +191,7 @@ class Monitor(FederatedCallback):
         "reduce",
         "closure",
         "on_before_client_step",
+        "on_after_client_step",
         "stream_weights",
         "update",
         "refine",
@@ -209,7 +213,14 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
 
 WEIGHT_HOOKS = ("aggregate", "stream_weights")
 SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
-CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_client_end")
+CLIENT_HOOKS = (
+    "on_client_start",
+    "loss",
+    "closure",
+    "on_before_client_step",
+    "on_after_client_step",
+    "on_client_end",
+)
 
 
 def serves_stacks(callback: FederatedCallback) -> bool:

@@ -106,7 +106,7 @@ class GraphedTraining(LocalTraining):
         if self._fell:
             return run
         self._begins, optimizer = True, run.optimizers[0]
-        constant = factors is None and not run.schedules and not self.before_step
+        constant = factors is None and not run.schedules and not self.before_step and not self.after_step
         plan = fixed_settings(optimizer) if constant else None
         if plan != self._plan:
             self._plan, self._twin = plan, None if plan is None else sgd_like(optimizer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ class LocalTraining:
         self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
         self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
         self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
+        self.after_step = [c.on_after_client_step for c in callbacks if overrides(c, "on_after_client_step")]
 
     def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> LocalRun:
         """Let the module make the optimizers of a client's run, with the learning rates of this round.
@@ -91,6 +93,9 @@ class LocalTraining:
         if factors is not None:
             scale_rates(run.optimizers, run.schedules, factors)
         run.optimizers[0].register_step_post_hook(run.count_step)
+        if self.after_step:
+            for optimizer in run.optimizers:
+                optimizer.register_step_post_hook(partial(self._after_step, run))
         self.scaler = None if self.shared_scaler is None else deepcopy(self.shared_scaler)
         if not self.automatic:
             self._attach(run)
@@ -319,6 +324,17 @@ class LocalTraining:
             for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
                 parameter.grad = parameter.grad.to_sparse(1)
         self._call("on_before_optimizer_step", optimizer)
+
+    def _after_step(self, run: LocalRun, optimizer: Optimizer, *_: Any) -> None:
+        """Let the rules correct this optimizer's parameters; all other parameters are restored."""
+        mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        others = [p for p in self.flat.parameters if p not in mine] if len(run.optimizers) > 1 else []
+        with torch.no_grad():
+            before = [parameter.clone() for parameter in others]
+            for hook in self.after_step:
+                hook(run)
+            for parameter, value in zip(others, before, strict=True):
+                parameter.copy_(value)
 
     def _clip(self, optimizer: Optimizer) -> None:
         settings = self.settings

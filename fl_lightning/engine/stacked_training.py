@@ -157,6 +157,8 @@ class StackedTraining:
             hook(run)  # type: ignore[arg-type]  # as above
         self._clip(run.grads)
         self._optimizer.step(run.grads)
+        for hook in self.training.after_step:
+            hook(run)  # type: ignore[arg-type]  # as above
 
     def _evaluate(self, run: StackedRun) -> Tensor:
         """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""

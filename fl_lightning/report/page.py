@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 SCRIPTS = ("state", "draw", "explore", "cursor", "clients", "export", "page")  # one scope, in this order
 # Title and metric groups of each section; a metric's group stands before the slash. Other groups are in the last one.
 SECTIONS = {
-    "accuracy": ("Accuracy and loss", ("val", "train")),
+    "accuracy": ("Accuracy and loss", ("val", "train", "global_train")),
     "conflict": ("Conflict between clients", ("conflict",)),
     "coherence": ("Coherence", ("coherence",)),
     "updates": ("Updates", ("updates",)),

@@ -81,6 +81,28 @@ CATALOGUE: Final = (
         percent=True,
         panel="local training accuracy",
     ),
+    Metric(
+        "global_train/top1",
+        "Global model's training accuracy",
+        "Share of all clients' training examples whose most likely class under the new global model is the right one.",
+        percent=True,
+        panel="global model on training examples: accuracy",
+        paper="train_top1",
+        axis="training accuracy of the global model",
+    ),
+    Metric(
+        "global_train/top3",
+        "Global model's training accuracy, top 3",
+        "Share of all clients' training examples whose right class is among the three most likely ones.",
+        percent=True,
+        panel="global model on training examples: accuracy",
+    ),
+    Metric(
+        "global_train/loss",
+        "Global model's training loss",
+        "Mean loss of the new global model over all clients' training examples.",
+        panel="global model on training examples: loss",
+    ),
     Metric("test/top1", "Test accuracy", percent=True),
     Metric("test/top3", "Test accuracy, top 3", percent=True),
     Metric("test/loss", "Test loss"),
@@ -335,7 +357,7 @@ def is_quality(name: str) -> bool:
     >>> is_quality("val/top1"), is_quality("held_out/loss_mean"), is_quality("conflict/ratio")
     (True, True, False)
     """
-    return name.partition("/")[0] in ("val", "test", "train", "held_out", "own")
+    return name.partition("/")[0] in ("val", "test", "train", "global_train", "held_out", "own")
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:

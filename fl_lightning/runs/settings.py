@@ -26,6 +26,8 @@ LATER: dict[str, Any] = {
     "alpha_by_size": False,
     "rescale": False,
     "teacher": "probabilities",
+    "eta": 0.01,
+    "scheduler_interval": "epoch",
 }
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class

@@ -152,6 +152,25 @@ def test_scheduler_steps_after_each_local_epoch_and_starts_anew_every_round() ->
     assert rates.seen == [1.0, 1.0, 0.5, 0.5] * 2
 
 
+def test_scheduler_steps_after_each_step() -> None:
+    """Four steps an epoch, two epochs, a cosine that falls to zero within two steps and rises within the next two."""
+    rates = Rates()
+    client = classifier(
+        optimizer=partial(torch.optim.SGD, lr=1.0),
+        scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=2),
+        scheduler_interval="step",
+    )
+    orchestrator = FederatedOrchestrator(client, local_epochs=2)
+    trainer(rates, rounds=2).fit(orchestrator, datamodule=FourImages(batch_size=1))
+    assert rates.seen == pytest.approx([(1 + math.cos(math.pi * t / 2)) / 2 for t in range(8)] * 2, abs=1e-12)
+    assert rates.seen[:5] == pytest.approx([1, 0.5, 0, 0.5, 1], abs=1e-12)
+
+
+def test_refuses_other_intervals() -> None:
+    with pytest.raises(ConfigurationError, match="scheduler_interval must be 'epoch' or 'step', got 'batch'"):
+        classifier(scheduler_interval="batch")
+
+
 def test_without_scheduler_the_rate_stays() -> None:
     rates = Rates()
     client = classifier(optimizer=partial(torch.optim.SGD, lr=0.25))

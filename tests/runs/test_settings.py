@@ -40,6 +40,7 @@ def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
         ("FedDyn", "alpha_by_size", False, True),
         ("CAGrad", "rescale", False, True),
         ("FedBE", "teacher", "probabilities", "logits"),
+        ("FedSAM", "eta", 0.01, 0.0),
         ("Mine", "resize", None, 0),
     ],
 )

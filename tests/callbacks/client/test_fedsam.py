@@ -92,6 +92,41 @@ def test_adaptive_scales_by_the_size_of_the_parameters() -> None:
     assert close(capture.params[0], start - 0.1 * torch.tensor(gradient, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("eta", [0.0, 0.5])
+def test_eta_is_added_to_the_scale(eta: float) -> None:
+    """Two clients, 2 and 3 steps from w = (1.5, 0), in plain loops as FedGAM's released code has ASAM.
+
+    That code's η is 0, with which ε = ρ w² g / ‖|w| g‖: at w = 0 nothing is perturbed.
+    """
+    ends = []
+    for k in range(2):
+        w, (a, b) = [1.5, 0.0], (A[k].tolist(), B[k].tolist())
+        for _ in range(2 + k):
+            g = [a[j] * (w[j] - b[j]) for j in range(2)]
+            scale = [abs(w[j]) + eta for j in range(2)]
+            norm = sum((scale[j] * g[j]) ** 2 for j in range(2)) ** 0.5
+            there = [w[j] + 0.1 / norm * scale[j] ** 2 * g[j] for j in range(2)]
+            w = [w[j] - 0.1 * a[j] * (there[j] - b[j]) for j in range(2)]
+        ends.append(w)
+    orchestrator, capture = FederatedOrchestrator(Quadratic()), Capture()
+    orchestrator.client.w.data.copy_(torch.tensor([1.5, 0.0]))  # type: ignore[union-attr, operator]
+    trainer(FedSAM(0.1, adaptive=True, eta=eta), capture).fit(orchestrator, datamodule=ToyData())
+    assert close(torch.stack(capture.params), ends)
+
+
+def test_parameters_at_zero_have_no_direction_without_eta() -> None:
+    """T = 0 at w = 0: the step is that of FedAvg."""
+    one = {"local_steps": 1}
+    assert torch.equal(train(FedSAM(0.1, adaptive=True, eta=0.0), **one), train(**one))
+    assert not close(train(FedSAM(0.1, adaptive=True), **one), train(**one), 1e-6)
+
+
+@pytest.mark.parametrize("eta", [-0.1, float("nan")])
+def test_refuses_an_eta_out_of_range(eta: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"^eta must be at least 0 and finite, got {eta}$"):
+        FedSAM(adaptive=True, eta=eta)
+
+
 def test_ascent() -> None:
     """0.5 (3, 4)/5; T = (4, 3): T g = (12, 12), ε = 0.5 (48, 36)/(12√2). Its length in units of T is 0.5."""
     gradient, scale = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor([4.0, 3.0], dtype=torch.float64)

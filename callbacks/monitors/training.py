@@ -1,0 +1,68 @@
+"""TrainingEvaluation: how well the global model does on the clients' training examples."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from typing_extensions import override
+
+from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
+from fl_lightning.engine.batches import TrainingBatch
+
+
+class TrainingEvaluation(Monitor):
+    """Evaluates the global model on the training examples of all clients (FedGAM, Table 3).
+
+    The module's ``validation_step`` gives the metrics: ``val/top1`` of the new global model becomes
+    ``global_train/top1``, over the training examples of all clients, each counted once. The examples are those of one
+    local epoch: with ``data.drop_last``, the last ones of a client may be left out. Augmentations of the data module
+    are not applied; random transforms of a dataset of one's own are. The model is in evaluation mode. An evaluation
+    takes one forward pass over the training set, on every device. The monitor changes nothing.
+
+    Args:
+        every: number of rounds from one evaluation to the next; the last round that ``trainer.max_epochs`` allows is
+            evaluated, too.
+
+    Raises:
+        ConfigurationError: ``every`` is less than 1; the module has no ``validation_step``, or one that logs nothing.
+    """
+
+    streams = True
+
+    def __init__(self, every: int = 1) -> None:
+        if not every >= 1:
+            raise ConfigurationError(f"every must be at least 1, got {every}")
+        self.every = every
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        client: Any = pl_module.client
+        if stage == "fit" and not is_overridden("validation_step", client, LightningModule):
+            raise ConfigurationError(
+                f"TrainingEvaluation evaluates by the module's validation_step, but {type(client).__name__} has none: "
+                "define validation_step, or remove TrainingEvaluation"
+            )
+
+    @override
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        if not is_due(orchestrator, self.every):
+            return
+        with orchestrator.server_side("training examples"):
+            logged = orchestrator.evaluate(_training_batches(orchestrator))
+        if not logged:
+            raise ConfigurationError(
+                f"{type(orchestrator.client).__name__}.validation_step logs nothing, so TrainingEvaluation has nothing "
+                "to show: let validation_step log metrics in every step, or remove TrainingEvaluation"
+            )
+        for name, value in logged.items():
+            orchestrator.log_round(f"global_train/{name.split('/', 1)[-1]}", value)
+
+
+def _training_batches(orchestrator: Server) -> Iterator[Any]:
+    """Yield the batches of one local epoch of each client that has data; no transfer hook augments them."""
+    data = orchestrator.data
+    for client in data.sizes.nonzero().flatten().tolist():
+        for batch in data.client_batches(client, orchestrator.generator("training examples", client)):
+            yield list(batch) if isinstance(batch, TrainingBatch) else batch
