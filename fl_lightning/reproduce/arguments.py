@@ -46,7 +46,7 @@ def arguments(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         print(_listed(), flush=True)
         raise SystemExit(0)
     if options.ledger is not None:
-        if options.id or passed_on:
+        if options.id or passed_on or options.scale or options.subset or options.rounds:
             raise ConfigurationError(
                 "--ledger takes all experiments and trains nothing: give --out alone, the folder of all results"
             )

@@ -147,8 +147,9 @@ def test_the_command_writes_page_and_pictures() -> None:
     assert Path("again/ledger.md").read_bytes() == Path("page/ledger.md").read_bytes()
 
 
-def test_the_ledger_takes_no_experiment() -> None:
-    result = run("reproduce", "fedgam", "--ledger", "ledger.md")
+@pytest.mark.parametrize("more", [["fedgam"], ["--scale", "small"], ["--model.local_epochs", "2"]])
+def test_the_ledger_takes_no_experiment(more: Sequence[str]) -> None:
+    result = run("reproduce", "--ledger", "ledger.md", *more)
     assert result.status == 2
     assert "--ledger takes all experiments and trains nothing" in result.err
 
