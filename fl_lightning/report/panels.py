@@ -77,7 +77,11 @@ SECTIONS = (
         ("time", "bytes"),
         "Seconds of each round, and the bytes that a federation would send. Times depend on the machine.",
     ),
-    Section("Curvature", ("hessian",), "How sharp the loss is around the global model: runs with HessianMonitor."),
+    Section(
+        "Curvature",
+        ("hessian", "parameters"),
+        "How sharp the loss is around the global model: runs with HessianMonitor.",
+    ),
     Section(
         "Settings",
         (),

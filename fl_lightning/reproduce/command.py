@@ -208,7 +208,9 @@ def _write_tables(
         facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
     if experiment.claims:
         facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
-    recorded = results.assign(**{CHANGED: ", ".join(changed)}) if changed and finished else results
+    recorded = (
+        results.assign(**{CHANGED: ", ".join(changed)}) if changed and finished and experiment.claims else results
+    )
     recorded.to_csv(folder / RESULTS, index=False)
     (folder / "table.md").write_text(tables.markdown(experiment, compared, verdicts, facts, image))
     (folder / "table.html").write_text(tables.html(experiment, compared, verdicts, facts, image))

@@ -271,7 +271,12 @@ CATALOGUE: Final = (
         "Near 1 if the five sharpest directions have about the same curvature.",
         panel="largest over fifth",
     ),
-    Metric("parameters/norm", "Norm of the parameters", "Euclidean norm of the global model's trainable parameters."),
+    Metric(
+        "parameters/norm",
+        "Norm of the parameters",
+        "Euclidean norm of the global model's trainable parameters.",
+        panel="norm of the parameters",
+    ),
     Metric(
         "bytes/down",
         "Bytes to the clients",

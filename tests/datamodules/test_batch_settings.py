@@ -19,6 +19,7 @@ SHIPPED = [
     if inspect.isclass(cls) and issubclass(cls, FederatedDataModule) and cls is not FederatedDataModule
 ]
 REQUIRED = {
+    "BoxData": ["--data.image_size", "8"],
     "ImageFolder": ["--data.root", "here", "--data.image_size", "8"],
     "FlowerDatasets": ["--data.source", "mine"],
     "HuggingFace": ["--data.train", "here"],
