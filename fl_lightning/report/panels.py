@@ -55,7 +55,7 @@ class Section:
 SECTIONS = (
     Section(
         "Accuracy",
-        ("val", "train"),
+        ("val", "train", "global_train"),
         "Accuracy and loss of the global model on the validation set of the config, which in many papers' configs is "
         "the test set, and on the clients' training examples. The bars show the last round, not the best.",
     ),

@@ -21,6 +21,7 @@ ALL = (
     *("--trainer.callbacks+=FedLAW", "--data.proxy_per_class", 2),
     *("--trainer.callbacks+=ConflictMonitor", *EVERY, "--trainer.callbacks.layers", "true"),
     *("--trainer.callbacks+=ClientMonitor", "--trainer.callbacks+=CoherenceMonitor"),
+    "--trainer.callbacks+=TrainingEvaluation",
     *("--trainer.callbacks+=PersonalEvaluation", "--data.held_out", 0.2),
     *("--data.availability", "Availability"),
     *("--trainer.callbacks+=HessianMonitor", *EVERY, "--trainer.callbacks.examples", 16),
