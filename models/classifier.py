@@ -28,7 +28,7 @@ class ImageClassifier(LightningModule):
         optimizer: function that makes a client's optimizer from the parameters.
         scheduler: function that makes a learning rate schedule from the optimizer; the schedule starts anew every
             round.
-        scheduler_interval: what the schedule is stepped after: each local "epoch", or each "step" of the optimizer.
+        scheduler_interval: period of the schedule: a local "epoch", or a "step" of the optimizer.
 
     Raises:
         ConfigurationError: ``scheduler_interval`` is neither.

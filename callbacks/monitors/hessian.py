@@ -13,12 +13,12 @@ class HessianMonitor(Monitor):
 
     ``hessian/eigenvalue_1``, … are the eigenvalues of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the
     first divided by the fifth. Both measure sharpness: small is flat. ``parameters/norm`` is the Euclidean norm of the
-    model's trainable parameters, the figure's third measure. The paper (FedLAW) does not say which data it
-    uses. Here the loss is that of the module's ``training_step`` for the new global model in evaluation mode (dropout
-    off, BatchNorm with its running statistics), without autocast, over a sample of all clients' training examples that
-    is the same in every round: see :func:`fl_lightning.callbacks.monitors.curvature.training_loss`. One measurement
-    takes some 20 to 60 products of the Hessian with a vector, each about as long as two local epochs over the sample,
-    and memory for 20 models. The monitor changes nothing.
+    model's trainable parameters, the figure's third measure. The paper (FedLAW) does not say which data it uses. Here
+    the loss is that of the module's ``training_step`` for the new global model in evaluation mode (dropout off,
+    BatchNorm with its running statistics), without autocast, over a sample of all clients' training examples that is
+    the same in every round: see :func:`fl_lightning.callbacks.monitors.curvature.training_loss`. One measurement takes
+    some 20 to 60 products of the Hessian with a vector, each about as long as two local epochs over the sample, and
+    memory for 20 models. The monitor changes nothing.
 
     Args:
         every: number of rounds from one measurement to the next; the last round that ``trainer.max_epochs`` allows is

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
+from fl_lightning.errors import check_at_least
 from fl_lightning.runs.catalogue import lower_is_better
 
 OWN = "own/"
@@ -62,8 +63,7 @@ class PersonalEvaluation(Monitor):
     stacks = True
 
     def __init__(self, every: int = 1) -> None:
-        if not every >= 1:
-            raise ConfigurationError(f"every must be at least 1, got {every}")
+        check_at_least(1, every=every)
         self.every = every
 
     @override

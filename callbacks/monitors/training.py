@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
 from fl_lightning.engine.batches import TrainingBatch
+from fl_lightning.errors import check_at_least
 
 
 class TrainingEvaluation(Monitor):
@@ -31,8 +32,7 @@ class TrainingEvaluation(Monitor):
     streams = True
 
     def __init__(self, every: int = 1) -> None:
-        if not every >= 1:
-            raise ConfigurationError(f"every must be at least 1, got {every}")
+        check_at_least(1, every=every)
         self.every = every
 
     @override

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Server
+from fl_lightning import Cohort, Server
 from fl_lightning.callbacks.server.feddf import FedDF, Model
-from fl_lightning.errors import check_at_least
+from fl_lightning.errors import check_at_least, check_choice
 
 SPREAD = 0.1  # spread of the draws, in standard deviations
 SMALLEST_VARIANCE = 1e-5
@@ -55,8 +55,8 @@ class FedBE(FedDF):
         num_samples: number of models drawn per round; 1 in FedLAW's released code, 10 in the paper.
         epochs: passes over the proxy set per round; 100 in FedLAW (Appendix D.6).
         lr: learning rate of Adam. FedLAW states none: the default is ours.
-        teacher: what is averaged over the teachers: "probabilities", as in the paper, or "logits", as in FedLAW's
-            released code and in :class:`FedDF`.
+        teacher: outputs that are averaged over the teachers: "probabilities", as in the paper, or "logits", as in
+            FedLAW's released code and in :class:`FedDF`.
 
     Raises:
         ConfigurationError: as for :class:`FedDF`, or ``num_samples`` is below 1, or ``teacher`` is anything else.
@@ -71,8 +71,7 @@ class FedBE(FedDF):
     ) -> None:
         super().__init__(epochs, lr)
         check_at_least(1, num_samples=num_samples)
-        if teacher not in ("probabilities", "logits"):
-            raise ConfigurationError(f'teacher must be "probabilities" or "logits", got {teacher!r}')
+        check_choice("teacher", teacher, "probabilities", "logits")
         self.num_samples, self.teacher = num_samples, teacher
 
     @override

@@ -39,12 +39,11 @@ class FedDF(FederatedCallback):
     """Distils the clients' models into the new global model on the proxy set (Lin et al., 2020, Algorithm 1).
 
     The student is the new global model in training mode. The teachers are the models that the clients sent, each with
-    its own buffers, in evaluation mode. The target is the softmax of the teachers' mean logits, as in
-    the paper and in FedLAW's released code. Training follows the
-    comparison in FedLAW (Li et al., 2023): no temperature, and Adam with betas (0.5, 0.999) for a fixed number of
-    epochs. Lin et al. anneal the learning rate and stop early on a validation set. The teachers see the proxy set once
-    a round, before the first epoch. The student's buffers stay the average by n_k; published code lets the student's
-    BatchNorm statistics move.
+    its own buffers, in evaluation mode. The target is the softmax of the teachers' mean logits, as in FedLAW's released
+    code. Training follows the comparison in FedLAW (Li et al., 2023): no temperature, and Adam with betas (0.5, 0.999)
+    for a fixed number of epochs. Lin et al. anneal the learning rate and stop early on a validation set. The teachers
+    see the proxy set once a round, before the first epoch. The student's buffers stay the average by n_k; published
+    code lets the student's BatchNorm statistics move.
 
     A proxy batch is the inputs, or begins with the inputs; the module's ``forward`` turns the inputs alone into logits
     (B, C). Labels are not used.

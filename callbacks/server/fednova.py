@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_choice
 
 
 class FedNova(FederatedCallback):
@@ -34,8 +35,7 @@ class FedNova(FederatedCallback):
     streams = True
 
     def __init__(self, tau_eff: Literal["normalizers", "steps"] = "normalizers") -> None:
-        if tau_eff not in ("normalizers", "steps"):
-            raise ConfigurationError(f'tau_eff must be "normalizers" or "steps", got {tau_eff!r}')
+        check_choice("tau_eff", tau_eff, "normalizers", "steps")
         self.tau_eff = tau_eff
 
     @override

@@ -28,7 +28,7 @@ HEAD = ["claim", "scale", "ours", "paper", "unit", "p", "p (Holm)", "seeds", "ve
 
 @dataclass(frozen=True)
 class Finding:
-    """What our runs at one scale say about a claim.
+    """Holds the test of a claim on our runs at one scale.
 
     Attributes:
         why: why the claim is not tried; empty if it is.

@@ -220,7 +220,7 @@ def test_needs_a_proxy_set() -> None:
     [
         ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"teacher": "mean"}, 'teacher must be "probabilities" or "logits", got \'mean\''),
+        ({"teacher": "mean"}, "teacher must be 'probabilities' or 'logits', got 'mean'"),
         ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
     ],
 )

@@ -158,5 +158,5 @@ def test_steps_counts_steps_under_momentum() -> None:
 
 
 def test_refuses_another_tau_eff() -> None:
-    with pytest.raises(ConfigurationError, match='tau_eff must be "normalizers" or "steps", got \'mean\''):
+    with pytest.raises(ConfigurationError, match="tau_eff must be 'normalizers' or 'steps', got 'mean'"):
         FedNova("mean")  # type: ignore[arg-type]  # what is tested
