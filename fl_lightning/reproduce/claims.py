@@ -48,6 +48,7 @@ class Effects:
         values: (seeds,) effects of the seeds that have a run of every cell; above 0 in the claimed direction.
         seeds: number of seeds that have a run of any cell.
         cells: number of cells that the effect is taken over.
+        lowest: the lowest mean over seeds of a compared cell; nan without cells.
     """
 
     higher: Labels
@@ -55,6 +56,7 @@ class Effects:
     values: Vector
     seeds: int
     cells: int
+    lowest: float
 
 
 def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
@@ -63,7 +65,8 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
     Runs of one seed share partition, cohorts and initial weights. So differences are taken within a seed, combined over
     the cells that the claim is about (by the mean, or the slope along an axis), and tested over the seeds by a
     two-sided t test at 5 %. A claim that two sides are equal within a margin is tested by two one-sided t tests
-    (Schuirmann, 1987), and contradicted if a two-sided t test finds the effect beyond the margin.
+    (Schuirmann, 1987), and contradicted if a two-sided t test finds the effect beyond the margin. It is undecided if a
+    compared cell does not exceed ``above``.
 
     A claim with several comparisons is supported if every comparison alone supports the claim (an intersection-union
     test), and contradicted if one comparison contradicts the claim after its p value is multiplied by the number of
@@ -85,6 +88,8 @@ def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
     if fewest < FEWEST_SEEDS:
         verdict = "too few seeds" if fewest else "not run"
         return Verdict(claim.text, verdict, _evidence(claim, test.weakest, test.comparisons, paper, math.nan))
+    if test.idle:
+        return Verdict(claim.text, "undecided", test.idle)
     if test.p_against < LEVEL:
         evidence = _evidence(claim, test.opposed, test.comparisons, paper, test.p_against)
         return Verdict(claim.text, "contradicted", evidence)
@@ -102,6 +107,7 @@ class Outcome:
         p_against: p value against the claim, corrected for the number of comparisons; nan with too few seeds.
         weakest: index of the comparison of ``p_for``; with too few seeds, of the comparison with the fewest.
         opposed: index of the comparison of ``p_against``.
+        idle: why the claim cannot be tested although there are seeds enough: a side is not above the claim's ``above``.
     """
 
     comparisons: Sequence[Effects]
@@ -109,6 +115,7 @@ class Outcome:
     p_against: float
     weakest: int
     opposed: int
+    idle: str = ""
 
 
 def tested(claim: Claim, results: pd.DataFrame) -> Outcome:
@@ -121,7 +128,10 @@ def tested(claim: Claim, results: pd.DataFrame) -> Outcome:
     p_values = [p_for_and_against(each.values, claim.by) for each in found]
     weakest = max(range(len(found)), key=lambda index: p_values[index][0])
     opposed = min(range(len(found)), key=lambda index: p_values[index][1])
-    return Outcome(found, p_values[weakest][0], min(1.0, p_values[opposed][1] * len(found)), weakest, opposed)
+    against = min(1.0, p_values[opposed][1] * len(found))
+    lowest = min(each.lowest for each in found)
+    idle = "" if lowest > claim.above else f"a side learns too little: {lowest:.3g}, expected above {claim.above:g}"
+    return Outcome(found, p_values[weakest][0], against, weakest, opposed, idle)
 
 
 def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
@@ -147,7 +157,9 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
         pairs = left.merge(right, on=keys, validate="one_to_one")
         pairs["difference"] = pairs[f"{claim.measure}_x"] - pairs[f"{claim.measure}_y"]
         values, cells = _combined(pairs, axes, claim.along)
-        found.append(Effects(higher, than, values, pairs["seed"].nunique(), cells))
+        sides = pairs[[f"{claim.measure}_x", f"{claim.measure}_y"]].groupby(_groups(pairs, axes)).mean()
+        lowest = float(sides.min(axis=None)) if cells else math.nan
+        found.append(Effects(higher, than, values, pairs["seed"].nunique(), cells, lowest))
     return found
 
 

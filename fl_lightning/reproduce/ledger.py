@@ -161,6 +161,8 @@ def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: 
         few = len(test.comparisons[test.weakest].values)
         why = f"fewer than {FEWEST_SEEDS} seeds" if few else "its cells are left out at this scale"
         return Finding(why, paper=paper)
+    if test.idle:
+        return Finding(test.idle, paper=paper)
     against = test.p_against < test.p_for
     index = test.opposed if against else test.weakest
     values = test.comparisons[index].values

@@ -32,6 +32,8 @@ class Claim:
         along: an axis of numbers along which the difference is claimed to grow ("-axis": to fall). Without an axis, the
             claim is that the difference is above 0.
         by: a margin; the claim is then that the two sides are equal within the margin.
+        above: the mean that every compared cell must exceed for the claim to be tested: two methods that learn nothing
+            are equal, too.
         stated: the effect that the paper states in words, where its tables do not print both sides.
     """
 
@@ -42,6 +44,7 @@ class Claim:
     at: Mapping[str, Any] = field(default_factory=dict)
     along: str | None = None
     by: float | None = None
+    above: float = -math.inf
     stated: float = math.nan
 
 

@@ -220,6 +220,15 @@ class TestEquality:
         results = runs({("A",): [50, 50, 50], ("B",): [50 + each for each in differences]})
         assert verdict(Claim("", {"method": "B"}, {"method": "A"}, by=margin), results) == expected
 
+    def test_methods_that_learn_nothing_are_not_called_equal(self) -> None:
+        """B's mean over seeds is 12 in one of two cells."""
+        claim = Claim("", {"method": "B"}, {"method": "A"}, by=0.5, above=15)
+        learned = {(0.1, "A"): [50, 50, 50], (0.1, "B"): [50, 50, 50], (1.0, "A"): [16, 16, 16]}
+        results = runs({**learned, (1.0, "B"): [10, 10, 16]}, "alpha", "method")
+        assert verdict(claim, results) == ("undecided", "a side learns too little: 12, expected above 15")
+        results = runs({**learned, (1.0, "B"): [16, 16, 16]}, "alpha", "method")
+        assert verdict(claim, results)[0] == "supported"
+
 
 class TestEach:
     """A list on a side: the claim is about every one of them."""

@@ -37,7 +37,7 @@ A, B = {"method": "A"}, {"method": "B"}
 CLAIMS = (
     Claim("B beats A at 0.1.", B, A, at={"alpha": 0.1}),
     Claim("A beats B at 0.1.", A, B, at={"alpha": 0.1}),
-    Claim("B beats A at 1.", B, A, at={"alpha": 1.0}),
+    Claim("B beats A at 1.", B, A, at={"alpha": 1.0}, above=15),
 )
 P = 1 - math.sqrt(75 / 77)  # of 2, 2.5 and 3, whose mean is 2.5 and deviation 0.5: t² = 75
 
@@ -105,12 +105,14 @@ def test_p_values_are_corrected_over_the_tried_claims_of_a_paper_at_a_scale() ->
 def test_why_a_claim_is_not_tried() -> None:
     write("one/table-1", {0.1: [2, 3]})
     write("one/table-2", {0.1: [2, 3, 4]}, changed="model.local_epochs 2")
+    write("small/two/fig-1", {1.0: [-48, -49, -50]})
     first, *_, fourth, other = entries()
     assert first.findings["full"].why == "fewer than 3 seeds"
     assert fourth.findings["full"].why == "run with other settings: model.local_epochs 2"
     assert other.findings["full"].why == "not run"
+    assert other.findings["small"].why == "a side learns too little: 1, expected above 15"
     assert [each.best.paper for each in (first, other)] == [3.0, 1.0], "the paper's effect is known all the same"
-    assert rows(other)[0][-1] == "not tried (full: not run; small: not run)"
+    assert rows(other)[0][-1] == "not tried (full: not run; small: a side learns too little: 1, expected above 15)"
     own = dataclasses.replace(other, experiment=dataclasses.replace(other.experiment, rows=()))
     assert summary([first, other, own]) == summary([first, other]), "claims of our own do not count"
     assert summary([first, other]).startswith("Of 2 claims, 0 are tried: 0 supported")
