@@ -1,0 +1,139 @@
+"""Draw what the measures say about each paper's claims, from the runs of its experiments at a scale.
+
+    python docs/results/why.py runs/reproduce/laptop docs/results
+
+reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the folder in which it was run, and writes
+``why-<paper>.png``, ``.pdf`` and ``.csv`` for each paper that has the runs. A picture shows:
+
+- FedGH: what GH adds to each baseline in each cell, over the share of the baseline's pairs of updates that conflict.
+- FedLAW: what a fixed gamma adds to accuracy, over gamma; and the gamma that adaptive shrinking learns, by round.
+- FedMGC: the share of pairs of averaged updates that conflict, and the accuracy, by round.
+- FedGAM: by how much the training loss rises around the final model, by distance.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fl_lightning.report.plots import Axis, Dots, Line, Lines, Panels, Plot
+from fl_lightning.report.printed import save
+from fl_lightning.reproduce.jobs import EXPERIMENT
+from fl_lightning.runs.reader import Run
+from fl_lightning.runs.seeds import band
+
+KEYS = ["round", "seed"]
+VALUES = {"top1", "top3", "map50", "seconds", "folder"}
+
+
+def last_rounds(folder: Path) -> pd.DataFrame:
+    """Read an experiment's results after its last round; empty if it was not run."""
+    path = folder / "results.csv"
+    results = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=KEYS)
+    return results[results["round"] == results["round"].max()]
+
+
+def run_of(row: Mapping[str, object]) -> Run:
+    """Open the run of a row of results."""
+    return Run(Path(str(row["folder"])) / EXPERIMENT / "version_0")
+
+
+def by_round(rows: pd.DataFrame, metric: str, factor: float = 1.0) -> pd.DataFrame:
+    """Compute mean and band over the runs of the rows, by round."""
+    tables = {row["seed"]: factor * run_of(row).metrics[metric].dropna() for _, row in rows.iterrows()}
+    return band(pd.DataFrame(tables))
+
+
+def gains(results: pd.DataFrame) -> Iterator[tuple[float, float, str]]:
+    """Yield the baseline's share of conflicting pairs, what GH adds in points, and the cell's name."""
+    labels = [name for name in results if name not in {*VALUES, *KEYS, "method"}]
+    harmonized = results[results["method"].str.endswith("+GH")]
+    for _, row in harmonized.iterrows():
+        same = (results[[*labels, "seed"]].astype(str) == row[[*labels, "seed"]].astype(str)).all(axis=1)
+        for _, baseline in results[same & (results["method"] == row["method"].removesuffix("+GH"))].iterrows():
+            cell = ", ".join(f"{name} {row[name]}" for name in ["method", *labels, "seed"])
+            yield float(run_of(baseline).metrics["conflict/ratio"].mean()), row["top1"] - baseline["top1"], cell
+
+
+def fedgh(folder: Path) -> Plot:
+    """Gain over conflict, one dot for each cell and seed, coloured by document."""
+    found: dict[str, list[tuple[float, float, str]]] = {}
+    for path in sorted(folder.glob("fedgh-*/*/results.csv")):
+        results = last_rounds(path.parent)
+        if {"method", "top1"} <= set(results):
+            found.setdefault(path.parent.parent.name.replace("fedgh-", "the "), []).extend(gains(results))
+    return Dots(
+        Axis("conflicting pairs of the baseline's updates", percent=True),
+        Axis("what GH adds to top-1 (points)"),
+        {name: pd.DataFrame(each, columns=["x", "y", "name"]) for name, each in found.items() if each},
+    )
+
+
+def fedlaw(folder: Path) -> Plot:
+    """What a fixed gamma adds, by network; and the gamma learned, by global learning rate."""
+    fixed, learned = last_rounds(folder / "fedlaw/table-1"), last_rounds(folder / "fedlaw/table-10")
+    panels = {}
+    if len(fixed):
+        table = fixed.pivot(index="gamma", columns=["model", "seed"], values="top1")
+        added = table - table.loc[1.0]
+        lines = [Line(name, band(added[name])) for name in fixed["model"].unique()]
+        panels["a fixed gamma"] = Lines(Axis("gamma"), Axis("added to top-1 (points)"), lines)
+    if len(learned):
+        own = learned[(learned["method"] == "AdaptiveGWS") & (learned["alpha"] == 1)]
+        lines = [Line(f"global lr {rate:g}", by_round(rows, "fedlaw/gamma")) for rate, rows in own.groupby("global_lr")]
+        panels["a learned gamma"] = Lines(Axis("round"), Axis("gamma"), lines)
+    return Panels(panels, shared=False, columns=2)
+
+
+def fedmgc(folder: Path) -> Plot:
+    """Conflict of the averaged updates, and accuracy, with and without each part."""
+    results = last_rounds(folder / "fedmgc/fig-1")
+    panels = {}
+    for title, metric, factor, axis in (
+        ("conflict that remains", "conflict/ratio_after", 1.0, Axis("conflicting pairs", percent=True)),
+        ("accuracy", "val/top1", 100.0, Axis("top-1 (%)")),
+    ):
+        lines = [Line(str(name), by_round(rows, metric, factor)) for name, rows in results.groupby("method")]
+        panels[title] = Lines(Axis("round"), axis, lines)
+    return Panels(panels, shared=False, columns=2)
+
+
+def fedgam(folder: Path) -> Plot:
+    """Rise of the training loss around the final model: the median over the grid's points at about a distance."""
+    results = last_rounds(folder / "fedgam/fig-4")
+    lines = []
+    for name, rows in results.groupby("method", sort=False):
+        risen = {}
+        for _, row in rows.iterrows():
+            with np.load(list(run_of(row).arrays("surface").values())[-1]) as surface:
+                steps, loss = surface["steps"], surface["loss"]
+            distance = np.hypot(steps[:, None], steps[None, :]).round(1)
+            middle = loss[len(steps) // 2, len(steps) // 2]
+            inside = distance <= steps.max()
+            risen[row["seed"]] = pd.Series((loss - middle)[inside]).groupby(distance[inside]).median()
+        lines.append(Line(str(name), band(pd.DataFrame(risen))))
+    return Lines(Axis("distance (a filter's own norm is 1)"), Axis("rise of the training loss"), lines)
+
+
+PLOTS: Mapping[str, tuple[str, Callable[[Path], Plot]]] = {
+    "fedgh": ("fedgh-*/*", fedgh),
+    "fedlaw": ("fedlaw/table-1*", fedlaw),
+    "fedmgc": ("fedmgc/fig-1", fedmgc),
+    "fedgam": ("fedgam/fig-4", fedgam),
+}
+
+
+def main(folder: str, out: str) -> None:
+    """Draw all plots whose experiments have results."""
+    for name, (needed, plot) in PLOTS.items():
+        if list(Path(folder).glob(f"{needed}/results.csv")):
+            save(plot(Path(folder)), Path(out), f"why-{name}", kinds=("png", "pdf"))
+            print(f"{out}/why-{name}.png")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
