@@ -1,16 +1,19 @@
-"""ShamCorrection: the control for a rule that corrects updates."""
+"""ShamCorrection: the controls for a rule that corrects updates."""
+
+from typing import Literal
 
 import torch
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.engine.callback import CLIENT_HOOKS, overrides
+from fl_lightning.errors import check_choice
 
 OTHER_HOOKS = (*CLIENT_HOOKS, "update", "refine", "on_round_end")  # a corrected update needs none of them
 
 
 class ShamCorrection(FederatedCallback):
-    """Moves FedAvg's step at random, as far as another rule's correction of the updates would have moved the step.
+    """Moves FedAvg's step at random, as far as another rule's correction moves it, or makes it as long as that rule's.
 
     A control, as in a medical trial: a rule that gains no more over FedAvg than its sham gains nothing by the direction
     of its correction. The weights w are those that the rule sets. With the updates Δ and the rule's corrected updates
@@ -23,18 +26,23 @@ class ShamCorrection(FederatedCallback):
     combination, too; a direction drawn among all P parameters would be nearly orthogonal to every update, and the model
     would hardly feel s.
 
+    With ``keeps="length"``, the sham is the step wΔ in its own direction, with the length ‖wΔ'‖ (0 if wΔ is 0): a rule
+    that gains no more over FedAvg than this sham gains by longer steps alone.
+
     Args:
         rule: the rule whose correction is replaced, such as :class:`GradientHarmonization`,
             :class:`DominantGradientCorrection` or :class:`PCGrad`. It must settle "updates" and define no hooks but
             ``aggregate``. Do not list the rule itself among the callbacks.
+        keeps: what the sham has in common with the rule: "distance", that of the step from FedAvg's, or "length", that
+            of the step.
 
     Raises:
-        ConfigurationError: ``rule`` is no such rule.
+        ConfigurationError: ``rule`` is no such rule; ``keeps`` is neither "distance" nor "length".
     """
 
     settles = frozenset({"updates"})
 
-    def __init__(self, rule: FederatedCallback) -> None:
+    def __init__(self, rule: FederatedCallback, keeps: Literal["distance", "length"] = "distance") -> None:
         name, others = type(rule).__name__, [hook for hook in OTHER_HOOKS if overrides(rule, hook)]
         if "updates" not in rule.settles or rule.reduce is not None or others:
             reason = f"{name} also defines {', '.join(others)}" if others else f"{name} settles other parts of a round"
@@ -42,11 +50,16 @@ class ShamCorrection(FederatedCallback):
                 "rule must be a rule that corrects the updates in aggregate, such as GradientHarmonization, and does "
                 f"nothing else: {reason}"
             )
-        self.rule = rule
+        check_choice("keeps", keeps, "distance", "length")
+        self.rule, self.keeps = rule, keeps
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         corrected = self.rule.aggregate(orchestrator, cohort)
+        if self.keeps == "length":
+            steps = corrected.weights @ torch.stack([corrected.mixing, cohort.mixing])
+            wanted, length = cohort.replace(mixing=steps).norms
+            return corrected.replace(mixing=(wanted / length if length > 0 else 1.0) * cohort.mixing)
         draws = orchestrator.generator("sham correction", cohort.round)
         drawn = torch.randn(len(cohort.clients), generator=draws, dtype=torch.float64) @ cohort.mixing
         moved = corrected.weights @ (corrected.mixing - cohort.mixing)

@@ -28,6 +28,7 @@ LATER: dict[str, Any] = {
     "teacher": "probabilities",
     "eta": 0.01,
     "scheduler_interval": "epoch",
+    "keeps": "distance",
 }
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class

@@ -72,7 +72,8 @@ def tables() -> dict[str, Any]:
 def test_every_experiment_has_a_config() -> None:
     assert len(IDS) == 32
     shipped = [name for name in shipped_configs() if name.startswith("papers/")]
-    assert sorted([*map(config_of, IDS), "papers/controls/sham.yaml", "papers/controls/steps.yaml"]) == shipped
+    ours = [f"papers/controls/{name}.yaml" for name in ("length", "sham", "steps")]
+    assert sorted([*map(config_of, IDS), *ours]) == shipped
 
 
 def test_every_experiment_of_the_papers_is_here() -> None:

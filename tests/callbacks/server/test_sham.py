@@ -48,6 +48,28 @@ def test_moves_the_step_as_far_as_the_rule(rule: FederatedCallback, average: obj
     assert not close(step, send(UPDATES, rule, samples=[1, 1, 2])[0], 0.01)
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        # The steps of the test above: (-0.25, -0.75) gets the length of (-0.5, -0.5).
+        (PAPER, (-0.25 * 0.8**0.5, -0.75 * 0.8**0.5)),
+        # (0, -1/3) gets the length of (-0.2, -2.2/3).
+        (SLIDES, (0.0, -((0.2**2 + (2.2 / 3) ** 2) ** 0.5))),
+        # (0, -1) gets the length of (-1, -1).
+        (PCGrad("sum", "ascending"), (0.0, -(2**0.5))),
+    ],
+)
+def test_or_makes_the_step_as_long_as_the_rules(rule: FederatedCallback, expected: object) -> None:
+    assert close(send(UPDATES, ShamCorrection(rule, "length"), samples=[1, 1, 2])[0], expected, 1e-12)
+
+
+def test_a_step_without_direction_stays() -> None:
+    """FedAvg's step is zero, and PCGrad's, too; a rule without a correction leaves FedAvg's step."""
+    assert close(send([[1.0, 0.0], [-1.0, 0.0]], ShamCorrection(PCGrad(), "length"))[0], (0.0, 0.0), 0.0)
+    average = send(NO_CONFLICT, FedAvg("uniform"))[0]
+    assert close(send(NO_CONFLICT, ShamCorrection(SLIDES, "length"))[0], average, 1e-12)
+
+
 def test_the_rule_is_the_one_that_the_run_would_have() -> None:
     """DGC takes its losses from the run, random orders come from the rule's own stream; two seeds, two directions."""
     losses = [0.5, 1.0, 2.0]
@@ -122,3 +144,5 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
 def test_refuses_rules_that_do_something_else(rule: FederatedCallback, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"such as GradientHarmonization, and does nothing else: {reason}"):
         ShamCorrection(rule)
+    with pytest.raises(ConfigurationError, match="keeps must be 'distance' or 'length', got 'size'"):
+        ShamCorrection(PAPER, "size")  # type: ignore[arg-type]
