@@ -6,7 +6,8 @@ reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the 
 ``why-<paper>.png``, ``.pdf`` and ``.csv`` for each paper that has the runs. A picture shows:
 
 - FedGH: what GH adds to each baseline in each cell, over the share of the baseline's pairs of updates that conflict.
-- FedLAW: what a fixed gamma adds to accuracy, over gamma; and the gamma that adaptive shrinking learns, by round.
+- FedLAW: what a fixed gamma adds to accuracy, over gamma; and the gamma that adaptive shrinking learns, by round, in
+  runs that learn and in runs at chance.
 - FedMGC: the share of pairs of averaged updates that conflict, and the accuracy, by round.
 - FedGAM: by how much the training loss rises around the final model, by distance.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +29,7 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
 
 KEYS = ["round", "seed"]
+CHANCE = 15.0  # top-1 of ten classes, in per cent, up to which a run is called at chance
 VALUES = {"top1", "top3", "map50", "seconds", "folder"}
 
 
@@ -34,29 +37,35 @@ def last_rounds(folder: Path) -> pd.DataFrame:
     """Read an experiment's results after its last round; empty if it was not run."""
     path = folder / "results.csv"
     results = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=KEYS)
-    return results[results["round"] == results["round"].max()]
+    return pd.DataFrame(results[results["round"] == results["round"].max()])
 
 
-def run_of(row: Mapping[str, object]) -> Run:
+def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """List the rows as mappings."""
+    return [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]
+
+
+def run_of(row: Mapping[str, Any]) -> Run:
     """Open the run of a row of results."""
-    return Run(Path(str(row["folder"])) / EXPERIMENT / "version_0")
+    return Run(Path(row["folder"]) / EXPERIMENT / "version_0")
 
 
 def by_round(rows: pd.DataFrame, metric: str, factor: float = 1.0) -> pd.DataFrame:
     """Compute mean and band over the runs of the rows, by round."""
-    tables = {row["seed"]: factor * run_of(row).metrics[metric].dropna() for _, row in rows.iterrows()}
+    tables = {row["seed"]: factor * run_of(row).metrics[metric].dropna() for row in records(rows)}
     return band(pd.DataFrame(tables))
 
 
 def gains(results: pd.DataFrame) -> Iterator[tuple[float, float, str]]:
     """Yield the baseline's share of conflicting pairs, what GH adds in points, and the cell's name."""
-    labels = [name for name in results if name not in {*VALUES, *KEYS, "method"}]
-    harmonized = results[results["method"].str.endswith("+GH")]
-    for _, row in harmonized.iterrows():
-        same = (results[[*labels, "seed"]].astype(str) == row[[*labels, "seed"]].astype(str)).all(axis=1)
-        for _, baseline in results[same & (results["method"] == row["method"].removesuffix("+GH"))].iterrows():
-            cell = ", ".join(f"{name} {row[name]}" for name in ["method", *labels, "seed"])
-            yield float(run_of(baseline).metrics["conflict/ratio"].mean()), row["top1"] - baseline["top1"], cell
+    labels = [str(name) for name in results if name not in {*VALUES, *KEYS, "method"}]
+    for row in records(results[results["method"].str.endswith("+GH")]):
+        cell = {**{name: row[name] for name in [*labels, "seed"]}, "method": row["method"].removesuffix("+GH")}
+        for baseline in records(results):
+            if all(str(baseline[name]) == str(label) for name, label in cell.items()):
+                conflict = float(run_of(baseline).metrics["conflict/ratio"].mean())
+                text = ", ".join(f"{name} {label}" for name, label in {**cell, "method": row["method"]}.items())
+                yield conflict, row["top1"] - baseline["top1"], text
 
 
 def fedgh(folder: Path) -> Plot:
@@ -74,7 +83,7 @@ def fedgh(folder: Path) -> Plot:
 
 
 def fedlaw(folder: Path) -> Plot:
-    """What a fixed gamma adds, by network; and the gamma learned, by global learning rate."""
+    """What a fixed gamma adds, by network; and the gamma learned in Table 10, in runs that learn and in the others."""
     fixed, learned = last_rounds(folder / "fedlaw/table-1"), last_rounds(folder / "fedlaw/table-10")
     panels = {}
     if len(fixed):
@@ -83,8 +92,12 @@ def fedlaw(folder: Path) -> Plot:
         lines = [Line(name, band(added[name])) for name in fixed["model"].unique()]
         panels["a fixed gamma"] = Lines(Axis("gamma"), Axis("added to top-1 (points)"), lines)
     if len(learned):
-        own = learned[(learned["method"] == "AdaptiveGWS") & (learned["alpha"] == 1)]
-        lines = [Line(f"global lr {rate:g}", by_round(rows, "fedlaw/gamma")) for rate, rows in own.groupby("global_lr")]
+        own = learned[learned["method"] == "AdaptiveGWS"]
+        lines = []
+        for name, fine in (("runs that learn", own["top1"] > CHANCE), ("at chance", own["top1"] <= CHANCE)):
+            if fine.any():
+                tables = [run_of(row).metrics["fedlaw/gamma"] for row in records(own[fine])]
+                lines.append(Line(f"{name} ({len(tables)})", band(pd.DataFrame(dict(enumerate(tables))))))
         panels["a learned gamma"] = Lines(Axis("round"), Axis("gamma"), lines)
     return Panels(panels, shared=False, columns=2)
 
@@ -108,7 +121,7 @@ def fedgam(folder: Path) -> Plot:
     lines = []
     for name, rows in results.groupby("method", sort=False):
         risen = {}
-        for _, row in rows.iterrows():
+        for row in records(rows):
             with np.load(list(run_of(row).arrays("surface").values())[-1]) as surface:
                 steps, loss = surface["steps"], surface["loss"]
             distance = np.hypot(steps[:, None], steps[None, :]).round(1)
