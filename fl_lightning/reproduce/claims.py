@@ -158,7 +158,7 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
         pairs["difference"] = pairs[f"{claim.measure}_x"] - pairs[f"{claim.measure}_y"]
         values, cells = _combined(pairs, axes, claim.along)
         sides = pairs[[f"{claim.measure}_x", f"{claim.measure}_y"]].groupby(_groups(pairs, axes)).mean()
-        lowest = float(sides.min(axis=None)) if cells else math.nan
+        lowest = float(np.min(sides.to_numpy())) if cells else math.nan
         found.append(Effects(higher, than, values, pairs["seed"].nunique(), cells, lowest))
     return found
 
