@@ -33,8 +33,8 @@ class ShamCorrection(FederatedCallback):
         rule: the rule whose correction is replaced, such as :class:`GradientHarmonization`,
             :class:`DominantGradientCorrection` or :class:`PCGrad`. It must settle "updates" and define no hooks but
             ``aggregate``. Do not list the rule itself among the callbacks.
-        keeps: what the sham has in common with the rule: "distance", that of the step from FedAvg's, or "length", that
-            of the step.
+        keeps: the length that the sham takes from the rule: "distance" between the rule's step and FedAvg's, or
+            "length" of the rule's step.
 
     Raises:
         ConfigurationError: ``rule`` is no such rule; ``keeps`` is neither "distance" nor "length".

@@ -69,7 +69,7 @@ def gains(results: pd.DataFrame) -> Iterator[tuple[float, float, str]]:
 
 
 def fedgh(folder: Path) -> Plot:
-    """Gain over conflict, one dot for each cell and seed, coloured by document."""
+    """Plot what GH adds over conflict, one dot for each cell and seed, coloured by document."""
     found: dict[str, list[tuple[float, float, str]]] = {}
     for path in sorted(folder.glob("fedgh-*/*/results.csv")):
         results = last_rounds(path.parent)
@@ -83,7 +83,7 @@ def fedgh(folder: Path) -> Plot:
 
 
 def fedlaw(folder: Path) -> Plot:
-    """What a fixed gamma adds, by network; and the gamma learned in Table 10, in runs that learn and in the others."""
+    """Plot what a fixed gamma adds, by network; and Table 10's learned gamma, in runs that learn and in the others."""
     fixed, learned = last_rounds(folder / "fedlaw/table-1"), last_rounds(folder / "fedlaw/table-10")
     panels = {}
     if len(fixed):
@@ -103,7 +103,7 @@ def fedlaw(folder: Path) -> Plot:
 
 
 def fedmgc(folder: Path) -> Plot:
-    """Conflict of the averaged updates, and accuracy, with and without each part."""
+    """Plot the conflict of the averaged updates, and accuracy, with and without each part."""
     results = last_rounds(folder / "fedmgc/fig-1")
     panels = {}
     for title, metric, factor, axis in (
@@ -116,7 +116,7 @@ def fedmgc(folder: Path) -> Plot:
 
 
 def fedgam(folder: Path) -> Plot:
-    """Rise of the training loss around the final model: the median over the grid's points at about a distance."""
+    """Plot the rise of the training loss around the final model: the median over the grid's points at a distance."""
     results = last_rounds(folder / "fedgam/fig-4")
     lines = []
     for name, rows in results.groupby("method", sort=False):
