@@ -1,4 +1,4 @@
-"""config_of: the config of a run, read without running anything. data_of: the data module of a config."""
+"""config_of: the config of a run, read without running anything. data_of, callbacks_of: what a config makes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
@@ -89,12 +90,31 @@ def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
     """
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
+    data: FederatedDataModule = _made(parser, "data", config["data"])
+    return data
+
+
+def callbacks_of(config: Mapping[str, Any]) -> list[Callback]:
+    """Make the callbacks of a run's config.
+
+    Args:
+        config: a config as :func:`config_of` returns it.
+
+    Raises:
+        ConfigurationError: an argument of a callback is outside its range.
+    """
+    parser = Parser()
+    parser.add_argument("--callbacks", type=list[Callback] | Callback | None)  # as the Trainer's
+    made = _made(parser, "callbacks", config["trainer"]["callbacks"])
+    return made if isinstance(made, list) else [made] if made else []
+
+
+def _made(parser: Parser, name: str, settings: Any) -> Any:
+    """Make what a parser's only option describes."""
     try:
-        settings = deepcopy(config["data"])  # parsing changes the lists in it
-        made = parser.instantiate(parser.parse_object({"data": settings}))
+        # parsing changes the lists in the settings
+        return parser.instantiate(parser.parse_object({name: deepcopy(settings)}))[name]
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise
         raise ConfigurationError(mistake) from None
-    data: FederatedDataModule = made.data
-    return data

@@ -11,7 +11,7 @@ from typing import Any
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.command import fetch_missing
-from fl_lightning.fit.reading import data_of
+from fl_lightning.fit.reading import callbacks_of, data_of
 from fl_lightning.report.comparison import default_metric
 from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job
@@ -33,7 +33,7 @@ class Findings:
 
     Attributes:
         planned: the experiments with their jobs; each has a measure, unless data are missing.
-        problems: missing data and unknown measures.
+        problems: callbacks that cannot be made, missing data and unknown measures.
         to_come: data that are missing and will be downloaded.
         without: the jobs that lack data. If there are any, measures are not looked for.
     """
@@ -45,20 +45,38 @@ class Findings:
 
 
 def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
-    """Look for the data and the measures of all experiments, and choose a measure for those that name none.
+    """Look for callbacks, data and measures of all experiments, and choose a measure for those that name none.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
         trials: the trials of all jobs that are trained.
         fetch: whether to download data that are missing and can be downloaded.
     """
-    lacking, to_come, without = missing_data([job for _, pairs in planned for _, job in pairs], fetch)
+    every = [job for _, pairs in planned for _, job in pairs]
+    if refused := refused_callbacks(every):
+        return Findings(planned, refused, (), ())
+    lacking, to_come, without = missing_data(every, fetch)
     if lacking or to_come:
         return Findings(planned, lacking, to_come, without)
     planned = [(with_measure(experiment, [job for _, job in pairs], trials), pairs) for experiment, pairs in planned]
     trained = [(experiment, [job for _, job in pairs]) for experiment, pairs in planned if is_trained(experiment)]
     unknown = [line for experiment, jobs in trained for line in unknown_measures(experiment, jobs, trials)]
     return Findings(planned, unknown, (), ())
+
+
+def refused_callbacks(jobs: Iterable[Job]) -> list[str]:
+    """Make the callbacks of all jobs that are not finished, and return one line for each list that cannot be made."""
+    alike: dict[str, Job] = {}
+    for job in jobs:
+        if not job.finished:
+            alike.setdefault(json.dumps(job.config["trainer"]["callbacks"], sort_keys=True, default=str), job)
+    lines = list[str]()
+    for job in alike.values():
+        try:
+            callbacks_of(job.config)
+        except ConfigurationError as error:
+            lines.append(f"{' '.join(job.group)}: {error}")
+    return lines
 
 
 def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str], list[Job]]:

@@ -160,3 +160,12 @@ def test_arguments_of_the_data_are_looked_at_before_training() -> None:
     assert result.status == 2
     assert result.err.startswith("fl-lightning: error: tiny -1: batch_size and clients_per_batch must be at least 1")
     assert not Path("runs").exists()
+
+
+def test_arguments_of_callbacks_are_looked_at_before_training() -> None:
+    """In every cell, and not only in the one of which a round is tried."""
+    rules = [f"[{{class_path: FedProx, init_args: {{mu: {mu}}}}}]" for mu in (0.1, -1.0)]
+    result = run(*sweep("--grid", f"trainer.callbacks=[{', '.join(rules)}]"))
+    assert result.status == 2
+    assert result.err == "fl-lightning: error: tiny FedProx(mu=-1.0): mu must be at least 0 and finite, got -1.0\n"
+    assert not Path("runs").exists()

@@ -12,7 +12,7 @@ import fl_lightning.reproduce.arguments
 import fl_lightning.reproduce.command
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import layers_of
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.reading import callbacks_of, config_of
 from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.results import measure
 from fl_lightning.reproduce.scale import at_scale, scale_of
@@ -113,10 +113,11 @@ SCALED = [id for id, each in experiments().items() if layers_of(each.config, "sc
 
 @pytest.mark.parametrize("id", SCALED)
 def test_a_shipped_scale_keeps_cells_for_every_claim(id: str) -> None:
-    """Both sides of each claim are there, and the options are those of the configs."""
+    """Both sides of each claim are there, and each method's callbacks can be made."""
     experiment, cells = at_scale("laptop", experiments()[id], experiments()[id].cells())
     assert 0 < experiment.pace <= 1
-    config_of([f"--config={experiment.config}", *cells[-1].options])
+    for cell in {str(cell.labels.get("method")): cell for cell in cells}.values():
+        callbacks_of(config_of([f"--config={experiment.config}", *cell.options]))
     for claim in experiment.claims:
         for side in (claim.higher, claim.than):
             for axis, label in side.items():
