@@ -10,6 +10,8 @@ reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the 
   runs that learn and in runs at chance.
 - FedMGC: the share of pairs of averaged updates that conflict, and the accuracy, by round.
 - FedGAM: by how much the training loss rises around the final model, by distance.
+
+FedLAW's Table 11 is written, too (``fedlaw-table-11.csv``): the correlations of attentive weights, for each seed.
 """
 
 from __future__ import annotations
@@ -102,6 +104,30 @@ def fedlaw(folder: Path) -> Plot:
     return Panels(panels, shared=False, columns=2)
 
 
+def weight_correlations(folder: Path) -> pd.DataFrame:
+    """Correlate clients' attentive weights, summed over the rounds, with the factors of FedLAW's Table 11.
+
+    The degree of heterogeneity is the reciprocal of the variance of a client's class distribution. For "1&5" local
+    epochs the clients of both runs of a seed are taken together. Clients without data are left out.
+
+    Returns:
+        A column for each factor: Pearson's correlation, by seed and local epochs.
+    """
+    clients = []
+    for row in records(last_rounds(folder / "fedlaw/table-11")):
+        counts = pd.DataFrame(run_of(row).partition()["counts"])
+        counts = counts[counts.sum(axis=1) > 0]
+        weights = {client: run_of(row).metrics[f"fedlaw/weight/{client}"].sum() for client in counts.index}
+        table = pd.DataFrame({"weight": weights, "data size": counts.sum(axis=1)})
+        table["heterogeneity degree"] = 1 / counts.div(table["data size"], axis=0).var(axis=1, ddof=0)
+        table["product"] = table["data size"] * table["heterogeneity degree"]
+        labels = {"seed": row["seed"], "local_epochs": str(row["local_epochs"])}
+        clients += [table.assign(**labels), table.assign(**labels | {"local_epochs": "1&5"})]
+    by_run = pd.concat(clients).set_index(["seed", "local_epochs"]).groupby(level=[0, 1])
+    found = {key: table.corr()["weight"] for key, table in by_run}
+    return pd.DataFrame(found).T.drop(columns="weight").rename_axis(["seed", "local_epochs"])
+
+
 def fedmgc(folder: Path) -> Plot:
     """Plot the conflict of the averaged updates, and accuracy, with and without each part."""
     results = last_rounds(folder / "fedmgc/fig-1")
@@ -134,7 +160,7 @@ def fedgam(folder: Path) -> Plot:
 
 PLOTS: Mapping[str, tuple[str, Callable[[Path], Plot]]] = {
     "fedgh": ("fedgh-*/*", fedgh),
-    "fedlaw": ("fedlaw/table-1*", fedlaw),
+    "fedlaw": ("fedlaw/table-1", fedlaw),
     "fedmgc": ("fedmgc/fig-1", fedmgc),
     "fedgam": ("fedgam/fig-4", fedgam),
 }
@@ -146,6 +172,9 @@ def main(folder: str, out: str) -> None:
         if list(Path(folder).glob(f"{needed}/results.csv")):
             save(plot(Path(folder)), Path(out), f"why-{name}", kinds=("png", "pdf"))
             print(f"{out}/why-{name}.png")
+    if Path(folder, "fedlaw/table-11/results.csv").is_file():
+        weight_correlations(Path(folder)).to_csv(Path(out, "fedlaw-table-11.csv"), float_format="%.3f")
+        print(f"{out}/fedlaw-table-11.csv")
 
 
 if __name__ == "__main__":
