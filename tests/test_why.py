@@ -86,7 +86,11 @@ def test_correlations_of_weights(why: ModuleType, tmp_path: Path, monkeypatch: p
     found = why.weight_correlations(Path("all"))
     assert found.index.tolist() == [(1, "1"), (1, "1&5"), (1, "5")]
     summed = [2, 6, 4]
-    for factor, values in (("data size", [4, 4, 20]), ("heterogeneity degree", [4, 16, 100]), ("product", [16, 64, 2e3])):
+    for factor, values in (
+        ("data size", [4, 4, 20]),
+        ("heterogeneity degree", [4, 16, 100]),
+        ("product", [16, 64, 2e3]),
+    ):
         assert found[factor][1, "1"] == pytest.approx(np.corrcoef(summed, values)[0, 1])
         both = np.corrcoef([*summed, 4, 8, 6], values * 2)[0, 1]  # the second run's weights are larger by 1 a round
         assert found[factor][1, "1&5"] == pytest.approx(both)

@@ -19,11 +19,11 @@ from fl_lightning.reproduce.papers import Claim, Experiment, experiments
 from fl_lightning.reproduce.results import CHANGED, RESULTS, on_paper
 from fl_lightning.reproduce.scale import scale_of
 from fl_lightning.runs.catalogue import measured
-from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval
+from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, MOST_SEEDS, POWER, holm, interval, seeds_needed
 
 FULL = "full"  # name of the papers' own scale
 SUPPORTED, CONTRADICTED, UNDECIDED, NOT_TRIED = VERDICTS = "supported", "contradicted", "undecided", "not tried"
-HEAD = ["claim", "scale", "ours", "paper", "unit", "p", "p (Holm)", "seeds", "verdict"]
+HEAD = ["claim", "scale", "ours", "paper", "unit", "p", "p (Holm)", "seeds", "needed", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,9 @@ class Finding:
         paper: the effect by the paper's numbers, for the same cells and comparison (if not tried, for all cells, and
             the smallest of all comparisons); nan if the paper prints none.
         seeds: number of seeds.
+        needed: number of seeds with which the test would find the paper's effect, if they differ as ours do, see
+            :func:`fl_lightning.runs.seeds.seeds_needed`; 0 if the paper prints no effect in the claimed direction, all
+            our seeds are equal, or the claim is that two sides are equal.
         p: two-sided p value of the claim's test.
         against: whether p is that of the test against the claim.
         corrected: p corrected by Holm's method over the tried claims of the paper at this scale.
@@ -48,6 +51,7 @@ class Finding:
     half_width: float = math.nan
     paper: float = math.nan
     seeds: int = 0
+    needed: int = 0
     p: float = math.nan
     against: bool = False
     corrected: float = math.nan
@@ -167,11 +171,13 @@ def finding(claim: Claim, experiment: Experiment, results: pd.DataFrame, paper: 
     index = test.opposed if against else test.weakest
     values = test.comparisons[index].values
     effect, half_width = interval(values.tolist())
+    paper, deviation = paper_effect(claim, on_paper(experiment, results), index), float(values.std(ddof=1))
     return Finding(
         effect=effect,
         half_width=half_width,
-        paper=paper_effect(claim, on_paper(experiment, results), index),
+        paper=paper,
         seeds=len(values),
+        needed=seeds_needed(paper, deviation) if paper > 0 < deviation and claim.by is None else 0,
         p=min(test.p_for, test.p_against),
         against=against,
     )
@@ -224,7 +230,7 @@ def rows(entry: Entry) -> list[list[str]]:
     if not tried:
         why = "; ".join(f"{scale}: {found.why}" for scale, found in entry.findings.items())
         paper = _signed(entry.best.paper)
-        return [[entry.claim.text, "–", "–", paper, entry.unit, "–", "–", "–", f"{NOT_TRIED} ({why})"]]
+        return [[entry.claim.text, "–", "–", paper, entry.unit, "–", "–", "–", "–", f"{NOT_TRIED} ({why})"]]
     return [
         [
             entry.claim.text,
@@ -235,6 +241,7 @@ def rows(entry: Entry) -> list[list[str]]:
             _p(found.p),
             _p(found.corrected),
             str(found.seeds),
+            "–" if not found.needed else str(found.needed) if found.needed <= MOST_SEEDS else f"> {MOST_SEEDS}",
             found.verdict,
         ]
         for scale, found in tried.items()
@@ -297,6 +304,8 @@ over the seeds. A claim with several comparisons is supported by all of them, or
 shows the comparison that decides. *Ours* is the mean effect with its 95 % t interval, above 0 in the claimed direction;
 *paper* is the effect by the paper's numbers for the same cells. *p (Holm)* is corrected for the number of the paper's
 claims that are tried at the scale, and gives the verdict at {LEVEL:.0%}: with three seeds, a claim can be right and
-remain undecided. A paper's counts take each claim at the largest scale at which it is tried. The laptop scales are
-smaller versions of the experiments (fewer images and rounds, smaller networks, other data in places), not the papers'
-own: a line above each table says what is smaller."""
+remain undecided. *Needed* is the number of seeds with which the test alone would find the paper's effect with
+probability {POWER:.0%}, if seeds differ as ours do; few seeds tell that only roughly. Where it is no more than our seeds,
+an undecided claim has no effect like the paper's here. A paper's counts take each claim at the largest scale at which
+it is tried. The laptop scales are smaller versions of the experiments (fewer images and rounds, smaller networks, other
+data in places), not the papers' own: a line above each table says what is smaller."""

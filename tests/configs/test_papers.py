@@ -72,7 +72,9 @@ def tables() -> dict[str, Any]:
 def test_every_experiment_has_a_config() -> None:
     assert len(IDS) == 32
     shipped = [name for name in shipped_configs() if name.startswith("papers/")]
-    ours = [f"papers/{name}.yaml" for name in ("choices/fedgh-slides", "controls/length", "controls/sham", "controls/steps")]
+    ours = [
+        f"papers/{name}.yaml" for name in ("choices/fedgh-slides", "controls/length", "controls/sham", "controls/steps")
+    ]
     assert sorted([*map(config_of, IDS), *ours]) == shipped
 
 

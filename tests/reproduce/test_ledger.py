@@ -85,6 +85,18 @@ def test_findings_at_every_scale() -> None:
     assert first.best is full, "the largest scale at which the claim is tried"
 
 
+def test_seeds_needed_for_the_effect_of_the_paper() -> None:
+    """The paper's effect is 3: as large as the deviation of 2, 5 and 8; a hundredth of a deviation of 300."""
+    write("small/one/table-1", {0.1: [2, 5, 8]})
+    write("one/table-1", {0.1: [0, 300, 600], 1.0: [1, 1, 1]})
+    first, second, third, *_ = entries()
+    assert first.findings["small"].needed == 10
+    assert second.findings["small"].needed == 0, "the paper's effect is not in the claimed direction"
+    assert third.findings["full"].needed == 0, "all seeds are equal"
+    small, full = (row[-2] for row in sorted(rows(first), key=lambda row: row[1], reverse=True))
+    assert (small, full) == ("10", "> 1000")
+
+
 def test_p_values_are_corrected_over_the_tried_claims_of_a_paper_at_a_scale() -> None:
     """Three p values of one paper are multiplied by 3, 2 and 1; the other paper's only one stays."""
     write("small/one/table-1", {0.1: [2, 2.5, 3]})
@@ -139,7 +151,7 @@ def test_the_command_writes_page_and_pictures() -> None:
     assert "Of 5 claims, 2 are tried" in result.out
     text = Path("page/ledger.md").read_text()
     assert "| [one](#one) | 4 | 1 | 1 | 0 | 2 |" in text
-    assert "| B beats A at 0.1. | small | +2.5 ± 1.2 | +3 | points | 0.013 | 0.026 | 3 | supported |" in text
+    assert "| B beats A at 0.1. | small | +2.5 ± 1.2 | +3 | points | 0.013 | 0.026 | 3 | 3 | supported |" in text
     assert "Small scale: a hundred images. [All numbers](../out/small/one/table-1/table.md).\n" in text
     assert "Small scale: a hundred images.\n" in text, "the other experiments have no table"
     assert all(Path("page", f"{name}.pdf").is_file() for name in ("ledger", "ledger-one", "ledger-two"))
