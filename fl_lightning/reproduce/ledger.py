@@ -305,7 +305,7 @@ shows the comparison that decides. *Ours* is the mean effect with its 95 % t int
 *paper* is the effect by the paper's numbers for the same cells. *p (Holm)* is corrected for the number of the paper's
 claims that are tried at the scale, and gives the verdict at {LEVEL:.0%}: with three seeds, a claim can be right and
 remain undecided. *Needed* is the number of seeds with which the test alone would find the paper's effect with
-probability {POWER:.0%}, if seeds differ as ours do; few seeds tell that only roughly. Where it is no more than our seeds,
-an undecided claim has no effect like the paper's here. A paper's counts take each claim at the largest scale at which
-it is tried. The laptop scales are smaller versions of the experiments (fewer images and rounds, smaller networks, other
-data in places), not the papers' own: a line above each table says what is smaller."""
+probability {POWER:.0%}, before the correction, if seeds differ as ours do; few seeds tell that only roughly. A paper's
+counts take each claim at the largest scale at which it is tried. The laptop scales are smaller versions of the
+experiments (fewer images and rounds, smaller networks, other data in places), not the papers' own: a line above each
+table says what is smaller."""
