@@ -16,7 +16,7 @@ from fl_lightning.fit.configs import SCALE, layers_of
 from fl_lightning.report.parts import pipes
 from fl_lightning.reproduce.claims import effects, paper_effect, tested
 from fl_lightning.reproduce.papers import Claim, Experiment, experiments
-from fl_lightning.reproduce.results import CHANGED, RESULTS, on_paper
+from fl_lightning.reproduce.results import CHANGED, RESULTS, axes_of, on_paper
 from fl_lightning.reproduce.scale import scale_of
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, MOST_SEEDS, POWER, holm, interval, seeds_needed
@@ -206,6 +206,13 @@ def read(path: Path) -> pd.DataFrame:
     return results
 
 
+def covered(experiment: Experiment, results: pd.DataFrame) -> str:
+    """Say how many of an experiment's cells and how many seeds results cover; empty if no cell is left out."""
+    run, whole = len(results[axes_of(results)[:-1]].drop_duplicates()), len(experiment.cells())
+    seeds = results["seed"].nunique()
+    return f"{run} of {whole} cells, {seeds} {'seed' if seeds == 1 else 'seeds'}" if run < whole else ""
+
+
 def counts(entries: Sequence[Entry]) -> dict[str, int]:
     """Count the claims by verdict, each at the largest scale at which it is tried."""
     found = Counter(entry.best.verdict for entry in entries)
@@ -262,7 +269,7 @@ def markdown(entries: Sequence[Entry], picture: str, tables: Mapping[tuple[str, 
     Args:
         entries: the entries, of all papers.
         picture: file name of the picture.
-        tables: links to the tables of our runs, by the experiment's id and the scale.
+        tables: links to the tables of our runs in Markdown, by the experiment's id and the scale.
     """
     text = ["# The ledger: every claim, tried", "", summary(entries), ""]
     papers = list(dict.fromkeys(entry.paper for entry in entries))
@@ -294,7 +301,7 @@ def _notes(entry: Entry, tables: Mapping[tuple[str, str], str]) -> list[str]:
         table = tables.get((entry.experiment.id, scale))
         smaller = "" if scale == FULL else f": {scale_of(entry.experiment.config, scale).note}"
         if table or smaller:
-            notes.append(f"{scale.capitalize()} scale{smaller}.{f' [All numbers]({table}).' if table else ''}\n")
+            notes.append(f"{scale.capitalize()} scale{smaller}.{f' {table}.' if table else ''}\n")
     return notes
 
 

@@ -20,12 +20,15 @@ from fl_lightning.reproduce.ledger import (
     UNDECIDED,
     Entry,
     Finding,
+    covered,
     folder_of,
     ledger,
     markdown,
+    read,
     rows,
     summary,
 )
+from fl_lightning.reproduce.results import RESULTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,13 +78,18 @@ def write_ledger(out: Path, file: str) -> int:
 
 
 def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
-    """Write the ledger's text for a path, with links to the tables of our runs below ``out``."""
+    """Write the ledger's text for a path, with links to the tables of our runs below ``out``.
+
+    If runs of the papers' own scale leave cells out, the link tells how many were run; smaller scales tell in a note.
+    """
     tables = {}
     for entry in entries:
         for scale in entry.findings:
-            table = folder_of(out, scale, entry.experiment.id) / TABLE
-            if table.is_file():
-                tables[entry.experiment.id, scale] = Path(os.path.relpath(table, page.parent)).as_posix()
+            folder = folder_of(out, scale, entry.experiment.id)
+            if (folder / TABLE).is_file():
+                part = covered(entry.experiment, read(folder / RESULTS)) if scale == FULL else ""
+                link = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
+                tables[entry.experiment.id, scale] = f"[{part or 'All numbers'}]({link})"
     return markdown(entries, f"{page.stem}.png", tables)
 
 

@@ -161,6 +161,17 @@ def test_the_command_writes_page_and_pictures() -> None:
     assert Path("again/ledger.md").read_bytes() == Path("page/ledger.md").read_bytes()
 
 
+def test_the_page_tells_how_much_of_the_full_scale_was_run() -> None:
+    for table, gains in {"one/table-1": {0.1: [2.0]}, "one/table-2": {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]}}.items():
+        write(table, gains)
+        Path("out", table, "table.md").touch()
+    assert run("reproduce", "--ledger", "ledger.md", "--out", "out").status == 0
+    text = Path("ledger.md").read_text()
+    assert "Full scale. [2 of 4 cells, 1 seed](out/one/table-1/table.md).\n" in text
+    assert "Full scale. [All numbers](out/one/table-2/table.md).\n" in text
+    assert "not tried (full: fewer than 3 seeds; small: not run)" in text
+
+
 @pytest.mark.parametrize("more", [["fedgam"], ["--scale", "small"], ["--model.local_epochs", "2"]])
 def test_the_ledger_takes_no_experiment(more: Sequence[str]) -> None:
     result = run("reproduce", "--ledger", "ledger.md", *more)
