@@ -117,7 +117,8 @@ class Updates:
         local = vector[self.columns.own]
 
         def product(part: Tensor, segment: slice) -> Tensor:
-            return part.to(vector.dtype) @ local[segment]
+            # A copy, because the bits of BLAS's product depend on where in memory a row starts.
+            return part.to(vector.dtype, copy=True) @ local[segment]
 
         return self._by_row(product)
 

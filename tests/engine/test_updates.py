@@ -108,6 +108,13 @@ def test_a_coefficient_that_is_not_finite_is_not_lost(bad: float, shares: Tensor
     assert Updates(sent(3), Columns(PARAMETERS), range(3), shares).combine(coefficients).isnan().all()
 
 
+def test_equal_updates_have_equal_bits_wherever_they_lie() -> None:
+    """Rows of an odd length start at any multiple of four bytes; BLAS's products may depend on it."""
+    updates = Updates.of(sent(1).repeat(16, 1))
+    vector = torch.randn(PARAMETERS, generator=torch.Generator().manual_seed(2))
+    assert len(updates.products(vector).unique()) == len(updates.products(vector.double()).unique()) == 1
+
+
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
     expected = results(Updates(rows, Columns(PARAMETERS), order))
