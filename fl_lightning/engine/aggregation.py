@@ -37,6 +37,7 @@ class Aggregation(GroupTraining):
         busy(self.trainer, f"the server's part of round {self.round}")
         self._training.end_round(cohort.results if cohort else [])
         if cohort:
+            self.tell_failures()
             self._aggregate(cohort)
             self._skipped = 0
         else:
@@ -56,6 +57,7 @@ class Aggregation(GroupTraining):
             raise ending(f"{message}; so is every other one", error) from error
         else:
             self._skipped += 1
+        self.tell_failures()
         rank_zero_warn(f"round {self.round} is skipped: {reason}")
         self._step_server(None)
 

@@ -64,8 +64,11 @@ def seed_globals(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
-def host_states(device: torch.device) -> tuple[Any, ...]:
-    """The states of the host's generators that a step may use unseen."""
+def random_states(device: torch.device) -> tuple[bytes, Any]:
+    """Return the states of torch's global generators (CPU and ``device``), and of NumPy's and Python's."""
+    drawn = [torch.get_rng_state()]
+    if device.type != "cpu":
+        drawn.append(torch.get_device_module(device).get_rng_state(device))
     numpy_state: Any = np.random.get_state()
-    host = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2], host
+    others = (random.getstate(), numpy_state[1].tobytes(), numpy_state[2])
+    return b"".join(each.numpy().tobytes() for each in drawn), others
