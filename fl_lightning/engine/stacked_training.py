@@ -212,7 +212,7 @@ class StackedTraining:
                 return self._compiled(*inputs)
             except Exception as error:
                 reason = " ".join(str(error).split())[:200]
-                rank_zero_warn(f"compile_clients: steps run without compilation, since {reason}")
+                rank_zero_warn(f"compile_clients: steps run uncompiled, since {reason}")
                 self._compiled = None
         return self._gradients(*inputs)
 

@@ -83,9 +83,7 @@ def test_where_the_compiler_fails_steps_run_uncompiled(monkeypatch: pytest.Monke
     plain, _ = run(TinyClassifier, compiled=False)
     monkeypatch.setattr(torch, "compile", compile)
     orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=6, compile_clients=True)
-    with pytest.warns(
-        UserWarning, match=r"compile_clients: steps run without compilation, since no C\+\+ compiler found"
-    ):
+    with pytest.warns(UserWarning, match=r"compile_clients: steps run uncompiled, since no C\+\+ compiler found"):
         trainer(rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
     assert torch.equal(orchestrator.params, plain)
 
