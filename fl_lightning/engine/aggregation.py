@@ -54,6 +54,7 @@ class Aggregation(GroupTraining):
             reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
         elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
+            self._untold.clear()  # one line stands for all
             raise ending(f"{message}; so is every other one", error) from error
         else:
             self._skipped += 1

@@ -289,7 +289,10 @@ class Breaks(FederatedCallback):
 def test_a_rule_that_breaks_a_group_is_named_and_the_clients_train() -> None:
     alone, grouped = (FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once) for at_once in (1, 6))
     trainer(Breaks(), rounds=3).fit(alone, datamodule=TinyData(batch_size=4))
-    said = r"round 2: 6 clients train one after another, since training them at once fails: RuleError: round 2: Breaks.on_before_client_step raises ValueError on clients .*: not for matrices"
+    said = (
+        "round 2: 6 clients train one after another, since training them at once fails: RuleError: round 2: "
+        "Breaks.on_before_client_step raises ValueError on clients .*: not for matrices"
+    )
     with pytest.warns(UserWarning, match=said):
         trainer(Breaks(), rounds=3).fit(grouped, datamodule=TinyData(batch_size=4))
     near(alone.params, grouped.params, EXACT)
