@@ -30,6 +30,7 @@ from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.resident import ResidentData
+from fl_lightning.engine.same_start import check_start
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
 
@@ -81,6 +82,7 @@ class CohortTraining(Collection):
             self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
         configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
         self.trainer.lr_scheduler_configs.extend(configs)
+        check_start(self, made)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
         work = self._work(client, self.round, lambda: self._first_batches(client))

@@ -104,7 +104,7 @@ class ModuleState:
                     slot.restore()
                 for tensor, value in self._tensors:
                     if not _known_same(tensor, value):
-                        _overwrite(tensor, value)
+                        overwrite(tensor, value)
         return names
 
 
@@ -135,11 +135,11 @@ class _Slot:
         if now is None:
             self.registry[self.name] = value.clone()
         elif not _known_same(now, value):
-            _overwrite(now, value)
+            overwrite(now, value)
 
     def restore(self) -> None:
         if self.tensor is not None and self.value is not None and not _known_same(self.tensor, self.value):
-            _overwrite(self.tensor, self.value)
+            overwrite(self.tensor, self.value)
 
 
 def _slots(module: nn.Module) -> list[_Slot]:
@@ -197,7 +197,7 @@ def _known_same(one: Tensor, other: Tensor) -> bool:
     return one.device.type == "cpu" and _same(one, other)
 
 
-def _overwrite(tensor: Tensor, value: Tensor) -> None:
+def overwrite(tensor: Tensor, value: Tensor) -> None:
     """Give a tensor another value, in place if its shape and memory allow (not those of an expanded tensor)."""
     plain = tensor.layout is value.layout is torch.strided and 0 not in tensor.stride()
     if plain and tensor.shape == value.shape:

@@ -43,6 +43,7 @@ from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.row_memory import bytes_in, usual_limit
+from fl_lightning.engine.same_start import start_alike
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
@@ -188,6 +189,7 @@ class FederatedOrchestrator(Aggregation):
     def configure_optimizers(self) -> Any:
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._order_memory()  # for layers that configure_model has made
+        start_alike(self)
         self._flat = FlatParameters(self.client)
         self._receiver = None
         with values_of("model.server_optimizer"):

@@ -23,10 +23,10 @@ from typing_extensions import override
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import remove_parts, whole
+from fl_lightning.engine.fingerprint import data_fingerprint
 from fl_lightning.engine.names import names_of
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
-from fl_lightning.runs.fingerprint import data_fingerprint
 from fl_lightning.runs.folder import RunFolder, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
