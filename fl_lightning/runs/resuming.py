@@ -47,8 +47,8 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     old, new = map(_affecting, (before, now))
     changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
     if CALLBACKS in changed:
-        told_short = [spoken(each) or None for each in changed[CALLBACKS]]
-        changed[CALLBACKS] = told_short if told_short[0] != told_short[1] else changed[CALLBACKS]
+        names = [spoken(each[CALLBACKS]) or None for each in (old, new)]
+        changed[CALLBACKS] = names if names[0] != names[1] else changed[CALLBACKS]
     return changed
 
 
