@@ -46,9 +46,12 @@ class Parser(LightningArgumentParser):
 
     @override
     def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need."""
+        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need.
+
+        ``resume_changed`` is left out, too: a config that kept it would let every later change pass.
+        """
         cfg = cfg.clone()
-        for key in KEYS:
+        for key in (*KEYS, "resume_changed"):
             cfg.pop(key, None)
         return str(super().dump(cfg, **kwargs))
 

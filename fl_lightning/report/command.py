@@ -13,7 +13,7 @@ from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
-from fl_lightning.report.methods import group, unfinished
+from fl_lightning.report.methods import group, resumed, unfinished
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import verdict
 from fl_lightning.runs.reader import Run, read_runs
@@ -28,7 +28,11 @@ def command(args: Sequence[str]) -> int:
     parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
     chosen = options.metric, options.baseline, options.target
     parts = [
-        replace(part, notes=[*part.notes, *unfinished(part.methods)], comparisons=compare(part.methods, *chosen))
+        replace(
+            part,
+            notes=[*part.notes, *unfinished(part.methods), *resumed(part.methods)],
+            comparisons=compare(part.methods, *chosen),
+        )
         for part in parts
     ]
     out = Path(options.out) if options.out else _default(runs)
@@ -45,8 +49,8 @@ def command(args: Sequence[str]) -> int:
     if options.figures:
         print(f"figures: {options.figures} ({counted(write_figures(parts, Path(options.figures)), 'chart')})")
     for part in parts:
-        for comparison in part.comparisons:
-            print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
+        for words in [*resumed(part.methods), *map(verdict, part.comparisons)]:
+            print(f"{part.name}: {words}" if part.name else words)
     return 0
 
 

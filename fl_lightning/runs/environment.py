@@ -32,12 +32,14 @@ from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
+from fl_lightning.runs.resuming import check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
 LOGGERS = ("wandb", "mlflow")  # entries of environment.yaml with the ids of runs in other places
+NOTHING: Mapping[str, Any] = {}
 STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
 
 
@@ -72,7 +74,14 @@ class RunTracking(Callback):
     resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), ``counts`` (N, C)
     where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, and
     MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition.
+
+    Args:
+        changed: the settings with which a resumed run goes on differently, each with its values before and now, for the
+            record; None to refuse a resumed run whose data have changed.
     """
+
+    def __init__(self, changed: Mapping[str, Any] | None = NOTHING) -> None:
+        self._changed = changed
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -83,7 +92,13 @@ class RunTracking(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before = read_mapping(run_folder(trainer) / ENVIRONMENT)  # of a resumed run; damage stops it here
+        folder, orchestrator = run_folder(trainer), cast(Server, pl_module)
+        self._before = read_mapping(folder / ENVIRONMENT)  # of a resumed run; damage stops it here
+        self._resumed_with = dict(self._changed or {})
+        if orchestrator.rounds_done and (known := self._before.get("data")):
+            if (data := data_fingerprint(orchestrator.data)) != known:
+                self._resumed_with["data_fingerprint"] = [known, data]
+            check_unchanged(folder, self._resumed_with, allowed=self._changed is not None)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,7 +114,7 @@ class RunTracking(Callback):
         if trainer.is_global_zero:
             remove_parts(folder)
             before = self._before
-            facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
+            facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
             with whole(folder / ENVIRONMENT) as part:
@@ -174,10 +189,11 @@ def code_state() -> dict[str, Any]:
     return {} if commit == "(initial)" else {"commit": commit, "dirty": any(line[0] != "#" for line in lines)}
 
 
-def _starts(before: Mapping[str, Any], resumed: bool) -> dict[str, Any]:
-    """Return the time at which a run ``started``, and the times at which it was ``resumed``, now included."""
+def _starts(before: Mapping[str, Any], round: int, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the time at which a run ``started``, and each time it was ``resumed``, now included, with what changed."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    if not resumed:
+    if round == 1:
         return {"started": now}
     started = {"started": before["started"]} if "started" in before else {}  # version 0.1 does not say when
-    return {**started, "resumed": [*before.get("resumed", ()), now]}
+    resumed = {"time": now, "round": round, **({"changed": changed} if changed else {})}
+    return {**started, "resumed": [*before.get("resumed", ()), resumed]}

@@ -101,6 +101,12 @@ class Run:
         return named_settings(self.config, self.rules) if self.config else {}
 
     @property
+    def resumptions(self) -> list[Mapping[str, Any]]:
+        """How the run was resumed, each time with ``time``, ``round`` and perhaps ``changed``; not those before 0.3."""
+        found = self.environment.get("resumed")
+        return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+    @property
     def names(self) -> list[str]:
         """The names of the run's metrics: the columns of ``metrics.csv`` without ``round``."""
         return [str(name) for name in self.metrics]

@@ -18,6 +18,16 @@ ELSEWHERE = {
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
+# Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
+RESUMABLE = (
+    "weights_only",
+    "data.eval_batch_size",
+    *("trainer.max_epochs", "trainer.min_epochs", "trainer.max_steps", "trainer.min_steps", "trainer.max_time"),
+    *("trainer.limit_val_batches", "trainer.limit_test_batches", "trainer.limit_predict_batches"),
+    *("trainer.check_val_every_n_epoch", "trainer.num_sanity_val_steps", "trainer.inference_mode"),
+    *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
+    *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.profiler", "trainer.detect_anomaly"),
+)
 # Arguments that came later, each with the value that means what runs did before: this value does not tell runs apart.
 LATER: dict[str, Any] = {
     **dict.fromkeys(("train_examples", "test_examples", "resize")),
@@ -32,6 +42,7 @@ LATER: dict[str, Any] = {
 }
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
+LONGEST = 100  # largest number of characters of a value in a message
 # Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
 # names end in Monitor are taken for monitors.
 ONCE_NO_RULES = ("LossSurface", "PersonalEvaluation", "SaveCohorts")
@@ -79,16 +90,40 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
         config: a run's config.
         rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
     """
-    config = _plain(config)  # a copy
-    chain = [_without_earlier(_flat(each, "")) for each in _chain(config, rules)]
-    (config.get("trainer") or {}).pop("callbacks", None)
-    flat = _flat(config, "")
-    elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
-    kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
-    kept = _without_earlier(kept)
+    chain = [_without_earlier(_flat(each, "")) for each in _chain(_plain(config), rules)]
+    kept = _without_earlier(own_settings(config))
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
+
+
+def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[str, Any]:
+    """Collect the settings that affect the result, except the seed and the callbacks, by dotted names, classes in full.
+
+    Args:
+        config: a run's config.
+        free: dotted names of settings to leave out beside those of ``ELSEWHERE``.
+    """
+    config = _plain(config)  # a copy
+    (config.get("trainer") or {}).pop("callbacks", None)
+    flat = _flat(config, "")
+    left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)
+    return {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in left_out)}
+
+
+def told(changed: Mapping[str, Any]) -> str:
+    """Write changed settings, each with its values before and now, as text.
+
+    >>> told({"model.local_epochs": [1, None], "data.batch_size": [32, 64]})
+    'model.local_epochs (1 → null), data.batch_size (32 → 64)'
+    """
+
+    def text(value: Any) -> str:
+        words = "null" if value is None else str(value)
+        return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+
+    pairs = {name: value if isinstance(value, list) else [value] for name, value in changed.items()}
+    return ", ".join(f"{name} ({' → '.join(map(text, values))})" for name, values in pairs.items())
 
 
 def method_name(config: Mapping[str, Any], rules: Sequence[str] | None) -> str:
@@ -103,7 +138,7 @@ def method_name(config: Mapping[str, Any], rules: Sequence[str] | None) -> str:
     >>> method_name({"trainer": {"callbacks": [{"class_path": "mine.FedProx", "init_args": {"mu": 0.1}}]}}, ["FedProx"])
     'FedProx(mu=0.1)'
     """
-    return " + ".join(map(_spoken, _chain(_plain(config), rules))) or "FedAvg"
+    return spoken(_chain(_plain(config), rules)) or "FedAvg"
 
 
 def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -114,6 +149,11 @@ def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
         rules: names of the run's rules, as in environment.yaml.
     """
     return {short(each["class_path"]): each.get("init_args") or {} for each in _chain(config, rules)}
+
+
+def spoken(classes: Sequence[Any]) -> str:
+    """Write classes of a config, such as its callbacks, as text, each with the arguments that are no defaults."""
+    return " + ".join(map(_spoken, classes))
 
 
 def _spoken(value: Any) -> str:
@@ -138,9 +178,14 @@ def _defaults(path: str) -> dict[str, Any]:
 
 def _chain(config: Mapping[str, Any], rules: Sequence[str] | None) -> list[dict[str, Any]]:
     """Select the rules among the callbacks of a config."""
+    return [each for each in callbacks_in(config) if _is_rule(str(each["class_path"]), rules)]
+
+
+def callbacks_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the callbacks of a config, each as its ``class_path`` and ``init_args``."""
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
-    classes = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if isinstance(each, dict)]
-    return [each for each in classes if "class_path" in each and _is_rule(str(each["class_path"]), rules)]
+    classes = callbacks if isinstance(callbacks, list) else [callbacks]
+    return [each for each in classes if isinstance(each, dict) and "class_path" in each]
 
 
 def _plain(value: Any) -> Any:

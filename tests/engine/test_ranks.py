@@ -72,7 +72,7 @@ def lines(err: str) -> list[str]:
 
 def goes_on() -> None:
     Path("trouble").unlink()
-    fit("--trainer.max_epochs", 4, "--ckpt_path", "last")
+    fit("--trainer.max_epochs", 4, "--ckpt_path", "last", "--resume_changed", "true")
     fit("--trainer.max_epochs", 4, "--experiment", "whole")
     assert_same(LAST, Path("runs/whole/version_0/checkpoints/last.ckpt"))
 

@@ -353,7 +353,7 @@ def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Pa
                 "host": f"node{n % 2}",
                 "code": {"commit": "abc", "dirty": True},
                 "started": f"2026-11-22T08:0{n}:00+00:00",
-                "resumed": ["2026-11-22T09:00:00+00:00", "2026-11-22T10:00:00+00:00"],
+                "resumed": ["2026-11-22T09:00:00+00:00", {"time": "2026-11-22T10:00:00+00:00", "round": 3}],
             },
         )
         for n in range(7)
@@ -365,7 +365,7 @@ def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Pa
         ["command", "7 different values, such as fit --seed_everything=0", "all"],
         ["host", "node0", even],
         ["host", "node1", odd],
-        ["resumed", "2026-11-22T09:00:00+00:00, 2026-11-22T10:00:00+00:00", "all"],
+        ["resumed", "2026-11-22T09:00:00+00:00, 2026-11-22T10:00:00+00:00 (round 3)", "all"],
         ["started", "2026-11-22T08:00:00+00:00 to 2026-11-22T08:06:00+00:00", "all"],
     ]
 
