@@ -156,7 +156,7 @@ class Large(Net):
         (TinyClassifier, {}, "6 clients train at once"),
         (TinyClassifier, {"precision": "64-true"}, "clients train one after another, since precision is 64-true"),
         (
-            Large,
+            lambda: Large().double(),
             {},
             r"clients train one after another, since Large has 147,555 trainable parameters",
         ),
