@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -24,23 +22,20 @@ from fl_lightning.engine.failures import RuleError, described
 from fl_lightning.engine.group_batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.module_state import Buffers, ModuleState
-from fl_lightning.engine.outcome import Outcome
-from fl_lightning.engine.seeding import derive, isolated, random_states, seed_globals
+from fl_lightning.engine.seeding import derive, random_states, seed_globals
 from fl_lightning.engine.stacked_run import RowRun, StackedRun
 from fl_lightning.engine.stacked_training import Obstacle, StackedTraining
-from fl_lightning.errors import ConfigurationError, TrainingError, is_exhaustion
+from fl_lightning.errors import ConfigurationError, is_exhaustion
 
 SMALL = 1 << 16  # trainable parameters up to which clients at once save time, on all processors that were measured
 LARGEST = 1 << 21  # entries of the largest stack that "auto" makes
-MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
 Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 1, …
 
 
 class GroupTraining(CohortTraining):
     """Trains groups of clients in lock-step where the module and the rules allow, else one client after another.
 
-    A comparison guards groups: in rounds 1, 2, 4, 8, … and in the first round of a fit, a client of the round is also
-    trained alone, from the same start and with the same random numbers, and must send the same.
+    :func:`compare_group` guards groups.
     """
 
     clients_at_once: int | Literal["auto"]
@@ -48,17 +43,17 @@ class GroupTraining(CohortTraining):
     _stacked: StackedTraining | None = None  # None where clients train one after another
     _in_rows: bool  # whether the batches of several clients may be gathered and go through the hooks together
     _way_before: tuple[Any, bool] | None = None  # of the checkpoint: clients_at_once, and whether clients were at once
-    _compared: int = 0  # the last round in which a client was also trained alone
+    compared: int = 0  # the last round in which a client was also trained alone
 
     def choose_group_size(self) -> None:
         """Decide for this fit how many clients train at once; say why the number is 1 if it could be larger."""
-        self.group_size, self._stacked, self._compared = 1, None, 0
+        self.group_size, self._stacked, self.compared = 1, None, 0
         if self.clients_at_once == 1:
             return
         asked = max(1, LARGEST // len(self.params)) if self.clients_at_once == "auto" else self.clients_at_once
         wanted = min(asked, self.data.cohort_size)
         if reason := self._obstacle():
-            self._say_one_by_one(reason)
+            self.say_one_by_one(reason)
         elif wanted > 1:
             self.group_size, self._stacked = wanted, StackedTraining(self._training, self.compile_clients)
             own = any(is_overridden(hook, self.client) for hook in TRANSFER_HOOKS)
@@ -84,13 +79,13 @@ class GroupTraining(CohortTraining):
         apart = [type(callback).__name__ for callback in self.callbacks if not serves_stacks(callback)]
         return f"{apart[0]} has hooks for single clients" if apart else None
 
-    def _say_one_by_one(self, reason: str) -> None:
+    def say_one_by_one(self, reason: str) -> None:
+        """Say in one line why clients train one after another."""
         say = rank_zero_info if self.clients_at_once == "auto" else rank_zero_warn
         say(f"clients_at_once: clients train one after another, since {reason}")
 
     def train_clients(self, clients: Sequence[int]) -> None:
         """Train clients of the round from the global model, keep their updates, and put the global model back."""
-        self._compare()
         error = self._train_group(clients) if self._stacked and len(clients) > 1 else None
         if self._stacked and len(clients) > 1 and error is None:
             return
@@ -261,120 +256,3 @@ class GroupTraining(CohortTraining):
                 self._leave_out(run.client, "one of its buffers is not finite", None)
             else:
                 self._results.append(run.result(buffers, None, run.loss))
-
-    # The comparison of a client in a stack with the same client alone
-
-    def _compare(self) -> None:
-        """Compare a client of the round in a stack with the same client alone, in the rounds for this.
-
-        Raises:
-            TrainingError: they differ by more than rounding, and earlier rounds have trained clients at once.
-        """
-        first, round = self._compared == 0, self.round
-        due = first or (round & (round - 1) == 0 and self._compared < round)
-        if self._stacked is None or not due or len(self._turnout.arrived) < 2:
-            return
-        self._compared = round
-        with isolated(self.device):
-            reason = self._difference(self._stacked)
-        if reason is None:
-            if first:
-                rank_zero_info(f"clients_at_once: {self.group_size} clients train at once")
-        elif self.rounds_done:
-            raise TrainingError(
-                f"round {round}: clients can no longer train at once, since {reason}; the rounds before trained them "
-                "at once: start again with model.clients_at_once: 1"
-            )
-        else:
-            self._stacked = None
-            self._say_one_by_one(reason)
-
-    def _difference(self, training: StackedTraining) -> str | None:
-        """Say why a client in a stack differs from the same client alone; None if only by rounding."""
-        name, seed = type(self.client).__name__, derive(self.seed, "compared", self.round)
-        clients = list(self._turnout.arrived)
-        for _ in clients:
-            clients.append(clients.pop(seed % len(clients)))  # another one if the last one fails, also alone
-            try:
-                alone, draws, batches = self._alone(clients[-1], seed)
-            except ConfigurationError:
-                raise
-            except Exception as error:
-                if is_exhaustion(error):
-                    raise
-                continue
-            if alone.is_finite:
-                break
-        else:
-            return None
-        width = min(self.group_size if training.is_compiled else 2, len(clients))  # only whole groups are compiled
-        chosen = [clients[-1]] * width if draws else clients[-width:]
-        try:
-            distance = alone.distance(self._in_stack(chosen, seed, batches if draws else None))
-        except ConfigurationError:
-            raise
-        except Exception as error:
-            if is_exhaustion(error):
-                raise
-            if self.rounds_done:  # groups fail in the same way, and then train one by one
-                return None
-            failure = f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
-            return str(error) if isinstance(error, Obstacle) else failure
-        rounding = torch.finfo(alone.update.dtype).eps
-        if distance <= rounding**0.5:
-            return None
-        signs = torch.randint(2, alone.update.shape, device=alone.update.device) * 2 - 1
-        moved = self._anchor + rounding * signs * (self._anchor.abs() + alone.update.abs())
-        if distance <= MARGIN * alone.distance(self._alone(clients[-1], seed, moved)[0]):
-            return None
-        return f"what a client of {name} sends differs by {distance:.1e} (relative) at once from alone"
-
-    def _alone(
-        self, client: int, seed: int, start: Tensor | None = None
-    ) -> tuple[Outcome, bool, list[list[tuple[Any, int]]]]:
-        """Train a client alone; nothing remains of this.
-
-        Args:
-            client: the client's id.
-            seed: the seed of the random numbers that local steps draw.
-            start: (P,) the parameters to start from; the global model by default.
-
-        Returns:
-            The outcome; whether the batches or the steps drew random numbers; the client's batches by local epoch.
-        """
-        seed_globals(seed, self.device)
-        before = random_states(self.device)[0]
-        epochs = range(self._counted(client, self.round).max_epochs)
-        batches = [list(self._batches(client, epoch)) for epoch in epochs]
-        draws = random_states(self.device)[0] != before
-        given = deepcopy(batches)  # a step may change its batch
-        with self.training_of(client, self._anchor if start is None else start, looking=False) as run:
-            seed_globals(seed, self.device)
-            self._training.train(run, given.__getitem__)
-            draws |= random_states(self.device)[0] != before
-            for end in self.hooks("on_client_end", looking=False):
-                end(self, run)
-            result = run.result(self._state.read(), None, run.loss)
-            return Outcome(run.params - self._anchor, result), draws, batches
-
-    def _in_stack(self, clients: Sequence[int], seed: int, batches: list[list[tuple[Any, int]]] | None) -> Outcome:
-        """Train clients in a stack, and return the last one's outcome; nothing remains of this.
-
-        Args:
-            clients: ids of the clients.
-            seed: the seed of the random numbers that local steps draw.
-            batches: the batches of each client by local epoch, where all draw the same numbers; None for the clients'
-                own batches, where none draws any.
-        """
-        runs = [self._new_row(client, self._anchor) for client in clients]
-        last = runs[-1]
-        runs.sort(key=lambda run: -run.work.total_batches)
-        each = repeated((batches or []).__getitem__, last.work.total_batches)
-        try:
-            same = None if batches is None else (stacked([batch] * len(runs)) for batch in each)
-            group = self._train_rows(runs, seed, same, looking=False)
-            row = runs.index(last)
-            self._end_client(row, last, group, looking=False)
-            return Outcome(last.params - self._anchor, last.result(self._buffers_of(row, group), None, last.loss))
-        finally:
-            self._put_back(runs)

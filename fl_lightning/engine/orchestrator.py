@@ -31,6 +31,7 @@ from fl_lightning.engine.checks import (
     warn_of_slow_precision,
 )
 from fl_lightning.engine.client_states import FOLDER, DiskState
+from fl_lightning.engine.comparison import compare_group
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import busy, waits
@@ -270,6 +271,7 @@ class FederatedOrchestrator(Aggregation):
             if batch_idx == 0:
                 self.start_round()
             with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self.callbacks):
+                compare_group(self)
                 self.train_clients([client for client in batch if client != PADDING])
             waits(self.trainer)
             self.sum_up(batch_idx + 1)

@@ -158,7 +158,7 @@ class Large(Net):
         (
             lambda: Large().double(),
             {},
-            r"clients train one after another, since Large has 147,555 trainable parameters",
+            r"clients train one after another, since Large has 139,339 trainable parameters",
         ),
     ],
     ids=["at once", "64-true", "large"],
