@@ -150,13 +150,8 @@ class DiskState(MutableMapping[str, Tensor]):
         """Restore the content from a checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint was saved by version 0.1, or names a file outside its folder.
+            ConfigurationError: the checkpoint names a file outside its folder.
         """
-        if "numbers" not in saved:
-            raise ConfigurationError(
-                "the checkpoint is of an older version, which kept client states without checksums: go on with that "
-                "version, or start the run again"
-            )
         names = json.loads(saved["names"])
         self._numbers, self._bytes, self._checksums = (
             dict(zip(names, saved[each].tolist(), strict=True)) for each in ("numbers", "bytes", "checksums")

@@ -112,8 +112,7 @@ class Job:
 class Folders:
     """Finds the folders of cells, ``<name>-<fingerprint>``, by the fingerprint of their settings.
 
-    A cell keeps its existing folder, whatever the name before the fingerprint: another table may have chosen the name,
-    and an earlier version of this package named folders by the fingerprint alone.
+    A cell keeps its existing folder, whatever the name before the fingerprint: another table may have chosen the name.
 
     Args:
         folder: the folder of all cells, which need not exist.

@@ -179,5 +179,5 @@ def _starts(before: Mapping[str, Any], resumed: bool) -> dict[str, Any]:
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     if not resumed:
         return {"started": now}
-    started = {"started": before["started"]} if "started" in before else {}  # version 0.1 does not say when
+    started = {"started": before["started"]} if "started" in before else {}  # environment.yaml may be gone
     return {**started, "resumed": [*before.get("resumed", ()), now]}

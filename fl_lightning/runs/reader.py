@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -69,13 +69,13 @@ class Run:
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds; a column that the file lacks is 0."""
+        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds."""
         path = self.folder / TIMINGS
         if not path.is_file():
             return pd.DataFrame()
-        columns = [field.name for field in fields(RoundTime)][1:]  # round is the index
         table = _table(path).dropna()  # a killed process may leave an incomplete line
-        table = table.assign(**{name: 0.0 for name in columns if name not in table})
+        if lacking := [field.name for field in fields(RoundTime)[1:] if field.name not in table]:  # round is the index
+            raise ConfigurationError(f"{path} is damaged: it has no column {', '.join(lacking)}; {MEND}")
         known = table[["local", "server", "monitors"]].sum(axis=1)
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 
@@ -91,14 +91,13 @@ class Run:
         return int(self.metrics.index.max()), asked if asked and asked > 0 else None
 
     @property
-    def rules(self) -> Sequence[str] | None:
-        """The names of the run's rules, in their order; None for a run folder of version 0.1, which has no names."""
-        return self.environment.get(RULES)
-
-    @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings that affect the result, except the seed, by dotted names; empty for a run without config."""
-        return named_settings(self.config, self.rules) if self.config else {}
+        """The settings that affect the result, except the seed, by dotted names.
+
+        Empty for a run without config, or whose environment.yaml does not name the rules among the callbacks.
+        """
+        rules = self.environment.get(RULES)
+        return {} if rules is None or not self.config else named_settings(self.config, rules)
 
     @property
     def names(self) -> list[str]:
