@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.files import (
@@ -50,27 +51,27 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        content = read_mapping(self.folder / CONFIG)
+        content = read_mapping(self.folder, CONFIG)
         if odd := [part for part in PARTS if not isinstance(content.get(part) or {}, Mapping)]:
             raise ConfigurationError(
-                f"{self.folder / CONFIG} is damaged: expected names and values in {', '.join(odd)}; {MEND}"
+                f"{inside(self.folder, CONFIG)} is damaged: expected names and values in {', '.join(odd)}; {MEND}"
             )
         return content
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Content of ``environment.yaml``."""
-        return read_mapping(self.folder / ENVIRONMENT)
+        return read_mapping(self.folder, ENVIRONMENT)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Table of ``metrics.csv``, by round."""
-        return _table(self.folder / METRICS)
+        return _table(inside(self.folder, METRICS))
 
     @cached_property
     def timings(self) -> pd.DataFrame:
         """Table of ``timings.csv``, by round, and the ``rest`` of the seconds."""
-        path = self.folder / TIMINGS
+        path = inside(self.folder, TIMINGS)
         if not path.is_file():
             return pd.DataFrame()
         table = _table(path).dropna()  # a killed process may leave an incomplete line
@@ -118,8 +119,10 @@ class Run:
 
     def arrays(self, name: str) -> dict[int, Path]:
         """Paths of the files ``arrays/<name>_<round>.npz``, by round."""
-        found = {path.stem.rpartition("_")[2]: path for path in (self.folder / ARRAYS).glob(f"{name}_*.npz")}
-        return {round: found[str(round)] for round in sorted(int(each) for each in found if each.isdigit())}
+        found = (path.stem.rpartition("_")[2] for path in within(self.folder, ARRAYS).glob(f"{name}_*.npz"))
+        return {
+            round: array_file(self.folder, f"{name}_{round}") for round in sorted(int(n) for n in found if n.isdigit())
+        }
 
     def partition(self) -> dict[str, NDArray[Any]]:
         """Read the number of examples per client, ``sizes`` (N,), and per client and class, ``counts`` (N, C).

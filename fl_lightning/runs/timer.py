@@ -21,6 +21,7 @@ from typing_extensions import override
 from fl_lightning.engine.callback import Monitor
 from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.files import whole
+from fl_lightning.engine.inside import inside
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.files import MEND, TIMINGS, RoundTime
@@ -66,7 +67,7 @@ class RoundTimer(Monitor):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._file = run_folder(trainer) / TIMINGS
+        self._file = inside(run_folder(trainer), TIMINGS)
         self._kept = self._read(cast(Server, pl_module).rounds_done)
 
     @override
