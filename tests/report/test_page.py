@@ -424,3 +424,9 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last = Path("runs/tiny/version_0/metrics.csv").read_text().splitlines()[-1].split(",")[1]
     assert named(page, "Last and best rounds")[1][3] == written(float(last), True).replace("\N{NO-BREAK SPACE}", " ")
     assert len(charts(page)["cosines"]["frames"]["runs"][0]["frames"]) == 2
+
+
+def test_the_policy_forbids_forms_and_another_base_address(tmp_path: Path) -> None:
+    page = report(write(tmp_path / "run", {"val/loss": [1]}), out=tmp_path / "page.html")
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
+    assert {"default-src 'none'", "base-uri 'none'", "form-action 'none'"} <= {*policy.split("; ")}
