@@ -81,7 +81,7 @@ def as_csv(numbers: pd.DataFrame) -> str:
     GH,2.0
     """
     plain = numbers.apply(lambda column: column if pd.api.types.is_numeric_dtype(column) else column.map(_no_formula))
-    return plain.rename(columns=_no_formula).to_csv(index=False, lineterminator="\n")
+    return str(plain.rename(columns=_no_formula).to_csv(index=False, lineterminator="\n"))
 
 
 def _no_formula(value: Any) -> Any:
