@@ -116,6 +116,3 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "Diurnal",
     "AvailabilityTrace",
 ]
-
-# Keep fl_lightning.conflict and the other module names from the guide of version 0.1 importable.
-__path__.append(str(HERE / "deprecated"))

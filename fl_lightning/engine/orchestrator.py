@@ -38,6 +38,7 @@ from fl_lightning.engine.devices import busy, waits
 from fl_lightning.engine.exact import default_dtype
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
+from fl_lightning.engine.inside import within
 from fl_lightning.engine.interruption import Interruption
 from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
@@ -237,7 +238,8 @@ class FederatedOrchestrator(Aggregation):
         if self.client_states == "disk":
             for callback in self.callbacks:
                 if isinstance(callback.state, DiskState):
-                    callback.state.open(self._folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
+                    folder = within(self._folder, FOLDER, quote(callback.state_key, safe=""))
+                    callback.state.open(folder, lambda: self.round)
 
     @override
     def on_fit_end(self) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
@@ -50,6 +49,7 @@ from fl_lightning.runs.recorded import run_callbacks
 from fl_lightning.runs.resuming import changed_settings, check_unchanged
 from fl_lightning.runs.tracked import tracked_run
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
+from fl_lightning.runs.yaml_text import read_yaml
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": "runs",
@@ -192,10 +192,10 @@ class FederatedCLI(OpenCLI):
         Raises:
             ConfigurationError: settings that affect results differ, and may not.
         """
-        parser, config, before = self.parser_of("fit"), self.config["fit"], read_mapping(folder / CONFIG)
+        parser, config, before = self.parser_of("fit"), self.config["fit"], read_mapping(folder, CONFIG)
         with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
-            before = yaml.safe_load(parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
-        changed = changed_settings(before, yaml.safe_load(parser.dump(config, skip_unset=False)))
+            before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
+        changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))
         check_unchanged(folder, changed, config.resume_changed)
         self.changed = changed if config.resume_changed else None
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import counted
 from fl_lightning.report.arguments import report_arguments
@@ -56,4 +57,4 @@ def command(args: Sequence[str]) -> int:
 
 def _default(runs: Sequence[Run]) -> Path:
     common = os.path.commonpath([run.folder.resolve() for run in runs])
-    return Path(os.path.relpath(common)) / "report.html"
+    return inside(Path(os.path.relpath(common)), "report.html")

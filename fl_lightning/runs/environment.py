@@ -24,6 +24,7 @@ from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import remove_parts, whole
 from fl_lightning.engine.fingerprint import data_fingerprint
+from fl_lightning.engine.inside import inside
 from fl_lightning.engine.names import names_of
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
@@ -36,6 +37,7 @@ from fl_lightning.runs.resuming import check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
+from fl_lightning.runs.yaml_text import read_yaml
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
 LOGGERS = ("wandb", "mlflow")  # entries of environment.yaml with the ids of runs in other places
@@ -55,9 +57,9 @@ class SaveConfig(SaveConfigCallback):
         config, folder = self.config.clone(), trainer.log_dir  # log_dir is known only when all devices ask for it
         config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
-            path = Path(str(folder)) / CONFIG
+            path = inside(Path(str(folder)), CONFIG)
             text = self.parser.dump(config, skip_unset=False)
-            content = yaml.safe_load(text)
+            content = read_yaml(path, text)
             if (shown := hidden(content)) != content:
                 warnings.warn(f"{path} has *** in place of keys and passwords: give them to run it again", stacklevel=1)
                 text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
@@ -93,7 +95,7 @@ class RunTracking(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder, orchestrator = run_folder(trainer), cast(Server, pl_module)
-        self._before = read_mapping(folder / ENVIRONMENT)  # of a resumed run; damage stops it here
+        self._before = read_mapping(folder, ENVIRONMENT)  # of a resumed run; damage stops it here
         self._resumed_with = dict(self._changed or {})
         if orchestrator.rounds_done and (known := self._before.get("data")):
             if (data := data_fingerprint(orchestrator.data)) != known:
@@ -117,9 +119,10 @@ class RunTracking(Callback):
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
-            with whole(folder / ENVIRONMENT) as part:
+            path = inside(folder, ENVIRONMENT)
+            with whole(path) as part:
                 part.write_text(yaml.safe_dump(content, sort_keys=False))
-            log_environment(trainer, facts, folder / ENVIRONMENT)
+            log_environment(trainer, facts, path)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts, names), 0)
 
@@ -194,6 +197,6 @@ def _starts(before: Mapping[str, Any], round: int, changed: Mapping[str, Any]) -
     now = datetime.now().astimezone().isoformat(timespec="seconds")
     if round == 1:
         return {"started": now}
-    started = {"started": before["started"]} if "started" in before else {}  # version 0.1 does not say when
+    started = {"started": before["started"]} if "started" in before else {}  # environment.yaml may be gone
     resumed = {"time": now, "round": round, **({"changed": changed} if changed else {})}
     return {**started, "resumed": [*before.get("resumed", ()), resumed]}

@@ -74,7 +74,7 @@ def export(
     if out.exists() and not overwrite:
         raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
     content, folder = read_checkpoint(path, "export"), run_of(path)
-    config = read_mapping(folder / CONFIG) if folder else {}
+    config = read_mapping(folder, CONFIG) if folder else {}
     plain = _plain(content, config)
     program = None
     if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or config.get("model", {}).get("init_from"))):

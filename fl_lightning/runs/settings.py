@@ -28,24 +28,9 @@ RESUMABLE = (
     *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
     *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.profiler", "trainer.detect_anomaly"),
 )
-# Arguments that came later, each with the value that means what runs did before: this value does not tell runs apart.
-LATER: dict[str, Any] = {
-    **dict.fromkeys(("train_examples", "test_examples", "resize")),
-    "width": 1.0,
-    "tau_eff": "normalizers",
-    "alpha_by_size": False,
-    "rescale": False,
-    "teacher": "probabilities",
-    "eta": 0.01,
-    "scheduler_interval": "epoch",
-    "keeps": "distance",
-}
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 LONGEST = 100  # largest number of characters of a value in a message
-# Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
-# names end in Monitor are taken for monitors.
-ONCE_NO_RULES = ("LossSurface", "PersonalEvaluation", "SaveCohorts")
 
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
@@ -58,28 +43,10 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
-    return hashlib.blake2b(json.dumps(_without_later(parts), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _without_later(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_later(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {name: (each, _without_later(each)) for name, each in value.items() if not _is_earlier(name, each)}
-    # A class had no init_args before its first argument came.
-    return {name: below for name, (each, below) in kept.items() if below != {} or each == {}}
-
-
-def _is_earlier(name: str, value: Any) -> bool:
-    return name in LATER and type(value) is type(LATER[name]) and bool(value == LATER[name])
-
-
-def _without_earlier(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flat.items() if not _is_earlier(short(name), value)}
-
-
-def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
+def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, Any]:
     """Collect all settings that affect the result, except the seed, by dotted names.
 
     The entry ``rules`` joins the names of the rules in their order; without any rule, the entry is "FedAvg". The name
@@ -88,10 +55,10 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
 
     Args:
         config: a run's config.
-        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
+        rules: names of the run's rules, as in environment.yaml.
     """
-    chain = [_without_earlier(_flat(each, "")) for each in _chain(_plain(config), rules)]
-    kept = _without_earlier(own_settings(config))
+    chain = [_flat(each, "") for each in _chain(_plain(config), rules)]
+    kept = own_settings(config)
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
@@ -126,14 +93,14 @@ def told(changed: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} ({' → '.join(map(text, values))})" for name, values in pairs.items())
 
 
-def method_name(config: Mapping[str, Any], rules: Sequence[str] | None) -> str:
+def method_name(config: Mapping[str, Any], rules: Sequence[str]) -> str:
     """Name a run's method: the rules in their order, each with the arguments that differ from the class's defaults.
 
     Without any rule, the name is "FedAvg". The name does not depend on the seed or on the other settings.
 
     Args:
         config: a run's config.
-        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
+        rules: names of the run's rules, as in environment.yaml.
 
     >>> method_name({"trainer": {"callbacks": [{"class_path": "mine.FedProx", "init_args": {"mu": 0.1}}]}}, ["FedProx"])
     'FedProx(mu=0.1)'
@@ -176,9 +143,9 @@ def _defaults(path: str) -> dict[str, Any]:
     return dict(_plain(parser.get_defaults().as_dict()))
 
 
-def _chain(config: Mapping[str, Any], rules: Sequence[str] | None) -> list[dict[str, Any]]:
+def _chain(config: Mapping[str, Any], rules: Sequence[str]) -> list[dict[str, Any]]:
     """Select the rules among the callbacks of a config."""
-    return [each for each in callbacks_in(config) if _is_rule(str(each["class_path"]), rules)]
+    return [each for each in callbacks_in(config) if short(each["class_path"]) in rules]
 
 
 def callbacks_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -207,10 +174,3 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
 def short(path: Any) -> str:
     """Return the last part of a dotted name: a class path without module, a setting without the names before."""
     return str(path).rpartition(".")[2]
-
-
-def _is_rule(path: str, rules: Sequence[str] | None) -> bool:
-    name = short(path)
-    if rules is not None:
-        return name in rules
-    return not path.startswith("lightning.") and not name.endswith("Monitor") and name not in ONCE_NO_RULES

@@ -189,7 +189,7 @@ def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_keeps_the_time_of_its_start(folder: None) -> None:
-    """Each resumption adds its time; a run of version 0.1 does not say when it started."""
+    """Each resumption adds its time; without environment.yaml, the start is unknown."""
     file = RUN / "environment.yaml"
     fit("--trainer.max_epochs", 1)
     file.write_text(file.read_text().replace(f"'{datetime.now():%Y}", "'2001"))
