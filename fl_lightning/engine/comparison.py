@@ -17,6 +17,7 @@ from fl_lightning.engine.seeding import derive, isolated, random_states, seed_gl
 from fl_lightning.engine.stacked_training import Obstacle, StackedTraining
 from fl_lightning.errors import ConfigurationError, TrainingError, is_exhaustion
 
+SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
 MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
 
 
@@ -97,7 +98,7 @@ class Comparison:
             failure = f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
             return str(error) if isinstance(error, Obstacle) else failure
         rounding = torch.finfo(alone.update.dtype).eps
-        if distance <= rounding**0.5:
+        if distance <= rounding**SURE:
             return None
         signs = torch.randint(2, alone.update.shape, device=alone.update.device) * 2 - 1
         moved = host._anchor + rounding * signs * (host._anchor.abs() + alone.update.abs())

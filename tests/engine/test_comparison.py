@@ -1,0 +1,110 @@
+"""The comparison that guards groups: what it finds, when, and that it changes nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from rules import CLIENT_RULES, TinyClassifier, TinyData
+from torch import Tensor, nn
+from toy import trainer
+
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
+from fl_lightning.engine import comparison, orchestrator
+from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.outcome import Outcome
+
+
+class Drops(TinyClassifier):
+    """With dropout."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([nn.functional.dropout(batch[0], 0.5), batch[1]], batch_idx)
+
+
+def fit(make: Any, *rules: Any, rounds: int = 5, **settings: Any) -> FederatedOrchestrator:
+    made = FederatedOrchestrator(make(), clients_at_once=6, on_bad_update="raise", **settings)
+    trainer(*rules, rounds=rounds).fit(made, datamodule=TinyData(batch_size=4))
+    return made
+
+
+@pytest.mark.parametrize("name", ["none", *CLIENT_RULES])
+def test_a_comparison_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it fail where a step draws, or a rule keeps tensors for a client."""
+    rules = [] if name == "none" else [CLIENT_RULES[name]]
+    with_comparison = fit(Drops, *(rule() for rule in rules))
+    assert with_comparison._stacked is not None
+    assert with_comparison.compared == 4  # rounds 1, 2, 4
+    monkeypatch.setattr(orchestrator, "compare_group", lambda host: None)
+    assert torch.equal(fit(Drops, *(rule() for rule in rules)).params, with_comparison.params)
+
+
+class Later(TinyClassifier):
+    """From round 4 on, the loss is weighted by values of the global model, which a stack reads in place of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = [next(self.net.parameters())]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        late = self.trainer.lightning_module.round >= 4  # type: ignore[operator]  # the orchestrator's
+        weight = 1 + self.first[0].detach().square().sum() if late else 1.0
+        return {**outputs, "loss": outputs["loss"] * weight}
+
+
+def test_a_difference_after_rounds_at_once_stops_the_run() -> None:
+    message = r"^round 4: clients can no longer train at once, since what a client of Later sends differs by .*"
+    with pytest.raises(ConfigurationError, match=message + "start again with model.clients_at_once: 1$"):
+        fit(Later)
+
+
+class Fails(FederatedCallback):
+    """Every client but one fails on purpose, also in the comparison."""
+
+    stacks = True
+
+    def on_client_end(self, orchestrator: Any, run: LocalRun) -> None:
+        if run.client != 2:
+            run.params.fill_(float("nan"))
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_client_that_fails_is_not_the_one_compared() -> None:
+    made = FederatedOrchestrator(TinyClassifier(), clients_at_once=6)
+    trainer(Fails(), rounds=1).fit(made, datamodule=TinyData(batch_size=4))
+    assert made.compared == 1
+    assert made._stacked is not None
+
+
+def outcome(update: Tensor, steps: int = 1, **vectors: Tensor) -> Outcome:
+    return Outcome(update, ClientResult(0, num_samples=1, num_steps=steps, loss=2.0, normalizer=1.0, vectors=vectors))
+
+
+def test_the_distance_of_outcomes() -> None:
+    """Of (3, 4) and (3, 3): 1/5. Of vectors (1) and (2): 1/2. Other steps or names cannot be compared."""
+    one, other = torch.tensor([3.0, 4.0]), torch.tensor([3.0, 3.0])
+    assert outcome(one).distance(outcome(one)) == 0.0
+    assert outcome(one).distance(outcome(other)) == pytest.approx(0.2)
+    assert outcome(one, c=torch.ones(1)).distance(outcome(other, c=2 * torch.ones(1))) == pytest.approx(0.5)
+    assert outcome(one).distance(outcome(one, steps=2)) == outcome(one).distance(outcome(one, c=one)) == float("inf")
+    assert outcome(0 * one).distance(outcome(0 * one)) == 0.0
+
+
+class Single(TinyClassifier):
+    """In float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.float()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([batch[0].float(), batch[1]], batch_idx)
+
+
+def test_what_a_rounding_error_in_the_start_makes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here every difference has to be measured by that; without the margin, the rounding of float32 is one."""
+    monkeypatch.setattr(comparison, "SURE", 2.0)
+    assert fit(Single, rounds=1, local_epochs=3)._stacked is not None
+    monkeypatch.setattr(comparison, "MARGIN", 0.0)
+    with pytest.warns(UserWarning, match="what a client of Single sends differs by"):
+        assert fit(Single, rounds=1, local_epochs=3)._stacked is None
