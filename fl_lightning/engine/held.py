@@ -8,7 +8,7 @@ import random
 import re
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import date, time, timedelta
 from enum import Enum
 from functools import partial
@@ -50,7 +50,7 @@ PLAIN += (date, time, timedelta, torch.device, torch.dtype, weakref.ref)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 OF_THE_RUN = (Trainer, LightningDataModule, Logger, PythonLogger, Callback, Dataset, DataLoader)
 LEAVES = PLAIN + CODE + OF_THE_RUN  # objects that do not change, or do not belong to the module
-FRAMEWORKS = ("lightning", "jsonargparse", "argparse", "logging")  # whose objects belong to the run
+FRAMEWORKS = ("lightning", "jsonargparse", "argparse", "logging", "torch._dynamo")  # whose objects belong to the run
 OF_PYTHON = ("builtins", "types", "typing", "torch", "torch._C")  # whose other types than iterators hold no state
 UNKNOWN = (io.IOBase,)  # objects with attributes, and with a state beside them
 MISSING = object()  # in place of a slot that is empty
@@ -146,7 +146,7 @@ class Held:
         """Tell whether an object is part of what runs the module, such as the orchestrator or the command line."""
         if isinstance(each, nn.Module):
             return any(part is self._module for part in each.modules())
-        return type(each).__module__.partition(".")[0] in FRAMEWORKS and not isinstance(each, dict | list)
+        return type(each).__module__.startswith(FRAMEWORKS) and not isinstance(each, dict | list)
 
     def _remember(self, each: Any, owner: str) -> list[Any] | None:
         """Remember one object; return the objects that it holds, or None if it cannot be put back."""
@@ -182,8 +182,7 @@ class Held:
 
     def is_changed(self) -> bool:
         """Tell whether anything but a tensor differs from what was remembered."""
-        now = self._entries()
-        if len(now) != len(self._present) or any(map(is_not, now, self._present)):
+        if _differ(self._entries(), self._present):
             return True
         return any(how[1](each) != state for each, state, how, _ in self._stateful)
 
@@ -197,17 +196,15 @@ class Held:
             return []
         names: list[str] = []
         for found, content, owner in self._dicts:
-            if len(found) != len(content) or any(map(is_not, dict.values(found), content.values())):
+            if _differ(found, content) or _differ(dict.values(found), content.values()):
                 names += _numbers(found, content, owner) if owner.endswith(".") else [owner]
                 kind = OrderedDict if isinstance(found, OrderedDict) else dict
                 kind.clear(found)
                 kind.update(found, content)
         for other, entries, owner in self._others:
-            now = list(other)
-            if len(now) != len(entries) or any(map(is_not, now, entries)):
+            if not isinstance(other, dict) and _differ(list(other), entries):
                 names.append(owner)
-                if not isinstance(other, dict):  # a dict has been put back above, but for keys that are equal
-                    _put(other, entries)
+                _put(other, entries)
         for each, state, how, owner in self._stateful:
             if how[1](each) != state:
                 names.append(owner)
@@ -231,6 +228,11 @@ class _Slots:
                 object.__setattr__(self._thing, name, value)
             elif hasattr(self._thing, name):
                 object.__delattr__(self._thing, name)
+
+
+def _differ(one: Collection[Any], other: Collection[Any]) -> bool:
+    """Tell whether two collections hold different objects."""
+    return len(one) != len(other) or any(map(is_not, one, other))
 
 
 def _names(slots: str | Iterable[str]) -> Iterable[str]:

@@ -174,6 +174,7 @@ class FederatedOrchestrator(Aggregation):
         super().setup(stage)
         self._saved_settings: Settings | None = None
         self._saved_orders: Sequence[list[int] | None] | None = None
+        self._way_before = None
         self._order_memory()
         if self.init_from is not None and not self._started:
             start_from(self.client, self.init_from)
