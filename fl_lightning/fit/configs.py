@@ -50,10 +50,10 @@ def find_config(name: str) -> str:
         return str(found)
     shipped = shipped_configs()
     here = [path.name for path in Path().glob("*.yaml")]
-    near = nearest(Path(name).with_suffix(".yaml").as_posix(), [*here, *shipped])
+    near = nearest(f"{name.removesuffix('.yaml')}.yaml", [*here, *shipped])
     hint = f"; did you mean {near}?" if near else ""
     raise ConfigurationError(
-        f"there is no file {name}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
+        f"there is no file {name or repr(name)}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
     )
 
 
@@ -137,13 +137,22 @@ def grid(path: str | Path) -> list[Cell]:
     An axis that only lists labels takes the labels' options from a file that the config builds on.
 
     Raises:
-        ConfigurationError: an axis does not map labels to options, or lists a label that no base has.
+        ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
+            base.
     """
     common: dict[str, Any] = {}
     for base in bases(path):
-        common |= _read(base).get(GRID) or {}
-    own = _read(path).get(GRID) or {}
-    return [cell for axes in (own if isinstance(own, list) else [own]) for cell in _cells(path, common, axes)]
+        for axes in _grids(base):
+            common |= axes
+    return [cell for axes in _grids(path) for cell in _cells(path, common, axes)]
+
+
+def _grids(path: str | Path) -> list[dict[str, Any]]:
+    found = _read(path).get(GRID) or {}
+    grids = found if isinstance(found, list) else [found]
+    if not all(isinstance(axes, dict) for axes in grids):
+        raise ConfigurationError(f"{path}: grid must map axes to their labels, or list such grids, got {found}")
+    return grids
 
 
 def _cells(path: str | Path, common: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[Cell]:
@@ -157,7 +166,8 @@ def _cells(path: str | Path, common: Mapping[str, Any], axes: Mapping[str, Any])
 def _labelled(path: str | Path, axis: str, values: Any, known: Mapping[Any, Any]) -> Mapping[Any, Any]:
     if isinstance(values, Mapping) and all(isinstance(changes, Mapping | None) for changes in values.values()):
         return values
-    if not isinstance(values, list) or not set(values) <= set(known):
+    known = known if isinstance(known, Mapping) else {}
+    if not isinstance(values, list) or not all(label in list(known) for label in values):
         raise ConfigurationError(
             f"{path}: grid.{axis} must map labels to options ({{5: {{data.num_clients: 5}}}}), or list labels of its "
             f"base ({', '.join(map(str, known)) or 'which has none'}), got {values}"
@@ -178,22 +188,32 @@ def _read(path: str | Path) -> dict[str, Any]:
         ConfigurationError: the file cannot be read, is not YAML, or its aliases stand for too many values.
     """
     try:
-        root = yaml.compose(text := Path(path).read_text(encoding="utf-8"), Loader=LOADER)
-        if root is not None and _size(root, {}) > LARGEST:
-            raise ConfigurationError(f"{path}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
-        content = yaml.load(text, LOADER)
+        content = read_yaml(path, Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path} is not text in UTF-8: save the file as UTF-8") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not YAML: {' '.join(_told(error).split())}") from None
     if not isinstance(content, dict):
         return {}  # the parser reports the error
     for part in PARTS:
         if part in content and not isinstance(content[part], dict | str):
             raise ConfigurationError(f"{path}: {part} must hold names and values, or name a file, got {content[part]}")
     return content
+
+
+def read_yaml(name: str | Path, text: str) -> Any:
+    """Read a text in YAML; ``name`` is what holds the text, for the message.
+
+    Raises:
+        ConfigurationError: the text is not YAML, or its aliases stand for too many values.
+    """
+    try:
+        root = yaml.compose(text, Loader=LOADER)
+        if root is not None and _size(root, {}) > LARGEST:
+            raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
+        return yaml.load(text, LOADER)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
 
 
 def _told(error: Exception) -> str:

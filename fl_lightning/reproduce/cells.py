@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import Cell, option
+from fl_lightning.fit.configs import Cell, option, read_yaml
 from fl_lightning.reproduce.arguments import option_name
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
@@ -35,10 +35,11 @@ def refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
     _refuse_overrides(cells, [f"--{each}" for each in swept])
     for each in swept:
         name, _, text = each.partition("=")
-        values = yaml.safe_load(text) if text else None
-        values = [yaml.safe_load(part) for part in text.split(",")] if not isinstance(values, list) else values
         if not name or not text:
             raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {each}: data.partition.alpha=0.1,1")
+        values = read_yaml(f"--grid {each}", text)
+        if not isinstance(values, list):
+            values = [read_yaml(f"--grid {each}: {part}", part) for part in text.split(",")]
         axes.append([(name, value) for value in values])
     return [
         Cell(
