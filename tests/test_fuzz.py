@@ -70,6 +70,9 @@ LINES = {  # lines that once ended in a traceback, and what they say now
     "sweep --config=tiny.yaml --grid=data.batch_size=\x01": r"--grid data.batch_size=\x01 is not YAML: ",
     "sweep --config=tiny.yaml --grid=data.batch_size=2020-13-45": "month must be in 1..12",
     "sweep --config=tiny.yaml --seeds=²": "--seeds: expected a whole number of at least 1, got ²: give",
+    "sweep --config=tiny.yaml --trainer.max_epochs=null": "trainer.max_epochs must be a whole number, got None",
+    "sweep --config=tiny.yaml --trainer.max_epochs=-1": "trainer.max_epochs must be at least 1, got -1",
+    "validate --config=tiny.yaml --trainer.accelerator=bomb.yaml": "aliases (*name) stand for more than 100,000 values",
     "report \x1b[31m": r"but \x1b[31m does not exist",
 }
 

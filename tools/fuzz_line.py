@@ -130,7 +130,7 @@ def _ending(status: int, err: str, out: str) -> dict[str, Any]:
     elif status == 0:
         end = "accepted"
     elif all(each.startswith("fl-lightning: error: ") and each.isprintable() for each in lines):
-        end = "refused" if lines or status != 2 else "no line"
+        end = "refused" if lines or out else "no line"  # a dry run names on standard output what stands in its way
     else:
         end = f"{len(lines)} lines"
     return {"end": end, "status": status, "said": err[-3000:]}

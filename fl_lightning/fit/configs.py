@@ -208,12 +208,22 @@ def read_yaml(name: str | Path, text: str) -> Any:
         ConfigurationError: the text is not YAML, or its aliases stand for too many values.
     """
     try:
-        root = yaml.compose(text, Loader=LOADER)
-        if root is not None and _size(root, {}) > LARGEST:
-            raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
+        check_aliases(name, text)
         return yaml.load(text, LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
+
+
+def check_aliases(name: str | Path, text: str) -> None:
+    """Refuse a text in YAML whose aliases stand for too many values; ``name`` is what holds the text, for the message.
+
+    Raises:
+        ConfigurationError: the values are too many.
+        yaml.YAMLError: the text is not YAML.
+    """
+    root = yaml.compose(text, Loader=LOADER)
+    if root is not None and _size(root, {}) > LARGEST:
+        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
 
 
 def _told(error: Exception) -> str:
