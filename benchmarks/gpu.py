@@ -2,7 +2,6 @@
 
 Clients hold 256 random examples each; batches have 64. The *plain loop* holds all data on the GPU, gathers each
 client's examples once a round and averages the models there. *Busy* is the share of a round in which the GPU computes.
-*Eager ÷ graph* compares rounds with rounds whose local steps are replayed as CUDA graphs, ``local_graph=True``.
 No case begins after eight minutes; those that are left are named.
 """
 
@@ -125,9 +124,6 @@ def _times(case: str, name: str, clients: int, precision: str, where: torch.devi
         ours = seconds(name, clients, precision, where, **settings)
         note = f"{duration(ours)} ÷ {duration(by_hand)}"
         yield Row.over([ours / by_hand], "gpu", case, f"{way} ÷ plain loop", note=note)
-        if way == "ours" and precision != "16-mixed":  # whose steps are never replayed
-            graph = seconds(name, clients, precision, where, local_graph=True)
-            yield Row.over([ours / graph], "gpu", case, "eager ÷ graph", note=f"{duration(ours)} ÷ {duration(graph)}")
     if precision != "32-true" or where.type != "cuda":
         return
     with profile(activities=[ProfilerActivity.CUDA]) as watched:

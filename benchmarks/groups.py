@@ -1,7 +1,7 @@
 """Compare clients that train at once with clients that train one after another.
 
 Whole rounds on scikit-learn's digits with one thread, clients of equal size in batches of 10, one local epoch; runs
-interleaved, rounds counted after the steps have been traced or compiled.
+interleaved, rounds counted in the second half of a run, when steps have been compiled.
 """
 
 from collections.abc import Callable, Iterator

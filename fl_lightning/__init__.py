@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
         UniformSampler,
     )
     from fl_lightning.engine.server import Server
-    from fl_lightning.errors import ConfigurationError
+    from fl_lightning.errors import ClientFailure, ConfigurationError
     from fl_lightning.runs.environment import RunTracking
     from fl_lightning.runs.export import export
     from fl_lightning.runs.folder import RunFolder
@@ -82,6 +82,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "RoundTimer",
     "TrafficMonitor",
     "ConfigurationError",
+    "ClientFailure",
     "export",
     # base classes of rules and monitors, and the arguments of their hooks
     "FederatedCallback",
@@ -115,6 +116,3 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "Diurnal",
     "AvailabilityTrace",
 ]
-
-# Keep fl_lightning.conflict and the other module names from the guide of version 0.1 importable.
-__path__.append(str(HERE / "deprecated"))

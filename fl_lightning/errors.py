@@ -27,6 +27,13 @@ class ConfigurationError(Exception):
     """
 
 
+class ClientFailure(RuntimeError):  # noqa: N818  # the failure of a client
+    """Raise this error in a client hook to make the client fail, as an error in the client's own training does.
+
+    Any other error in a hook stops the run.
+    """
+
+
 class RankError(RuntimeError):
     """Another rank (process) of a run on several devices did not respond in time; the one-line message names it."""
 

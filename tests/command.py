@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -88,6 +89,13 @@ def process(*args: object, **environment: str) -> subprocess.CompletedProcess[st
     """``fl-lightning ARGS`` as a process of its own, where the process is the point."""
     command = [str(Path(sys.executable).with_name("fl-lightning")), *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=HANG, env={**os.environ, **environment})
+
+
+def free_port() -> str:
+    """A port of this machine that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
 
 
 def refused(*args: object) -> str:

@@ -15,18 +15,14 @@ import pretended
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
-from recorded import Recorder
 from rules import CLIENT_RULES
 from tiny_images import CALLBACKS, client, data, fit
 from torch import Tensor, nn
 from toy import Capture, trainer
 
-from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun, Server
+from fl_lightning import FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, FedAdam, FedLAW, GradientHarmonization, Scaffold
 from fl_lightning.datamodules import AutoAugment, RandomCrop, RandomFlip
-from fl_lightning.engine import local_graph
-from fl_lightning.engine.callback import overrides
-from fl_lightning.engine.capture import CAPTURES
 from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.models import ImageClassifier
 
@@ -78,25 +74,8 @@ def test_rules_and_monitors_do_as_on_the_cpu(name: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[each], expected[each], rtol=rounding(name))
 
 
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_replayed_steps_do_as_on_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Local steps are recorded and replayed as CUDA graphs would be, unless a rule acts inside of them."""
-    monkeypatch.setitem(CAPTURES, DEVICE, Recorder)
-    monkeypatch.setattr(local_graph, "OFTEN", 1)
-    monkeypatch.setattr(Recorder, "all", [])
-    here = fit(tmp_path / "here", rule := CALLBACKS[name](), local_graph=True, **pretended.on_device())
-    host = fit(tmp_path / "host", CALLBACKS[name]())
-    same(here.params, host.params, name)
-    texts = [(tmp_path / where / "metrics.csv").read_text() for where in ("here", "host")]
-    assert rounding(name) or texts[0] == texts[1]
-    inside = isinstance(rule, FederatedCallback) and (overrides(rule, "loss") or overrides(rule, "closure"))
-    assert sum(each.replays for each in Recorder.all) == (0 if inside else 2 * 6 * 2 + 2)
-
-
 @pytest.mark.parametrize("name", ["FedAvg", *CLIENT_RULES, "ClientMonitor", "PersonalEvaluation", "SignFlip"])
-def test_clients_at_once_do_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With steps traced at the second call."""
-    monkeypatch.setattr("fl_lightning.engine.tracing.OFTEN", 2)
+def test_clients_at_once_do_as_on_the_cpu(name: str) -> None:
     ends = []
     for device in ({}, pretended.on_device()):
         orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", clients_at_once=6)

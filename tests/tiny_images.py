@@ -67,11 +67,9 @@ def client() -> LightningModule:
     return ImageClassifier(network, 3, optimizer=lambda params: torch.optim.SGD(params, lr=0.05))
 
 
-def fit(
-    folder: Path, *callbacks: Any, rounds: int = 2, local_graph: bool = False, **settings: Any
-) -> FederatedOrchestrator:
+def fit(folder: Path, *callbacks: Any, rounds: int = 2, **settings: Any) -> FederatedOrchestrator:
     """Train for some rounds, with metrics.csv and arrays/ in the folder."""
-    orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", local_graph=local_graph)
+    orchestrator = FederatedOrchestrator(client(), on_bad_update="raise")
     logger = CSVLogger(folder, name="", version="")
     trainer(*callbacks, rounds=rounds, logger=logger, **settings).fit(orchestrator, datamodule=data())
     return orchestrator

@@ -31,6 +31,10 @@ BATCHES = [[torch.randn(6, 4, generator=DRAW), torch.randint(3, (6,), generator=
 UPDATES = [[2.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]]  # g₁·g₂ = -2, g₁·g₃ = -2, g₂·g₃ = -1: all in conflict
 
 
+class Notes(list[Any], Callback):
+    """What a module writes down for a test: a list that is not put back after a client, as no callback is."""
+
+
 class Quadratic(LightningModule):
     """f_i(w) = Σ A_i (w - B_i)² / 2; a batch is one row (A_i, B_i)."""
 
@@ -210,7 +214,7 @@ class Net(LightningModule):
         super().__init__()
         torch.manual_seed(1)
         self.net = nn.Sequential(nn.Linear(4, 8), *self.between(), nn.Linear(8, 3))
-        self.seen: list[Any] = []
+        self.seen: list[Any] = Notes()
 
     def between(self) -> list[nn.Module]:
         return [nn.Tanh()]

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from command import run
 from fuzz_fit import LABORIOUS, ODD, SKIPPED, as_yaml, is_large
-from fuzz_line import Line
+from fuzz_line import BOMB, Line
 
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.reading import ConfigReader
@@ -179,7 +179,7 @@ def with_file(line: Line, draw: random.Random, staged: Path) -> Line:
     if path.endswith(".yaml") and draw.random() < 0.9:
         return replace(line, files={**line.files, path: _changed(yaml.safe_load(content), draw)})
     at = draw.randrange(len(content) or 1)
-    damaged = [content[:at], content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :], b"\0", b""]
+    damaged = [content[:at], content[:at] + bytes([draw.randrange(256)]) + content[at + 1 :], b"\0", b"", BOMB.encode()]
     return replace(line, files={**line.files, path: draw.choice([*damaged, *damaged[:2]])})
 
 

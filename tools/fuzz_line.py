@@ -130,7 +130,8 @@ def _ending(status: int, err: str, out: str) -> dict[str, Any]:
     elif status == 0:
         end = "accepted"
     elif all(each.startswith("fl-lightning: error: ") and each.isprintable() for each in lines):
-        end = "refused" if lines or out else "no line"  # a dry run names on standard output what stands in its way
+        # A dry run names on standard output what stands in its way; a broken pipe is silent.
+        end = "refused" if lines or out or status > 128 else "no line"
     else:
         end = f"{len(lines)} lines"
     return {"end": end, "status": status, "said": err[-3000:]}

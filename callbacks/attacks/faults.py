@@ -5,7 +5,7 @@ from typing import Literal
 
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import ClientFailure, FederatedCallback, LocalRun, Server
 from fl_lightning.errors import check_choice
 
 VALUES = {"nan": float("nan"), "inf": float("inf"), "huge": 1e38}
@@ -44,5 +44,5 @@ class FaultInjection(FederatedCallback):
         if self.rounds is not None and run.round not in self.rounds:
             return
         if self.fault == "raise":
-            raise RuntimeError("injected fault")
+            raise ClientFailure("injected fault")
         run.params.copy_(run.anchor + VALUES[self.fault])

@@ -35,8 +35,8 @@ class FedGAMCV(Scaffold):
         alpha: α >= 0, weight of the flatness term. Used by "paper" alone.
         rho: ρ >= 0, length of the steps along the gradient. Used by both variants.
         rho_prime: ρ' >= 0, length of the step towards larger gradients. Used by "released" alone.
-        control: whose control variates, if they are not those of ``variant``: "paper" beside the released gradient is
-            what ``variant: released`` meant in version 0.2.
+        control: whose control variates, if they are not those of ``variant``: "paper" may stand beside the
+            released gradient.
 
     Raises:
         ConfigurationError: an argument is out of range; the clients' optimizer is not SGD, or its learning rate or

@@ -37,6 +37,7 @@ class Aggregation(GroupTraining):
         busy(self.trainer, f"the server's part of round {self.round}")
         self._training.end_round(cohort.results if cohort else [])
         if cohort:
+            self.tell_failures()
             self._aggregate(cohort)
             self._skipped = 0
         else:
@@ -53,9 +54,11 @@ class Aggregation(GroupTraining):
             reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
         elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
             message, error = self._failures[0] if self._failures else (f"round {self.round}: no client is left", None)
+            self._untold.clear()  # one line stands for all
             raise ending(f"{message}; so is every other one", error) from error
         else:
             self._skipped += 1
+        self.tell_failures()
         rank_zero_warn(f"round {self.round} is skipped: {reason}")
         self._step_server(None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, Literal, NoReturn
 
@@ -40,12 +40,16 @@ def check_settings(
     max_update_norm: float | None,
     clients_at_once: int | Literal["auto"],
     compiled: bool,
-    graph: bool | Literal["auto"],
+    graph: bool,
 ) -> None:
     """Refuse arguments of the orchestrator that are out of range."""
     check_choice("client_states", client_states, "memory", "disk")
     check_choice("on_bad_update", on_bad_update, "skip", "raise")
-    check_choice("local_graph", graph, "auto", True, False)
+    if graph:
+        raise ConfigurationError(
+            "expected local_graph to be false, got true: steps are no longer captured as CUDA graphs, which keep the "
+            "numbers that a step reads; compile a network with torch.compile in your module"
+        )
     if max_update_norm is not None and not max_update_norm >= 1:
         raise ConfigurationError(
             "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "
@@ -236,6 +240,20 @@ def check_client(
     if not module.automatic_optimization:
         _check_manual(name, settings, scaled, callbacks)
     _check_closures(settings, scaled, callbacks)
+
+
+def warn_of_hidden_state(beyond: Mapping[str, str]) -> None:
+    """Say in one line which of a module's attributes cannot be put back after a client, and what this costs.
+
+    Args:
+        beyond: names of the attributes, each with the type of the object that forbids it.
+    """
+    if beyond:
+        names = ", ".join(f"{name} ({kind})" for name, kind in beyond.items())
+        rank_zero_warn(
+            f"attributes that cannot be put back after each client: {names}; if local training changes one, a client "
+            "depends on the clients before it, and a resumed run, or one on several devices, ends in another model"
+        )
 
 
 def warn_of_slow_precision(precision: Precision, device: torch.device) -> None:

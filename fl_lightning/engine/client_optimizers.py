@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from fl_lightning.engine.lightning_private import configured
@@ -32,6 +31,8 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
     if made is None:
         raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got None")
     optimizers, configs = configured(made, module.automatic_optimization)
+    if not optimizers:
+        raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got none")
     if module.automatic_optimization and len(optimizers) > 1:
         raise ConfigurationError(
             f"{name}.configure_optimizers returns {len(optimizers)} optimizers: automatic optimization takes one, for "
@@ -134,31 +135,6 @@ def _with_parts(scheduler: Any) -> Iterator[Any]:
     yield scheduler
     for part in getattr(scheduler, "_schedulers", ()):
         yield from _with_parts(part)
-
-
-def fixed_settings(optimizer: Optimizer) -> Hashable:
-    """Return the settings of an SGD that may step inside a graph, as numbers for the graph; None for other optimizers.
-
-    With dampening, the first step differs from all others: an SGD without momentum buffers takes the gradient as it is.
-    """
-    hooks = len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
-    if type(optimizer) is not SGD or hooks > 1:  # one counts the client's steps
-        return None
-    settings = [{**group, "params": tuple(map(id, group["params"]))} for group in optimizer.param_groups]
-    values = [value for group in settings for value in group.values()]
-    plain = all(value is None or isinstance(value, bool | int | float | str | tuple) for value in values)
-    if not plain or any(group["dampening"] for group in settings):
-        return None
-    return tuple(tuple(sorted(group.items())) for group in settings)
-
-
-def sgd_like(optimizer: Optimizer) -> SGD:
-    """Make an SGD with the same settings and parameters, and momentum buffers of zeros."""
-    twin = SGD([dict(group) for group in optimizer.param_groups])
-    for group in twin.param_groups:
-        for parameter in group["params"] if group["momentum"] else ():
-            twin.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter.detach())
-    return twin
 
 
 def displacement(step_sizes: Sequence[float], group: Mapping[str, Any], proximal: float) -> float:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
+from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
 
 FOLDER = "states"  # below the run folder
@@ -59,7 +60,7 @@ class DiskState(MutableMapping[str, Tensor]):
         """Set the folder of the files; only after this call may clients' tensors be set.
 
         Args:
-            folder: the folder of the files.
+            folder: the folder of the files, ``states/<rule>`` in the run folder.
             round: a function that returns the current round.
 
         Raises:
@@ -74,6 +75,7 @@ class DiskState(MutableMapping[str, Tensor]):
             written_since = [file for file in present if _number(file) > self._count]
             self._replaced += [(self._saved + 1, file) for file in written_since]
         elif self._numbers:  # the run is resumed in another folder
+            _files(before)  # refuses links that lead out
             self._check_files(before, lost=_id(before) != known)
             self._move_from(before)
         self._count = max(self._count, *map(_number, present), 0)
@@ -150,13 +152,8 @@ class DiskState(MutableMapping[str, Tensor]):
         """Restore the content from a checkpoint.
 
         Raises:
-            ConfigurationError: the checkpoint was saved by version 0.1, or names a file outside its folder.
+            ConfigurationError: the checkpoint names a file outside its folder.
         """
-        if "numbers" not in saved:
-            raise ConfigurationError(
-                "the checkpoint is of an older version, which kept client states without checksums: go on with that "
-                "version, or start the run again"
-            )
         names = json.loads(saved["names"])
         self._numbers, self._bytes, self._checksums = (
             dict(zip(names, saved[each].tolist(), strict=True)) for each in ("numbers", "bytes", "checksums")
@@ -293,14 +290,23 @@ def _is_odd(file: str) -> bool:
 
 
 def _id(folder: Path) -> str:
-    file = folder / "id"
+    file = inside(folder, "id")
     return file.read_text() if file.is_file() else ""
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the files of client states in a folder, complete or not, with paths relative to the folder."""
-    paths = (Path(place, name) for place, _, names in os.walk(folder) for name in names)
-    return [str(path.relative_to(folder)) for path in paths if re.search(r"\.\d+\.safetensors$", path.name)]
+    """Return the files of client states in a folder, complete or not, with paths relative to the folder.
+
+    Raises:
+        ConfigurationError: a link leads out of the run folder.
+    """
+    found, run = [], folder.parents[1]
+    for place, folders, names in os.walk(folder):
+        paths = [Path(place, name) for name in (*names, *folders)]
+        for link in [path for path in paths if path.is_symlink()]:
+            within(run, str(link.relative_to(run)))
+        found += [str(path.relative_to(folder)) for path in paths[: len(names)]]
+    return [file for file in found if re.search(r"\.\d+\.safetensors$", file)]
 
 
 def _number(file: str) -> int:

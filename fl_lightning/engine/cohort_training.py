@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.pytorch.cli import LRSchedulerCallable
@@ -16,19 +17,20 @@ from typing_extensions import override
 
 from fl_lightning.engine.batches import TrainingBatch, batch_sizes
 from fl_lightning.engine.buffers import bad_buffers
-from fl_lightning.engine.callback import FederatedCallback, Monitor
+from fl_lightning.engine.callback import CLIENT_HOOKS, FederatedCallback, Monitor
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
 from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.collection import Collection
 from fl_lightning.engine.declared import declares
 from fl_lightning.engine.devices import busy, finish_work
-from fl_lightning.engine.failures import described
+from fl_lightning.engine.failures import RuleError, described, guarded
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import Work
 from fl_lightning.engine.logged import examples_in
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.resident import ResidentData
+from fl_lightning.engine.same_start import check_start
 from fl_lightning.engine.seeding import derive, isolated, seed_globals
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
 
@@ -40,13 +42,19 @@ class CohortTraining(Collection):
     _resident: ResidentData | None = None  # None where batches are gathered in the host's memory
     _told: set[str]  # names of attributes that a warning has named
 
-    def hooks(self, name: str) -> Iterator[Callable[..., Any]]:
-        """Yield the hook of each callback that defines it, in the order given; add up the time that monitors take."""
+    def hooks(self, name: str, looking: bool = True) -> Iterator[Callable[..., Any]]:
+        """Yield the hook of each callback that defines it, in the order given; add up the time that monitors take.
+
+        Args:
+            name: the hook's name.
+            looking: whether to yield the monitors' hooks, too.
+        """
         empty = getattr(FederatedCallback, name)
         for callback in self.callbacks:
             hook = getattr(callback, name)
-            if getattr(hook, "__func__", hook) is empty:
+            if getattr(hook, "__func__", hook) is empty or (isinstance(callback, Monitor) and not looking):
                 continue
+            hook = guarded(hook) if name in CLIENT_HOOKS else hook
             if not isinstance(callback, Monitor):
                 yield hook
                 continue
@@ -69,10 +77,12 @@ class CohortTraining(Collection):
                 self._shown.end()
                 self._state.restore()
         check_optimizers(self.client, made)
+        self._training.shown = made
         with values_of("model.local_lr_scheduler"):
             self._rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
         configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in self._rates.schedulers]
         self.trainer.lr_scheduler_configs.extend(configs)
+        check_start(self, made)
 
     def _new_run(self, client: int, anchor: Tensor) -> LocalRun:
         work = self._work(client, self.round, lambda: self._first_batches(client))
@@ -107,37 +117,51 @@ class CohortTraining(Collection):
     def train_client(self, client: int) -> None:
         """Train a client from the global model, keep its update, and put the global model back."""
         busy(self.trainer, f"client {self.data.client_label(client)} of round {self.round}")
-        seed_globals(derive(self.seed, "client", self.round, client), self.device)
-        failed = True
         try:
-            self._run = run = self._new_run(client, self._anchor)
-            self._training.start(run, self._rates.factors(self.round) if self._rates else None)
-            for start in self.hooks("on_client_start"):
-                start(self, run)
-            self._training.train(run, lambda epoch: self._batches(client, epoch))
-            for end in self.hooks("on_client_end"):
-                end(self, run)
-            sign = self._receiver.put(client, run.params, self._anchor)  # type: ignore[union-attr]  # of this round
-            buffers = self._state.read()
-            self._results.append(run.result(buffers, self._training.loss_scale()))
-            self._unread[client] = (sign, bad_buffers(self._state.buffers, buffers, sign), run.mean_loss(sign))
-            failed = False
-        except ConfigurationError:
+            with self.training_of(client, self._anchor) as run:
+                self._training.train(run, lambda epoch: self._batches(client, epoch))
+                for end in self.hooks("on_client_end"):
+                    end(self, run)
+                sign = self._receiver.put(client, run.params, self._anchor)  # type: ignore[union-attr]  # of this round
+                buffers = self._state.read()
+                self._results.append(run.result(buffers, self._training.loss_scale()))
+                self._unread[client] = (sign, bad_buffers(self._state.buffers, buffers, sign), run.mean_loss(sign))
+            self.tell_failures()
+        except (ConfigurationError, RuleError):
             raise
         except Exception as error:
             if is_exhaustion(error):  # not the client's fault: the run stops, and can train the round again later
                 raise
             self._leave_out(client, described(error, self.client), error)
+        self._trained += 1
+
+    @contextmanager
+    def training_of(self, client: int, start: Tensor, looking: bool = True) -> Iterator[LocalRun]:
+        """Let a client begin its training, to be continued inside a ``with`` block; then put the global model back.
+
+        Args:
+            client: the client's id.
+            start: (P,) the parameters that the client starts from.
+            looking: whether monitors see the client.
+        """
+        seed_globals(derive(self.seed, "client", self.round, client), self.device)
+        try:
+            self._run = run = self._new_run(client, self._anchor)
+            if start is not self._anchor:
+                self.params.copy_(start)
+            self._training.start(run, self._rates.factors(self.round) if self._rates else None)
+            for hook in self.hooks("on_client_start", looking):
+                hook(self, run)
+            yield run
         finally:
             self._training.end(self._run)
             self._run = None
             self._flat.clear_gradient()
             self.params.copy_(self._anchor)
-            self._tell(client, self._state.restore(failed))
-        self._trained += 1
+            self._tell(client, self._state.restore())
 
     def _tell(self, client: int, changed: list[str]) -> None:
-        """Say once that numbers which a client counts up do not reach the next client."""
+        """Say once that what a client counts or collects does not reach the next client."""
         if changed and (new := sorted(set(changed) - self._told)):
             self._told.update(new)
             warnings.warn(
@@ -175,4 +199,6 @@ class CohortTraining(Collection):
     @override
     def drop_round(self) -> int | None:
         results: list[ClientResult] | None = self.__dict__.pop("_results", None)
+        if results is not None:
+            self.tell_failures()
         return None if results is None else self._trained

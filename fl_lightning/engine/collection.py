@@ -46,6 +46,7 @@ class Collection(ClientHost):
     _trained: int  # number of this device's clients that have trained in the round
     _unread: dict[int, tuple[Tensor, Tensor, Tensor]]  # by client: signs of a bad update and of bad buffers, the loss
     _failures: list[tuple[str, Exception | None]]
+    _untold: list[str]  # messages about clients that are left out
     _turnout: Turnout  # what becomes of the clients that are selected for the round
     _quarantined: list[int]  # how many clients were left out, round by round of this fit
 
@@ -71,6 +72,7 @@ class Collection(ClientHost):
         self._summed = Summed(self._receiver.columns) if self.streams else None
         self._turnout = self.data.turnout(self.round)
         self._results, self._taken, self._failures, self._unread, self._trained = [], [], [], {}, 0
+        self._untold = []
 
     def _room(self) -> int:
         """Return the bytes of updates that are held before they are summed, where they can be summed as they arrive."""
@@ -177,12 +179,17 @@ class Collection(ClientHost):
                 "(see clients/quarantined)"
             )
 
+    def tell_failures(self) -> None:
+        """Warn of the clients that are left out, once it is clear that not every client of the round is."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), stacklevel=2)
+
     def _leave_out(self, client: int, reason: str, error: Exception | None, speaks: bool = True) -> None:
         message = f"round {self.round}: client {self.data.client_label(client)} is left out: {reason}"
         if self.on_bad_update == "raise":
             raise ending(message, error) from error
         if speaks:
-            warnings.warn(message, stacklevel=2)
+            self._untold.append(message)
         self._failures.append((message, None if self._failures else error))  # one, since errors hold what they passed
 
 

@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from typing_extensions import override
 
 from fl_lightning.engine.lightning_private import keep_samplers
-from fl_lightning.engine.ranks import RankWatch
+from fl_lightning.engine.ranks import RankWatch, meeting
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -30,14 +30,21 @@ class ClientParallelStrategy(DDPStrategy):
     watch: RankWatch | None = None  # of a run on several devices
 
     @override
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        if self.world_size > 1:
+            children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
+            self.watch = RankWatch(self.global_rank, self.world_size, children)
+            self.watch.start()
+        with meeting(self.global_rank, self.world_size):
+            super().setup_distributed()
+        if self.watch:
+            self.watch.store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
+
+    @override
     def setup(self, trainer: Trainer) -> None:
         keep_samplers(trainer)
         super().setup(trainer)
-        if self.world_size > 1:
-            children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
-            store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
-            self.watch = RankWatch(self.global_rank, self.world_size, store, children)
-            self.watch.start()
 
     @override
     def on_exception(self, exception: BaseException) -> None:

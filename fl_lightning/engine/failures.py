@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
+from typing import Any
 
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.errors import TrainingError, of_library
+from fl_lightning.errors import ClientFailure, ConfigurationError, TrainingError, is_exhaustion, of_library
 
 # What to do about an error of torch, by a part of its message.
 HINTS = {
     "Expected more than 1 value per channel": "BatchNorm needs two examples; drop_last (--data.drop_last true) leaves "
     "out a last batch of one",
 }
+
+
+class RuleError(RuntimeError):
+    """A hook of a rule or a monitor raised an error, which stops the run; the message names hook and client."""
+
+
+def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Callable[..., Any]:
+    """Let a hook of a callback stop the fit when the hook raises an error while a client trains.
+
+    Errors of the client's own step, as in a closure that the hook evaluates, stay the client's.
+
+    Args:
+        hook: a bound method that takes a client's run, or the closure that such a method has returned.
+        method: the method that has returned the closure.
+        run: the client's run, for a closure.
+    """
+    method = method or hook
+
+    def call(*args: Any) -> Any:
+        try:
+            return hook(*args)
+        except (ConfigurationError, ClientFailure, RuleError):
+            raise
+        except Exception as error:
+            if is_exhaustion(error) or _is_of_step(error):
+                raise
+            found = run or next(each for each in args if hasattr(each, "anchor"))
+            clients = [found.client] if hasattr(found, "client") else found.clients
+            whose = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+            raise RuleError(
+                f"round {found.round}: {type(method.__self__).__name__}.{method.__name__} raises "
+                f"{type(error).__name__} on {whose}: {error}"
+            ) from error
+
+    return call
+
+
+def _is_of_step(error: Exception) -> bool:
+    """Tell whether an error comes from the evaluation of a client's local step."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in frames]
+    return any(str(module).startswith("fl_lightning.engine.") and name == "_evaluate" for module, name in names)
 
 
 def described(error: Exception, module: LightningModule) -> str:

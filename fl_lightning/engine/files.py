@@ -35,6 +35,7 @@ def whole(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}{PART}")
+    part.unlink(missing_ok=True)  # a link would be followed
     try:
         yield part
         _flush(part)
@@ -69,13 +70,21 @@ class SealedCheckpoints(TorchCheckpointIO):
     A seal is the checksum of the whole file, kept as the comment of the zip archive that every checkpoint is. A
     checkpoint without a seal, which another program has written, is checked by the checksums of the archive's parts.
     Places other than local files are left to Lightning.
+
+    Checkpoints are deleted only in folders that this object has written to: the path of an earlier checkpoint, which a
+    better one replaces, comes from the checkpoint that a run goes on from, and a forged one may name any file.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folders = set[Path]()
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         if _is_remote(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
+        self._folders.add(_folder_of(path))
         with whole(Path(path)) as part:
             torch.save(checkpoint, part)
             seal = _digest(part, len(TAIL))
@@ -93,6 +102,11 @@ class SealedCheckpoints(TorchCheckpointIO):
         if not _is_remote(path) and Path(path).is_file() and is_damaged(Path(path)):
             raise ConfigurationError(f"{path} {DAMAGED}")
         return super().load_checkpoint(path, *args, **kwargs)
+
+    @override
+    def remove_checkpoint(self, path: Any) -> None:
+        if _is_remote(path) or _folder_of(path) in self._folders:
+            super().remove_checkpoint(path)
 
 
 def seal_checkpoints(trainer: Trainer) -> None:
@@ -120,6 +134,10 @@ def _digest(path: Path, tail: int) -> bytes:
         view[:-tail] as body,
     ):
         return hashlib.sha256(body).hexdigest().encode()
+
+
+def _folder_of(path: Any) -> Path:
+    return Path(os.path.realpath(path)).parent
 
 
 def _is_remote(path: Any) -> bool:

@@ -136,24 +136,6 @@ def _kinds(dataset: TensorDataset) -> list[Any]:
     return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in dataset.tensors]
 
 
-def flattened(batch: Any) -> tuple[list[Tensor], Any]:
-    """Return the tensors of a batch, and its form, a value that can be a key; see :func:`rebuilt`."""
-    if isinstance(batch, Tensor):
-        return [batch], None
-    names = tuple(batch) if isinstance(batch, Mapping) else None
-    parts = [flattened(value) for value in (batch.values() if isinstance(batch, Mapping) else batch)]
-    return [leaf for leaves, _ in parts for leaf in leaves], (names, tuple(form for _, form in parts))
-
-
-def rebuilt(tensors: Iterator[Tensor], form: Any) -> Any:
-    """Make a batch of the form that :func:`flattened` found of an iterator's next tensors."""
-    if form is None:
-        return next(tensors)
-    names, forms = form
-    values = [rebuilt(tensors, each) for each in forms]
-    return values if names is None else dict(zip(names, values, strict=True))
-
-
 def _by_kind(kinds: Sequence[Any]) -> Iterator[tuple[Any, Sequence[int], Tensor | None]]:
     """Yield each kind, the places that it has, and these as a tensor; None in place of the tensor of all places."""
     first = kinds[0]

@@ -161,7 +161,11 @@ class OpenCLI(LightningCLI):
     own_subcommands: ClassVar[frozenset[str]] = frozenset()
 
     def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-        """Add the arguments that one of ``own_subcommands`` takes beside a run's arguments, and return their names."""
+        """Add the arguments that a subcommand takes beside those of a run and of the Trainer's method.
+
+        Returns:
+            The names of those that the method of one of ``own_subcommands`` takes.
+        """
         return []
 
     def find_checkpoint(self) -> None:
@@ -186,7 +190,9 @@ class OpenCLI(LightningCLI):
     @override
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         if subcommand not in self.own_subcommands:
-            return super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+            parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+            self.add_own_arguments(subcommand, parser)
+            return parser
         parser = self.init_parser(**kwargs)
         self._add_arguments(parser)
         self._subcommand_method_arguments[subcommand] = self.add_own_arguments(subcommand, parser)

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -20,6 +21,7 @@ from fl_lightning.engine.callback import FederatedCallback, overrides
 from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
 from fl_lightning.engine.client_trainer import ClientTrainer
 from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.failures import guarded
 from fl_lightning.engine.lightning_private import hooked
 from fl_lightning.engine.local_run import LocalRun
 from fl_lightning.engine.local_work import LocalSettings
@@ -76,10 +78,13 @@ class LocalTraining:
         self.automatic = module.automatic_optimization
         self.hooked: list[Any] | None = None  # the client's optimizers as a module with manual optimization sees them
         self.in_hooked_step = False
-        self.losses = [c.loss for c in callbacks if overrides(c, "loss")]
+        self.losses = [guarded(c.loss) for c in callbacks if overrides(c, "loss")]
         self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
-        self.before_step = [c.on_before_client_step for c in callbacks if overrides(c, "on_before_client_step")]
-        self.after_step = [c.on_after_client_step for c in callbacks if overrides(c, "on_after_client_step")]
+        self.before_step = [
+            guarded(c.on_before_client_step) for c in callbacks if overrides(c, "on_before_client_step")
+        ]
+        self.after_step = [guarded(c.on_after_client_step) for c in callbacks if overrides(c, "on_after_client_step")]
+        self.shown: Sequence[Optimizer] = ()  # those that the module has made when the fit began
 
     def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> LocalRun:
         """Let the module make the optimizers of a client's run, with the learning rates of this round.
@@ -89,7 +94,7 @@ class LocalTraining:
             factors: factors on the learning rates, as :meth:`RoundRates.factors` returns them; None for the module's.
         """
         self.trainer.begin(run)
-        run.optimizers, run.schedules = make_optimizers(self.module)
+        run.optimizers, run.schedules = self.make_optimizers()
         if factors is not None:
             scale_rates(run.optimizers, run.schedules, factors)
         run.optimizers[0].register_step_post_hook(run.count_step)
@@ -100,6 +105,20 @@ class LocalTraining:
         if not self.automatic:
             self._attach(run)
         return run
+
+    def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """Make a client's optimizers and schedules.
+
+        Raises:
+            ConfigurationError: ``configure_optimizers`` returns an optimizer that it has returned before.
+        """
+        made, schedules = make_optimizers(self.module)
+        if any(optimizer is other for optimizer in made for other in self.shown):
+            raise ConfigurationError(
+                f"{type(self.module).__name__}.configure_optimizers returns an optimizer that it has returned before, "
+                "which would carry momentum from client to client: make a new one at each call"
+            )
+        return made, schedules
 
     def end(self, run: LocalRun | None) -> None:
         """Show the module the run again, and free a client's optimizers, if the client got that far.
@@ -224,30 +243,36 @@ class LocalTraining:
             outputs = self._forward(batch, index)
             run.add_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             return outputs
-        accumulate = self.settings.accumulate
 
         def evaluate() -> Tensor | None:
             nonlocal outputs
-            outputs = self._forward(batch, index)
-            loss = None if outputs is None else self.loss_of(outputs)
-            if loss is not None and self.losses:
-                with run.in_loss():
-                    for hook in self.losses:
-                        loss = hook(run, batch, outputs, loss)
-            if index % accumulate == 0:
-                self._zero_grad(run, index)
-            if loss is not None:
-                self.backward(loss / accumulate if accumulate > 1 else loss)
-                run.has_gradient = True
+            outputs, loss = self._evaluate(run, batch, index)
             return loss
 
+        closure: Callable[[], Tensor | None] = evaluate
         for wrap in self.closures:
-            evaluate = wrap(run, evaluate)
+            closure = guarded(guarded(wrap)(run, closure), wrap, run)
         if stepping:
-            self._step(run, evaluate, index)
+            self._step(run, closure, index)
         else:
-            run.add_loss(evaluate())
+            run.add_loss(closure())
         return outputs
+
+    def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:
+        """Compute the outputs and the loss of a batch, and the loss's gradient."""
+        accumulate = self.settings.accumulate
+        outputs = self._forward(batch, index)
+        loss = None if outputs is None else self.loss_of(outputs)
+        if loss is not None and self.losses:
+            with run.in_loss():
+                for hook in self.losses:
+                    loss = hook(run, batch, outputs, loss)
+        if index % accumulate == 0:
+            self._zero_grad(run, index)
+        if loss is not None:
+            self.backward(loss / accumulate if accumulate > 1 else loss)
+            run.has_gradient = True
+        return outputs, loss
 
     def _forward(self, batch: Any, index: int) -> Any:
         step = self.module.training_step

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import chain
-from operator import is_not
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.engine.held import Held
 from fl_lightning.engine.params import Tree
-
-#: The dicts in which a module registers its parameters, buffers, submodules and hooks.
-REGISTRIES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 
 #: Values of a module's state tensors: the buffers, in the order of ``module.buffers()``, the frozen parameters, in the
 #: order of ``module.parameters()``, and the buffers that are None, which a client may set.
@@ -27,23 +22,26 @@ class ModuleState:
     """Remembers a module, apart from its trainable parameters, and undoes the changes that a client makes.
 
     Remembered are buffers, frozen parameters, registered parameters, submodules and hooks, ``requires_grad`` flags,
-    training modes and all other attributes, extra state (``get_extra_state``) and torchmetrics objects. A list, dict or
-    set that a client changes in place stays changed, since modules use such containers as records.
+    training modes, extra state (``get_extra_state``), and all other attributes with whatever they hold (:class:`Held`):
+    containers, objects, random number generators, torchmetrics objects.
 
     Args:
         module: the module, which is remembered as it is now.
+
+    Attributes:
+        beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._tree = module, Tree(module)
-        self._parts = [_Part(part) for part in module.modules()]
-        self._dicts = [each for part in self._parts for each in (vars(part.module), *part.registries)]
-        self._present = self._objects()
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
-        self._tensors = [pair for part in self._parts for pair in part.tensors]
         self._slots = _slots(module)
+        known = [*self.trainable, *(slot.tensor for slot in self._slots)]
+        self._held = Held(module, map(id, known))
+        self.beyond = self._held.beyond
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in self._held.tensors]
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -84,27 +82,17 @@ class ModuleState:
         return self._copies([named.get(slot.path) for slot in self._slots])
 
     def is_changed(self) -> bool:
-        """Tell whether an attribute, a registry or a frozen parameter differs from what was remembered."""
-        return changed(self._objects(), self._present)
+        """Tell whether an attribute, or what an attribute holds, differs from what was remembered."""
+        return self._held.is_changed() or not all(_all_same(self._tensors))
 
-    def has_records(self) -> bool:
-        """Tell whether a list, dict or set among the attributes has changed in place."""
-        pairs = [pair for part in self._parts for pair in part.containers]
-        return any(changed(_entries(now), _entries(before)) for now, before in pairs)
-
-    def restore(self, failed: bool = False) -> list[str]:
+    def restore(self) -> list[str]:
         """Put back whatever has changed; where nothing has changed, this costs some comparisons.
 
-        Args:
-            failed: whether the client has failed in the middle; then lists, dicts and sets are put back, too.
-
         Returns:
-            Names of public attributes that held another number, such as ``MyModule.step_count``.
+            Names of public attributes with a number, a container or an object that has changed, such as
+            ``MyModule.step_count``.
         """
-        numbers: list[str] = []
-        if failed or changed(self._objects(), self._present):
-            numbers = [name for part in self._parts for name in part.restore(failed)]
-            self._present = self._objects()
+        names = self._held.restore()
         for parameter, flag in self._flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -116,86 +104,12 @@ class ModuleState:
                     slot.restore()
                 for tensor, value in self._tensors:
                     if not _known_same(tensor, value):
-                        _overwrite(tensor, value)
-        return numbers
-
-    def _objects(self) -> list[Any]:
-        """The objects that all attributes and registries hold now."""
-        return list(chain.from_iterable(map(dict.values, self._dicts)))
+                        overwrite(tensor, value)
+        return names
 
 
 def _has_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-class _Part:
-    """The attributes of one submodule, and what the submodule registers."""
-
-    def __init__(self, module: nn.Module) -> None:
-        attributes = vars(module)
-        self.module = module
-        self.collects = isinstance(module, Metric | MetricCollection)  # changes the values of attributes in place
-        self.registries = [attributes[name] for name in REGISTRIES if isinstance(attributes.get(name), dict)]
-        self.registered = [dict(registry) for registry in self.registries]
-        self.attributes = self._copy(attributes)
-        held = [] if self.collects else [value for name, value in attributes.items() if name not in REGISTRIES]
-        self.containers = [(v, type(v)(v)) for v in held if type(v) in (list, dict, set)]
-        self.tensors = [(v, v.detach().clone()) for v in held if isinstance(v, Tensor)]
-        self.present = self._objects()
-
-    def restore(self, failed: bool) -> list[str]:
-        numbers: list[str] = []
-        if changed(self._objects(), self.present):
-            numbers = [] if self.collects else self._changed_numbers()
-            vars(self.module).clear()
-            vars(self.module).update(self._copy(self.attributes))
-            for registry, content in zip(self.registries, self.registered, strict=True):
-                registry.clear()
-                registry.update(content)
-            self.present = self._objects()
-        for container, content in self.containers if failed else ():
-            container.clear()
-            container.extend(content) if isinstance(container, list) else container.update(content)
-        return numbers
-
-    def _copy(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        if not self.collects:
-            return dict(attributes)
-        return {name: value if name in REGISTRIES else _copied(value) for name, value in attributes.items()}
-
-    def _changed_numbers(self) -> list[str]:
-        before, kind = self.attributes, type(self.module).__name__
-        return [
-            f"{kind}.{name}"
-            for name, value in vars(self.module).items()
-            if _is_number(value) and _is_number(before.get(name)) and value != before[name] and name[0] != "_"
-        ]
-
-    def _objects(self) -> list[Any]:
-        """The objects that the attributes and the registries hold now."""
-        return [*vars(self.module).values(), *chain.from_iterable(r.values() for r in self.registries if r)]
-
-
-def changed(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Tell whether two sequences hold different objects."""
-    return len(now) != len(before) or any(map(is_not, now, before))
-
-
-def _entries(container: Any) -> list[Any]:
-    return [*container, *(container.values() if isinstance(container, dict) else ())]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _copied(value: Any) -> Any:
-    """Copy containers and the tensors in them, and keep all other objects."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (list, tuple, set) else value
 
 
 @dataclass
@@ -221,11 +135,11 @@ class _Slot:
         if now is None:
             self.registry[self.name] = value.clone()
         elif not _known_same(now, value):
-            _overwrite(now, value)
+            overwrite(now, value)
 
     def restore(self) -> None:
         if self.tensor is not None and self.value is not None and not _known_same(self.tensor, self.value):
-            _overwrite(self.tensor, self.value)
+            overwrite(self.tensor, self.value)
 
 
 def _slots(module: nn.Module) -> list[_Slot]:
@@ -283,7 +197,7 @@ def _known_same(one: Tensor, other: Tensor) -> bool:
     return one.device.type == "cpu" and _same(one, other)
 
 
-def _overwrite(tensor: Tensor, value: Tensor) -> None:
+def overwrite(tensor: Tensor, value: Tensor) -> None:
     """Give a tensor another value, in place if its shape and memory allow (not those of an expanded tensor)."""
     plain = tensor.layout is value.layout is torch.strided and 0 not in tensor.stride()
     if plain and tensor.shape == value.shape:

@@ -27,21 +27,25 @@ from fl_lightning.engine.checks import (
     check_rules,
     check_settings,
     check_trainer,
+    warn_of_hidden_state,
     warn_of_slow_precision,
 )
 from fl_lightning.engine.client_states import FOLDER, DiskState
+from fl_lightning.engine.comparison import compare_group
 from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices import busy, waits
 from fl_lightning.engine.exact import default_dtype
 from fl_lightning.engine.files import seal_checkpoints
 from fl_lightning.engine.initial import start_from
+from fl_lightning.engine.inside import within
 from fl_lightning.engine.interruption import Interruption
-from fl_lightning.engine.local_graph import make_training
+from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.engine.local_work import LocalSettings
 from fl_lightning.engine.module_state import ModuleState
 from fl_lightning.engine.params import FlatParameters, is_finite
 from fl_lightning.engine.row_memory import bytes_in, usual_limit
+from fl_lightning.engine.same_start import start_alike
 from fl_lightning.engine.seeded_evaluation import SeededEvaluation
 from fl_lightning.engine.seeding import isolated
 from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
@@ -92,10 +96,7 @@ class FederatedOrchestrator(Aggregation):
         compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
             some seconds at the first step and saves tiny models part of each later one. It needs a C++ compiler.
             Results differ by rounding.
-        local_graph: whether a local step of clients that train one after another is captured once as a CUDA graph and
-            then replayed, so that the host need not launch each kernel. "auto" captures steps on a CUDA device where
-            nothing forbids this; True also warns where steps are not replayed. Results are the same. False by default,
-            since graphs have not run on a CUDA device yet.
+        local_graph: must be False; a captured graph of a local step would keep the numbers that the step read.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
@@ -125,7 +126,7 @@ class FederatedOrchestrator(Aggregation):
         compile_clients: bool = False,
         channels_last: bool = False,
         cohort_memory: str | None = None,
-        local_graph: bool | Literal["auto"] = False,
+        local_graph: bool = False,
     ) -> None:
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients, local_graph)
@@ -149,7 +150,7 @@ class FederatedOrchestrator(Aggregation):
         self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
         self.init_from, self._started = init_from, False
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
-        self.channels_last, self.local_graph = channels_last, local_graph
+        self.channels_last = channels_last
         self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
 
     # Hooks that the Trainer calls
@@ -190,6 +191,7 @@ class FederatedOrchestrator(Aggregation):
     def configure_optimizers(self) -> Any:
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._order_memory()  # for layers that configure_model has made
+        start_alike(self)
         self._flat = FlatParameters(self.client)
         self._receiver = None
         with values_of("model.server_optimizer"):
@@ -204,12 +206,11 @@ class FederatedOrchestrator(Aggregation):
         super().on_fit_start()
         check_client(self.client, self.settings, self.trainer.precision_plugin, self.callbacks)
         warn_of_slow_precision(self.trainer.precision_plugin, self.device)
-        self._training = make_training(
-            self.local_graph, self.client, self._flat, self.settings, self._shown, self.callbacks
-        )
+        self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
         self._usual_dtype = torch.get_default_dtype()
         self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
         self._quarantined = []
+        warn_of_hidden_state(self._state.beyond)
         self.make_rates()
         self.make_room()
         self.choose_group_size()
@@ -237,7 +238,8 @@ class FederatedOrchestrator(Aggregation):
         if self.client_states == "disk":
             for callback in self.callbacks:
                 if isinstance(callback.state, DiskState):
-                    callback.state.open(self._folder / FOLDER / quote(callback.state_key, safe=""), lambda: self.round)
+                    folder = within(self._folder, FOLDER, quote(callback.state_key, safe=""))
+                    callback.state.open(folder, lambda: self.round)
 
     @override
     def on_fit_end(self) -> None:
@@ -271,6 +273,7 @@ class FederatedOrchestrator(Aggregation):
             if batch_idx == 0:
                 self.start_round()
             with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self.callbacks):
+                compare_group(self)
                 self.train_clients([client for client in batch if client != PADDING])
             waits(self.trainer)
             self.sum_up(batch_idx + 1)
@@ -293,6 +296,7 @@ class FederatedOrchestrator(Aggregation):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
+        checkpoint["clients_at_once"] = [self.clients_at_once, self._stacked is not None]
         if self._run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._anchor, self._state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
@@ -304,7 +308,7 @@ class FederatedOrchestrator(Aggregation):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.rounds_done = checkpoint["rounds_done"]
+        self.rounds_done, self._way_before = checkpoint["rounds_done"], checkpoint.get("clients_at_once")
         if "loops" in checkpoint:  # continue with the first client of the next round
             lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)
         self._saved_settings = checkpoint.get("server_settings")

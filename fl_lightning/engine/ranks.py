@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from subprocess import Popen
 from typing import Any
 
-from fl_lightning.errors import RankError
+import torch.distributed
+
+from fl_lightning.errors import ConfigurationError, RankError
 
 POLL_S = 0.5
 FIRST_S = 30  # seconds of waiting until the first word; the time to the next one doubles
-WAITS = "waiting for others"
-GO_ON = "the run can go on from its last.ckpt"
+PATIENCE_S = 3  # seconds that rank 0 has to end all ranks of a run, before another rank tells its own error
+START, WAITS = "the start", "waiting for others"
+GO_ON = ": the run can go on from its last.ckpt"
 
 
 class RankWatch(threading.Thread):
@@ -31,22 +35,26 @@ class RankWatch(threading.Thread):
     Args:
         rank: number of this process.
         world_size: number of processes.
-        store: torch.distributed's store of keys and values that all ranks share.
         children: the processes that this process has started, ranks 1, 2, …
+
+    Attributes:
+        store: torch.distributed's store of keys and values that all ranks share; None until the ranks have met.
     """
 
-    def __init__(self, rank: int, world_size: int, store: Any, children: Sequence[Popen[Any]]) -> None:
+    store: Any = None
+    _silent = False  # whether this rank has an error, but leaves it to rank 0 to tell its own
+
+    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]]) -> None:
         super().__init__(daemon=True, name="rank watch")
-        self._rank, self._world_size, self._store, self._children = rank, world_size, store, children
+        self._rank, self._world_size, self._children = rank, world_size, children
         self._parent = os.getppid()
         self._over = threading.Event()
         self._since: float | None = None  # when this rank began to wait
-        self._next_word = FIRST_S
-        self.busy("the start")
+        self._next_word, self._hint = FIRST_S, ""
 
     def busy(self, what: str) -> None:
         """Let the other ranks know what this rank is at."""
-        self._since = None
+        self._since, self._hint = None, "" if what == START else GO_ON
         self._set(what)
 
     def waits(self) -> None:
@@ -57,7 +65,7 @@ class RankWatch(threading.Thread):
 
     def _set(self, what: str) -> None:
         with suppress(RuntimeError):  # rank 0, which holds the store, may have ended
-            self._store.set(f"at/{self._rank}", what)
+            self.store.set(f"at/{self._rank}", what)
 
     def end(self) -> None:
         """End the watch."""
@@ -74,53 +82,86 @@ class RankWatch(threading.Thread):
     def _tell_who_is_late(self, seconds: float) -> None:
         at = self._all_at()
         if self._rank == min((rank for rank, what in at.items() if what == WAITS), default=-1):
-            _say(f"rank {self._rank} has waited {seconds:.0f} s for {_others(at)}")
+            _say(f"rank {self._rank} has waited {seconds:.0f} s for {self._others(at)}")
 
     def _look_for_ended_ranks(self) -> None:
         """End this process if its parent has ended, and all processes if a child has ended with an error."""
         if self._rank and os.getppid() != self._parent:
-            if self._rank == 1:
-                _say(f"fl-lightning: error: rank 0 has ended: {GO_ON}")
+            if self._rank == 1 and not self._silent:
+                _say(f"fl-lightning: error: rank 0 has ended{self._hint}")
             os._exit(1)
-        for rank, child in enumerate(self._children, 1):
+        for rank, child in enumerate(self._children, self._rank + 1):
             if child.poll():
                 code = int(child.returncode)
                 how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-                at = self._all_at().get(rank, "the start")
-                _say(f"fl-lightning: error: rank {rank} ({at}) ended {how}: {GO_ON}")
+                _say(f"fl-lightning: error: rank {rank} ({self._all_at()[rank]}) ended {how}{self._hint}")
                 self._kill_children()
                 os._exit(1)
 
     def explain(self, error: BaseException) -> None:
-        """Give an error of an exchange between ranks a cause that names the rank; leave other errors alone."""
+        """Give an error of an exchange between ranks a message that names the rank; leave other errors as they are.
+
+        If all ranks raise an error, only rank 0 tells it, and then ends the processes that it has started.
+        """
+        if not isinstance(error, Exception):
+            return  # stopped on purpose
+        atexit.register(self._kill_children)
         modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if self._since is None or not any(name.startswith("torch.distributed") for name in modules):
-            return
-        for _ in range(6):  # a rank that has ended is noticed soon after
+        waited = self._since is not None and any(name.startswith("torch.distributed") for name in modules)
+        lost = waited or of_exchange(error)
+        self._silent = not lost
+        for _ in range(int(PATIENCE_S / POLL_S) if self._rank or lost else 0):
             time.sleep(POLL_S)
             self._look_for_ended_ranks()
-        self._kill_children()
-        error.__cause__ = RankError(
-            f"rank {self._rank} has waited in vain for {_others(self._all_at())}: {GO_ON}; strategy.timeout sets how "
-            "long ranks wait"
-        )
+        if lost:
+            message = f"rank {self._rank} has waited in vain for {self._others(self._all_at())}{self._hint}"
+            error.args = (f"{message}; strategy.timeout sets how long ranks wait",)
+            error.__cause__ = RankError(*error.args)
 
     def _kill_children(self) -> None:
         for child in self._children:
             child.kill()
 
     def _all_at(self) -> dict[int, str]:
-        """Ask the store where each rank is: on which client, or waiting; a rank that has said nothing is left out."""
-        keys = {rank: f"at/{rank}" for rank in range(self._world_size)}
-        try:
-            return {rank: self._store.get(key).decode() for rank, key in keys.items() if self._store.check([key])}
-        except RuntimeError:  # rank 0, which holds the store, has ended
-            return {}
+        """Ask the store where each rank is: at the start, on which client, or waiting."""
+        at = dict.fromkeys(range(self._world_size), START)
+        with suppress(RuntimeError):  # rank 0, which holds the store, may have ended
+            for rank in at if self.store else ():
+                if self.store.check([f"at/{rank}"]):
+                    at[rank] = self.store.get(f"at/{rank}").decode()
+        return at
+
+    def _others(self, at: dict[int, str]) -> str:
+        late = [f"rank {rank} ({what})" for rank, what in at.items() if what != WAITS and rank != self._rank]
+        return " and ".join(late) or "the other ranks"
 
 
-def _others(at: dict[int, str]) -> str:
-    late = [f"rank {rank} ({what})" for rank, what in at.items() if what != WAITS]
-    return " and ".join(late) or "the other ranks"
+@contextmanager
+def meeting(rank: int, world_size: int) -> Iterator[None]:
+    """Explain in one line why ranks do not meet inside a ``with`` block.
+
+    Raises:
+        ConfigurationError: rank 0 listens at a port that is in use.
+        RankError: this rank did not find the others.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not of_exchange(error):
+            raise
+        port, reason = os.environ.get("MASTER_PORT"), str(error).partition("\n")[0]
+        if "EADDRINUSE" in reason:
+            raise ConfigurationError(
+                f"port {port} of this machine, at which ranks are to meet, is in use: set MASTER_PORT to another port, "
+                "or, if all ranks are on one machine, unset it"
+            ) from None
+        place = f"{os.environ.get('MASTER_ADDR')}:{port} (MASTER_ADDR and MASTER_PORT)"
+        raise RankError(f"rank {rank} of {world_size} has not met the others at {place}: {reason}") from None
+
+
+def of_exchange(error: Exception) -> bool:
+    """Tell whether an error says that an exchange between ranks has failed."""
+    return isinstance(error, torch.distributed.DistError) or "/gloo/" in str(error)
 
 
 def _say(words: str) -> None:

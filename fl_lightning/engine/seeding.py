@@ -36,17 +36,26 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
     """Restore the global generators of torch (CPU and ``device``), NumPy and Python at the end of a ``with`` block."""
-    accelerator = None if device.type == "cpu" else torch.get_device_module(device)
-    drawn = accelerator.get_rng_state(device) if accelerator else None
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    states = global_states(device)
     try:
         yield
     finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
-        if accelerator:
-            accelerator.set_rng_state(drawn, device)
+        set_global_states(states, device)
+
+
+def global_states(device: torch.device) -> tuple[Any, ...]:
+    """Return the states of the global generators of torch (CPU and ``device``), NumPy and Python."""
+    drawn = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), drawn
+
+
+def set_global_states(states: tuple[Any, ...], device: torch.device) -> None:
+    """Set the states that :func:`global_states` has returned."""
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
+    if states[3] is not None:
+        torch.get_device_module(device).set_rng_state(states[3], device)
 
 
 def seed_globals(seed: int, device: torch.device) -> None:
@@ -64,8 +73,8 @@ def seed_globals(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
-def host_states(device: torch.device) -> tuple[Any, ...]:
-    """The states of the host's generators that a step may use unseen."""
-    numpy_state: Any = np.random.get_state()
-    host = b"" if device.type == "cpu" else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpy_state[1].tobytes(), numpy_state[2], host
+def random_states(device: torch.device) -> tuple[bytes, Any]:
+    """Return what :func:`global_states` returns in a form that can be compared: torch's states, and all others."""
+    cpu, others, python, drawn = global_states(device)
+    on_device = b"" if drawn is None else drawn.cpu().numpy().tobytes()
+    return cpu.numpy().tobytes() + on_device, (others[1].tobytes(), others[2], python)

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
 
-from fl_lightning.engine.client_optimizers import make_optimizers, scale_rates
-from fl_lightning.engine.group_batches import Part, flattened, rebuilt, stacked
+from fl_lightning.engine.client_optimizers import scale_rates
+from fl_lightning.engine.failures import guarded
+from fl_lightning.engine.group_batches import Part
 from fl_lightning.engine.local_training import LocalTraining
-from fl_lightning.engine.stacked_optimizer import StackedOptimizer
+from fl_lightning.engine.stacked_optimizer import ELEMENTWISE, StackedOptimizer
 from fl_lightning.engine.stacked_run import RowRun, StackedRun
-from fl_lightning.engine.tracing import Replayed
 
 
 def _refuse(*_: Any) -> Any:
     raise TypeError("it uses batch_idx")
+
+
+class Obstacle(RuntimeError):  # noqa: N818  # not an error of the run: clients then train one after another
+    """Says why clients cannot train at once."""
 
 
 class NoIndex:
@@ -60,15 +65,20 @@ class StackedTraining:
 
     def __init__(self, training: LocalTraining, compiled: bool = False) -> None:
         self.training, self.module, self.flat = training, training.module, training.flat
-        self.losses, self._compiled = training.losses, compiled
         self._step = _Step(self.module, training.takes_index)
         names = {id(parameter): name for name, parameter in self._step.named_parameters()}
         self._names = [names[id(parameter)] for parameter in self.flat.parameters]
         self._run: StackedRun | None = None
-        self._calls: dict[Any, tuple[Replayed, list[Any]]] = {}
         self._logged: list[Any] = []
-        self._plain: list[Any] = []
-        self._gradients = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0), randomness="different")
+        self._randomness = "different"
+        self._compiled: Callable[..., Any] | None = None
+        if compiled:
+            self._compiled = torch.compile(self._gradients, fullgraph=True, options={"fallback_random": True})
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the steps of whole groups are compiled."""
+        return self._compiled is not None
 
     def start(self, runs: Sequence[RowRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
         """Give the runs of a group their rows of a new stack, and their optimizer.
@@ -79,12 +89,15 @@ class StackedTraining:
 
         Returns:
             (N, P) the stack.
+
+        Raises:
+            Obstacle: the module's optimizer cannot step several clients.
         """
-        if (plain := _plain(self.module)) != self._plain:
-            self._calls, self._plain = {}, plain
         weights = runs[0].anchor.expand(len(runs), -1).clone()
         self.training.trainer.begin(runs[0])
-        made, schedules = make_optimizers(self.module)
+        made, schedules = self.training.make_optimizers()
+        if reason := obstacle(self.module, made[0], schedules):
+            raise Obstacle(reason)
         if factors is not None:
             scale_rates(made, schedules, factors)
         self._optimizer = StackedOptimizer(made[0], self.flat, weights)
@@ -97,6 +110,7 @@ class StackedTraining:
         run: StackedRun,
         steps: Sequence[int],
         batches: Iterable[list[Part]],
+        same_draws: bool = False,
     ) -> None:
         """Train the clients of a group.
 
@@ -104,8 +118,9 @@ class StackedTraining:
             run: the group's run.
             steps: number of local steps of each client, in descending order.
             batches: the batches of each step, on the device, of the clients that are not done yet.
+            same_draws: whether all clients get the random numbers that the first of them would draw alone.
         """
-        self._run = run
+        self._run, self._randomness = run, "same" if same_draws else "different"
         run.buffers = {name: _rows(buffer, len(steps)) for name, buffer in self._step.named_buffers()}
         all_buffers, rates = run.buffers, list[float]()
         width = len(steps)
@@ -121,19 +136,6 @@ class StackedTraining:
         for row, (each, loss, count) in enumerate(zip(run.runs, means, steps, strict=True)):
             each.finish(loss, rates[:count], {name: value[row] for name, value in run.all_kept.items()})
 
-    def trial(self, run: StackedRun, batch: tuple[Any, int]) -> Tensor:
-        """Compute the gradients (N, P) of the module's own loss for clients that all have the same batch."""
-        self._run, self.losses = run, []
-        compiled, self._compiled = self._compiled, False
-        count = len(run.params)
-        try:
-            run.buffers = {name: _rows(buffer, count) for name, buffer in self._step.named_buffers()}
-            run.parts = stacked([batch] * count)
-            self._evaluate(run)
-            return run.grads
-        finally:
-            self._run, self.losses, self._compiled = None, self.training.losses, compiled
-
     def _narrow(self, run: StackedRun, width: int) -> None:
         """Keep the first rows of the stack, in the optimizer, too."""
         run.params = run.weights[:width]
@@ -145,8 +147,8 @@ class StackedTraining:
             return self._evaluate(run)
 
         closure: Callable[[], Any] = evaluate
-        for wrap in self.training.closures:
-            closure = wrap(run, closure)  # type: ignore[arg-type]  # the rule says that it takes stacks
+        for wrap in self.training.closures:  # of rules that say that they take stacks
+            closure = guarded(guarded(wrap)(run, closure), wrap, run)
         closure()
         sizes = [run.parts[0].size] * len(run.params)
         for part in run.parts[1:]:
@@ -154,11 +156,11 @@ class StackedTraining:
                 sizes[row] = part.size
         run.losses.append((run.step_losses, sizes))
         for hook in self.training.before_step:
-            hook(run)  # type: ignore[arg-type]  # as above
+            hook(run)
         self._clip(run.grads)
         self._optimizer.step(run.grads)
         for hook in self.training.after_step:
-            hook(run)  # type: ignore[arg-type]  # as above
+            hook(run)
 
     def _evaluate(self, run: StackedRun) -> Tensor:
         """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""
@@ -193,19 +195,29 @@ class StackedTraining:
         """Compute gradients (N, P), losses (N,) and logged values of clients with batches of one shape.
 
         Only the steps of a whole group are compiled: others come in many widths, of which each would be compiled.
+
+        Raises:
+            Obstacle: the loss depends on parameters that the step did not get from the module.
         """
-        tensors, form = flattened([params, buffers, kept, batch])
-        compiled = self._compiled and whole
-        call, self._logged = self._calls.get((form, compiled), (None, []))
-        if call is None:
-            call, self._logged = Replayed(partial(self._call, form), params.device, compiled), []
-            self._calls[form, compiled] = call, self._logged
-        grads, losses, *logged = call(*tensors)
+        grads, (losses, logged) = self._compute(whole, params, buffers, kept, batch, self._randomness)
+        if grads.requires_grad or losses.requires_grad:
+            raise Obstacle(
+                f"the loss of {type(self.module).__name__} uses parameters from beside its layers, such as a list"
+            )
         return grads, losses, logged
 
-    def _call(self, form: Any, *tensors: Tensor) -> list[Tensor]:
-        grads, (losses, logged) = self._gradients(*rebuilt(iter(tensors), form))
-        return [grads, losses, *logged]
+    def _compute(self, whole: bool, *inputs: Any) -> Any:
+        if whole and self._compiled is not None:
+            try:
+                return self._compiled(*inputs)
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                rank_zero_warn(f"compile_clients: steps run uncompiled, since {reason}")
+                self._compiled = None
+        return self._gradients(*inputs)
+
+    def _gradients(self, params: Tensor, buffers: Any, kept: Any, batch: Any, randomness: str) -> Any:
+        return vmap(grad_and_value(self._loss, has_aux=True), randomness=randomness)(params, buffers, kept, batch)
 
     def _loss(
         self, vector: Tensor, buffers: Mapping[str, Tensor], kept: dict[str, Tensor], batch: Any
@@ -219,8 +231,8 @@ class StackedTraining:
             named = dict(zip(self._names, self.flat.views(vector), strict=True))
             outputs = functional_call(self._step, {**named, **buffers}, (batch,))
             loss = self.training.loss_of(outputs)
-            for hook in self.losses:
-                loss = hook(run, batch, outputs, loss)  # type: ignore[arg-type]  # as above
+            for hook in self.training.losses:
+                loss = hook(run, batch, outputs, loss)
             tensors = [value.detach() for _, value, *_ in run.logged if isinstance(value, Tensor)]
             self._logged[:] = [
                 (name, None if isinstance(value, Tensor) else value, args, kwargs)
@@ -255,10 +267,36 @@ class StackedTraining:
             gradients.mul_((settings.clip / (norms + 1e-6)).clamp(max=1.0))
 
 
-def _plain(module: nn.Module) -> list[Any]:
-    """Return the numbers, texts and booleans among a module's attributes, on which its steps may depend."""
-    values = (value for part in module.modules() for value in vars(part).values())
-    return [value for value in values if isinstance(value, int | float | str) or value is None]
+def obstacle(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> str | None:
+    """Say why a client's new optimizer cannot step the rows of a stack; None if it can.
+
+    Hooks of parameters and layers see the gradients of one client, and hooks of an optimizer the optimizer of one.
+    """
+    name, kind = type(module).__name__, type(optimizer).__name__
+    if type(optimizer) not in ELEMENTWISE:
+        return f"{kind} is not one of {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
+    if schedules:
+        return f"{name} has a learning-rate schedule within a round"
+    if not _is_fresh(optimizer):
+        return f"{name}.configure_optimizers returns an optimizer with a state"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return f"{name}.configure_optimizers returns an optimizer with hooks"
+    tensors = [each for p in module.parameters() for each in (p._backward_hooks, p._post_accumulate_grad_hooks)]
+    layers = [each for part in module.modules() for each in (part._backward_hooks, part._backward_pre_hooks)]
+    if any([*tensors, *layers]):
+        return f"{name} has hooks on gradients"
+    return None
+
+
+def _is_fresh(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer has the state that a new one of its class and settings has."""
+    new = type(optimizer)([dict(group) for group in optimizer.param_groups])  # type: ignore[call-arg]  # one of ELEMENTWISE
+    pairs = [(new.state[each], optimizer.state[each]) for each in {**new.state, **optimizer.state}]
+    return all(one.keys() == other.keys() and all(map(_equal, one.values(), other.values())) for one, other in pairs)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
 
 
 def _rows(buffer: Tensor, count: int) -> Tensor:

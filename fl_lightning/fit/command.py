@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from fl_lightning.fit import overview
 from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
+from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
@@ -39,12 +42,15 @@ from fl_lightning.runs.checkpoints import (
     sound_checkpoint,
 )
 from fl_lightning.runs.environment import SaveConfig
+from fl_lightning.runs.files import CONFIG, read_mapping
 from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.lock import Holds
 from fl_lightning.runs.mlflow import open_store
 from fl_lightning.runs.recorded import run_callbacks
+from fl_lightning.runs.resuming import changed_settings, check_unchanged
 from fl_lightning.runs.tracked import tracked_run
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
+from fl_lightning.runs.yaml_text import read_yaml
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": "runs",
@@ -133,6 +139,16 @@ class FederatedCLI(OpenCLI):
 
     @override
     def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+        if subcommand == "fit":
+            parser.add_argument(
+                "--resume_changed",
+                type=bool,
+                default=False,
+                help="Whether a run that goes on may change settings or data that affect its results; each change is "
+                "recorded in environment.yaml.",
+            )
+        if subcommand != "data":
+            return []
         parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
         parser.add_argument(
             "--plot",
@@ -150,6 +166,7 @@ class FederatedCLI(OpenCLI):
         experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
         check_experiment(experiment)
         self.mlflow_run = None
+        self.changed: dict[str, Any] | None = None
         if config.get("ckpt_path") is not None:
             resumes, weights_only = self.config.subcommand == "fit", config.get("weights_only") is not False
             path = Path(config.ckpt_path)
@@ -160,6 +177,8 @@ class FederatedCLI(OpenCLI):
             if folder := run_of(path):
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
                 rounds = rounds_done if resumes else None
+                if resumes:
+                    self._check_resumed(root / experiment / version)
                 if "WandbLogger" in str(config.trainer.logger):
                     continue_wandb(folder, rounds)
                 if "MLFlowLogger" in str(config.trainer.logger):
@@ -167,6 +186,19 @@ class FederatedCLI(OpenCLI):
         config.experiment = experiment
         optional = self.config.subcommand != "fit"
         self.folder = RunFolder(root, experiment, version, rounds, self.holds, optional)
+
+    def _check_resumed(self, folder: Path) -> None:
+        """Compare the config with that of the run that goes on, both as the parser writes them.
+
+        Raises:
+            ConfigurationError: settings that affect results differ, and may not.
+        """
+        parser, config, before = self.parser_of("fit"), self.config["fit"], read_mapping(folder, CONFIG)
+        with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
+            before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
+        changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))
+        check_unchanged(folder, changed, config.resume_changed)
+        self.changed = changed if config.resume_changed else None
 
     @override
     def set_seed(self) -> None:
@@ -189,6 +221,7 @@ class FederatedCLI(OpenCLI):
             [*callbacks, self.stopping],
             checkpoints=config.enable_checkpointing is not False,
             progress=config.enable_progress_bar is not False,
+            changed=self.changed,
         )
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]
         loggers = [logger for logger in loggers if isinstance(logger, Logger)]

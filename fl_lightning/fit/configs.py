@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.runs.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Keys that a config file may have beside those of the command line.
@@ -20,8 +20,6 @@ GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or
 SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/scale.py
 KEYS = (BASE, GRID, SCALE)
 PARTS = ("trainer", "model", "data")
-LARGEST = 100_000  # values in a config
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, which is ten times as fast, if PyYAML has it
 
 
 @dataclass(frozen=True)
@@ -199,51 +197,3 @@ def _read(path: str | Path) -> dict[str, Any]:
         if part in content and not isinstance(content[part], dict | str):
             raise ConfigurationError(f"{path}: {part} must hold names and values, or name a file, got {content[part]}")
     return content
-
-
-def read_yaml(name: str | Path, text: str) -> Any:
-    """Read a text in YAML; ``name`` is what holds the text, for the message.
-
-    Raises:
-        ConfigurationError: the text is not YAML, or its aliases stand for too many values.
-    """
-    try:
-        check_aliases(name, text)
-        return yaml.load(text, LOADER)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
-
-
-def check_aliases(name: str | Path, text: str) -> None:
-    """Refuse a text in YAML whose aliases stand for too many values; ``name`` is what holds the text, for the message.
-
-    Raises:
-        ConfigurationError: the values are too many.
-        yaml.YAMLError: the text is not YAML.
-    """
-    root = yaml.compose(text, Loader=LOADER)
-    if root is not None and _size(root, {}) > LARGEST:
-        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
-
-
-def _told(error: Exception) -> str:
-    """Say what is wrong in a file, and on which line."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return str(error)
-    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or error}"
-
-
-def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Count the values of a YAML node, each alias as the values it stands for; infinite if an alias holds itself.
-
-    Args:
-        node: the node.
-        known: the numbers of nodes that have been counted, by their ids.
-    """
-    if id(node) not in known:
-        known[id(node)] = math.inf  # until it is counted
-        parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
-        inner = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
-        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
-    return known[id(node)]

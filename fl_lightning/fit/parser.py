@@ -10,10 +10,11 @@ from jsonargparse import Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
-from fl_lightning.fit.configs import KEYS, check_aliases
+from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
+from fl_lightning.runs.yaml_text import check_aliases
 
 LOAD = get_loader("yaml")
 
@@ -50,9 +51,12 @@ class Parser(LightningArgumentParser):
 
     @override
     def dump(self, cfg: Any, **kwargs: Any) -> str:
-        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need."""
+        """Write a config without ``base`` and ``grid``, which the merged config of one run does not need.
+
+        ``resume_changed`` is left out, too: a config that kept it would let every later change pass.
+        """
         cfg = cfg.clone()
-        for key in KEYS:
+        for key in (*KEYS, "resume_changed"):
             cfg.pop(key, None)
         return str(super().dump(cfg, **kwargs))
 

@@ -7,7 +7,6 @@ from copy import deepcopy
 from functools import cache
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -19,6 +18,7 @@ from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import resolve_configs
 from fl_lightning.fit.messages import mistake_in
 from fl_lightning.fit.parser import Parser
+from fl_lightning.runs.yaml_text import read_yaml
 
 
 class ConfigReader(FederatedCLI):
@@ -54,7 +54,8 @@ class ConfigReader(FederatedCLI):
     def read(self, arguments: Sequence[str]) -> dict[str, Any]:
         """Parse the arguments of ``fit``: see :func:`config_of`."""
         parser = self.parser_of("fit")
-        return dict(yaml.safe_load(parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)))
+        dumped = parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)
+        return dict(read_yaml("the config", dumped))
 
 
 @cache

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import counted
 from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
-from fl_lightning.report.methods import group, unfinished
+from fl_lightning.report.methods import group, resumed, unfinished
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import verdict
 from fl_lightning.runs.reader import Run, read_runs
@@ -28,7 +29,11 @@ def command(args: Sequence[str]) -> int:
     parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
     chosen = options.metric, options.baseline, options.target
     parts = [
-        replace(part, notes=[*part.notes, *unfinished(part.methods)], comparisons=compare(part.methods, *chosen))
+        replace(
+            part,
+            notes=[*part.notes, *unfinished(part.methods), *resumed(part.methods)],
+            comparisons=compare(part.methods, *chosen),
+        )
         for part in parts
     ]
     out = Path(options.out) if options.out else _default(runs)
@@ -45,11 +50,11 @@ def command(args: Sequence[str]) -> int:
     if options.figures:
         print(f"figures: {options.figures} ({counted(write_figures(parts, Path(options.figures)), 'chart')})")
     for part in parts:
-        for comparison in part.comparisons:
-            print(f"{part.name}: {verdict(comparison)}" if part.name else verdict(comparison))
+        for words in [*resumed(part.methods), *map(verdict, part.comparisons)]:
+            print(f"{part.name}: {words}" if part.name else words)
     return 0
 
 
 def _default(runs: Sequence[Run]) -> Path:
     common = os.path.commonpath([run.folder.resolve() for run in runs])
-    return Path(os.path.relpath(common)) / "report.html"
+    return inside(Path(os.path.relpath(common)), "report.html")

@@ -13,7 +13,7 @@ import pandas as pd
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
-from fl_lightning.runs.settings import CLASS, RULES, short
+from fl_lightning.runs.settings import CLASS, RULES, short, told
 
 NAMED_BY = 3  # largest number of settings in a name
 
@@ -98,6 +98,16 @@ def unfinished(methods: Sequence[Method]) -> list[str]:
         f"{label} has {done:,} of {asked:,} rounds."
         for label, (done, asked) in rounds.items()
         if asked and done < asked
+    ]
+
+
+def resumed(methods: Sequence[Method]) -> list[str]:
+    """Return notes for the reader on runs that went on with other settings or data."""
+    return [
+        f"{label} went on with other settings from round {each.get('round')}: {told(each['changed'])}."
+        for label, run in every_run(methods)
+        for each in run.resumptions
+        if isinstance(each.get("changed"), dict)
     ]
 
 

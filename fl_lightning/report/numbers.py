@@ -1,8 +1,9 @@
-"""The numbers of a plot as one tidy table, the content of the CSV file beside a figure."""
+"""The numbers of a plot as one tidy table, the content of the CSV file beside a figure; tables as CSV."""
 
 from __future__ import annotations
 
 from functools import singledispatch
+from typing import Any
 
 import pandas as pd
 
@@ -68,6 +69,29 @@ def _(plot: Surface) -> pd.DataFrame:
 def _(plot: Bubbles) -> pd.DataFrame:
     grid = pd.DataFrame(plot.counts, plot.drawn).rename_axis("client").reset_index()
     return grid.melt("client", None, "class", "examples")
+
+
+def as_csv(numbers: pd.DataFrame) -> str:
+    """Write a table as CSV. A text that a spreadsheet would take for a formula begins with an apostrophe.
+
+    >>> print(as_csv(pd.DataFrame({"method": ["=1+1", "-0.5", "GH"], "+x": [-0.5, 1.0, 2.0]})), end="")
+    method,'+x
+    '=1+1,-0.5
+    -0.5,1.0
+    GH,2.0
+    """
+    plain = numbers.apply(lambda column: column if pd.api.types.is_numeric_dtype(column) else column.map(_no_formula))
+    return str(plain.rename(columns=_no_formula).to_csv(index=False, lineterminator="\n"))
+
+
+def _no_formula(value: Any) -> Any:
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def _first(numbers: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
-from fl_lightning.report.numbers import table
+from fl_lightning.report.numbers import as_csv, table
 from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
 from fl_lightning.runs.pictures import LETTERS
 
@@ -48,7 +48,7 @@ def save(
     with style.context(STYLE):
         for kind in kinds:
             figure.savefig(folder / f"{name}.{kind}", metadata=NO_FACTS.get(kind))
-    table(plot).to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+    (folder / f"{name}.csv").write_text(as_csv(table(plot)), encoding="utf-8")
 
 
 def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:

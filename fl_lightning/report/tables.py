@@ -213,4 +213,9 @@ def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
         if isinstance(value, dict):
             yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
         elif value is not None:
-            yield str(key), ", ".join(map(str, value)) if isinstance(value, list) else value
+            yield str(key), ", ".join(map(_entry, value)) if isinstance(value, list) else value
+
+
+def _entry(value: Any) -> str:
+    """Write an entry of a list; of a resumption the time and the round, since a note tells what changed."""
+    return f"{value.get('time')} (round {value.get('round')})" if isinstance(value, Mapping) else str(value)

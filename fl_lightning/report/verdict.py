@@ -12,6 +12,7 @@ import pandas as pd
 from rich.filesize import decimal
 
 from fl_lightning.report.comparison import Comparison, Difference, Standing
+from fl_lightning.report.numbers import as_csv
 from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval
 from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
@@ -223,7 +224,7 @@ def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """Write comparisons by file name: the numbers as CSV; sentences and tables as Markdown and LaTeX."""
     tables = {verdict(each): _cells(each) for each in comparisons}
     return {
-        "comparison.csv": numbers(comparisons).to_csv(index=False),
+        "comparison.csv": as_csv(numbers(comparisons)),
         "comparison.md": "\n".join("\n".join([said, "", *pipes(*cells), ""]) for said, cells in tables.items()),
         "comparison.tex": "\n".join(latex(*cells) for cells in tables.values()),
     }

@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import Cell, option, read_yaml
+from fl_lightning.fit.configs import Cell, option
 from fl_lightning.reproduce.arguments import option_name
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
+from fl_lightning.runs.yaml_text import read_yaml
 
 
 def with_options(cells: Sequence[Cell], more: Sequence[str]) -> list[Cell]:

@@ -9,10 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
-from fl_lightning.fit.configs import LOADER, Cell, option
+from fl_lightning.fit.configs import Cell, option
 from fl_lightning.reproduce.papers import Experiment, experiments, find
+from fl_lightning.runs.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Plot:
 @cache
 def plots() -> dict[str, Plot]:
     """Read all figures of figures.yaml, by id."""
-    content = yaml.load((Path(__file__).parent / "figures.yaml").read_text(), LOADER)
+    content = read_yaml("figures.yaml", (Path(__file__).parent / "figures.yaml").read_text())
     return {id: Plot(**facts) for id, facts in content.items()}
 
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.engine.files import whole
-from fl_lightning.errors import check_at_least
+from fl_lightning.engine.inside import inside
+from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.fit.command import command
 from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
@@ -68,12 +69,16 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether the run has been trained to its end."""
-        return (self.folder / FINISHED).is_file()
+        return inside(self.folder, FINISHED).is_file()
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """Facts about a finished job: ``seconds``, ``seed``, ``arguments``, ``versions``."""
-        return dict(json.loads((self.folder / FINISHED).read_text()))
+        path = inside(self.folder, FINISHED)
+        try:
+            return dict(json.loads(path.read_text()))
+        except (TypeError, ValueError):
+            raise ConfigurationError(f"{path} is damaged: delete it, and the run is trained again") from None
 
     @property
     def run(self) -> Run:
@@ -96,7 +101,7 @@ class Job:
     @property
     def log(self) -> Path:
         """The file with the output of the job's process."""
-        return self.folder / LOG
+        return inside(self.folder, LOG)
 
     @property
     def failure(self) -> str:
@@ -113,8 +118,7 @@ class Job:
 class Folders:
     """Finds the folders of cells, ``<name>-<fingerprint>``, by the fingerprint of their settings.
 
-    A cell keeps its existing folder, whatever the name before the fingerprint: another table may have chosen the name,
-    and an earlier version of this package named folders by the fingerprint alone.
+    A cell keeps its existing folder, whatever the name before the fingerprint: another table may have chosen the name.
 
     Args:
         folder: the folder of all cells, which need not exist.
@@ -176,7 +180,7 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
-                process = context.Process(target=_work, args=(job := waiting.pop(0),), name=job.name)
+                process = context.Process(target=_work, args=(job := waiting.pop(0), job.log), name=job.name)
                 process.start()
                 busy[process] = job
             wait([process.sentinel for process in busy], POLL_S)
@@ -193,11 +197,11 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     return failed
 
 
-def _work(job: Job) -> None:
+def _work(job: Job, log_file: Path) -> None:
     """Train one job in this process, from where an earlier process stopped."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     job.folder.mkdir(parents=True, exist_ok=True)
-    log = job.log.open("a")
+    log = log_file.open("a")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log.fileno(), stream.fileno())
     sys.exit(reported(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
@@ -217,7 +221,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
             facts: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed}
             facts["arguments"] = hidden_arguments(job.arguments)
             facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
-            with whole(job.folder / FINISHED) as part:
+            with whole(inside(job.folder, FINISHED)) as part:
                 part.write_text(json.dumps(facts, indent=1))
         return status
 

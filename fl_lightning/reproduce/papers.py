@@ -10,11 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, LOADER, Cell, grid
+from fl_lightning.fit.configs import CONFIGS, Cell, grid
 from fl_lightning.runs.catalogue import PAPER_NAMES
+from fl_lightning.runs.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class Experiment:
 @cache
 def experiments() -> dict[str, Experiment]:
     """Read all experiments of the papers, by id."""
-    content = yaml.load((Path(__file__).parent / "papers.yaml").read_text(), LOADER)
+    content = read_yaml("papers.yaml", (Path(__file__).parent / "papers.yaml").read_text())
     return {id: _experiment(id, **facts) for id, facts in content.items()}
 
 

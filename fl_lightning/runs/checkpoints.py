@@ -17,6 +17,7 @@ from packaging.version import Version
 from typing_extensions import override
 
 from fl_lightning.engine.files import DAMAGED, is_damaged
+from fl_lightning.engine.inside import inside
 from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.files import CHECKPOINTS, CONFIG
@@ -58,7 +59,7 @@ class BestCheckpoint(OptionalMonitorCheckpoint):
 
 def last_of_run(folder: Path) -> Path:
     """Return the path of the ``last.ckpt`` of a run folder; the file may not exist."""
-    return folder / CHECKPOINTS / f"{LAST}.ckpt"
+    return inside(folder, CHECKPOINTS, f"{LAST}.ckpt")
 
 
 def last_of_experiment(folder: Path) -> Path:
@@ -86,7 +87,7 @@ def checkpoint_of(path: Path) -> Path:
     """
     if not path.is_dir():
         return path
-    candidates = [path / CHECKPOINTS / f"{name}.ckpt" for name in (BEST, LAST)]
+    candidates = [inside(path, CHECKPOINTS, f"{name}.ckpt") for name in (BEST, LAST)]
     found = [file for file in candidates if file.is_file()]
     if not found:
         raise ConfigurationError(
@@ -97,9 +98,16 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder that holds a checkpoint; None for a checkpoint outside of run folders."""
-    folder = checkpoint.resolve().parent.parent
-    return folder if checkpoint.parent.name == CHECKPOINTS and (folder / CONFIG).is_file() else None
+    """Return the run folder that holds a checkpoint; None for a checkpoint outside of run folders.
+
+    Raises:
+        ConfigurationError: a link leads from the run folder to the checkpoint.
+    """
+    folder = checkpoint.parent.parent.resolve()
+    if checkpoint.parent.name != CHECKPOINTS or not inside(folder, CONFIG).is_file():
+        return None
+    inside(folder, CHECKPOINTS, checkpoint.name)
+    return folder
 
 
 def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_only: bool = True) -> dict[str, Any]:
@@ -114,6 +122,7 @@ def read_checkpoint(path: Path, option: Literal["ckpt_path", "export"], weights_
     Raises:
         ConfigurationError: the file is missing, damaged or not from a federated run; the message says what to do.
     """
+    run_of(path)  # refuses a link that leads out of the run folder
     if not path.is_file():
         raise ConfigurationError(f"{option}: there is no file {path}; expected {EXPECTED[option]}")
     try:

@@ -23,21 +23,25 @@ from typing_extensions import override
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.files import remove_parts, whole
+from fl_lightning.engine.fingerprint import data_fingerprint
+from fl_lightning.engine.inside import inside
 from fl_lightning.engine.names import names_of
 from fl_lightning.engine.server import Server
 from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
-from fl_lightning.runs.fingerprint import data_fingerprint
 from fl_lightning.runs.folder import RunFolder, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
+from fl_lightning.runs.resuming import check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
+from fl_lightning.runs.yaml_text import read_yaml
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
 LOGGERS = ("wandb", "mlflow")  # entries of environment.yaml with the ids of runs in other places
+NOTHING: Mapping[str, Any] = {}
 STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
 
 
@@ -53,9 +57,9 @@ class SaveConfig(SaveConfigCallback):
         config, folder = self.config.clone(), trainer.log_dir  # log_dir is known only when all devices ask for it
         config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
-            path = Path(str(folder)) / CONFIG
+            path = inside(Path(str(folder)), CONFIG)
             text = self.parser.dump(config, skip_unset=False)
-            content = yaml.safe_load(text)
+            content = read_yaml(path, text)
             if (shown := hidden(content)) != content:
                 warnings.warn(f"{path} has *** in place of keys and passwords: give them to run it again", stacklevel=1)
                 text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
@@ -72,7 +76,14 @@ class RunTracking(Callback):
     resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), ``counts`` (N, C)
     where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, and
     MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition.
+
+    Args:
+        changed: the settings with which a resumed run goes on differently, each with its values before and now, for the
+            record; None to refuse a resumed run whose data have changed.
     """
+
+    def __init__(self, changed: Mapping[str, Any] | None = NOTHING) -> None:
+        self._changed = changed
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -83,7 +94,13 @@ class RunTracking(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._before = read_mapping(run_folder(trainer) / ENVIRONMENT)  # of a resumed run; damage stops it here
+        folder, orchestrator = run_folder(trainer), cast(Server, pl_module)
+        self._before = read_mapping(folder, ENVIRONMENT)  # of a resumed run; damage stops it here
+        self._resumed_with = dict(self._changed or {})
+        if orchestrator.rounds_done and (known := self._before.get("data")):
+            if (data := data_fingerprint(orchestrator.data)) != known:
+                self._resumed_with["data_fingerprint"] = [known, data]
+            check_unchanged(folder, self._resumed_with, allowed=self._changed is not None)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -99,12 +116,13 @@ class RunTracking(Callback):
         if trainer.is_global_zero:
             remove_parts(folder)
             before = self._before
-            facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.rounds_done > 0)
+            facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
-            with whole(folder / ENVIRONMENT) as part:
+            path = inside(folder, ENVIRONMENT)
+            with whole(path) as part:
                 part.write_text(yaml.safe_dump(content, sort_keys=False))
-            log_environment(trainer, facts, folder / ENVIRONMENT)
+            log_environment(trainer, facts, path)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts, names), 0)
 
@@ -174,10 +192,11 @@ def code_state() -> dict[str, Any]:
     return {} if commit == "(initial)" else {"commit": commit, "dirty": any(line[0] != "#" for line in lines)}
 
 
-def _starts(before: Mapping[str, Any], resumed: bool) -> dict[str, Any]:
-    """Return the time at which a run ``started``, and the times at which it was ``resumed``, now included."""
+def _starts(before: Mapping[str, Any], round: int, changed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the time at which a run ``started``, and each time it was ``resumed``, now included, with what changed."""
     now = datetime.now().astimezone().isoformat(timespec="seconds")
-    if not resumed:
+    if round == 1:
         return {"started": now}
-    started = {"started": before["started"]} if "started" in before else {}  # version 0.1 does not say when
-    return {**started, "resumed": [*before.get("resumed", ()), now]}
+    started = {"started": before["started"]} if "started" in before else {}  # environment.yaml may be gone
+    resumed = {"time": now, "round": round, **({"changed": changed} if changed else {})}
+    return {**started, "resumed": [*before.get("resumed", ()), resumed]}

@@ -1,4 +1,7 @@
-"""The files of a run folder: their names, and what the timings hold. Imports neither torch nor pandas."""
+"""The files of a run folder: their names, and what the timings hold. Imports neither torch nor pandas.
+
+Every path in a run folder is made by :func:`inside`, so that no link leads a reader or a writer out of the folder.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.yaml_text import read_yaml
 
 METRICS = "metrics.csv"  # every run folder has one
 TIMINGS = "timings.csv"
@@ -20,21 +23,24 @@ MEND = "restore the file from a copy, or leave this run out"  # ends the message
 
 def array_file(folder: Path, name: str) -> Path:
     """Return the path of the file ``arrays/<name>.npz``; the name for one round ends with the round's number."""
-    return folder / ARRAYS / f"{name}.npz"
+    return inside(folder, ARRAYS, f"{name}.npz")
 
 
-def read_mapping(path: Path) -> Mapping[str, Any]:
+def read_mapping(folder: Path, name: str) -> Mapping[str, Any]:
     """Read a YAML file of a run folder; empty if there is no such file.
 
     Raises:
-        ConfigurationError: the file is damaged.
+        ConfigurationError: the file is damaged, or is none of the folder's (:func:`inside`).
     """
+    path = inside(folder, name)
     if not path.is_file():
         return {}
     try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError):
+        content = read_yaml(path, path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
         content = None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; {MEND}") from None
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
     return content

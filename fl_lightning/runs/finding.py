@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.files import METRICS
 
@@ -21,7 +22,7 @@ def folders_in(path: Path) -> list[Path]:
         ConfigurationError: the folder holds no run folder.
     """
     check_folder(path)
-    if (path / METRICS).is_file():
+    if inside(path, METRICS).is_file():
         return [path]
     if not (found := [file.parent for file in path.rglob(METRICS)]):
         raise _without_runs(path, "holds no run folder")

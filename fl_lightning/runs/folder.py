@@ -15,8 +15,9 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
+from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.files import METRICS
+from fl_lightning.runs.files import CHECKPOINTS, METRICS
 from fl_lightning.runs.lock import Holds, held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines
 
@@ -62,7 +63,10 @@ class RunFolder(CSVLogger):
         self._round = 0  # the round of the row that is not complete yet
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
-        self._file = None if version is None else MetricsFile(Path(self.log_dir) / METRICS, rounds)
+        self._file = None
+        if version is not None:
+            within(Path(self.log_dir), CHECKPOINTS)  # where Lightning writes and deletes
+            self._file = MetricsFile(inside(Path(self.log_dir), METRICS), rounds)
 
     @property
     def is_taken(self) -> bool:
@@ -143,7 +147,7 @@ class RunFolder(CSVLogger):
         if self._round and self._row != self._written:
             self._written = dict(self._row)
             with self._writing():
-                self._file = self._file or MetricsFile(Path(self.log_dir) / METRICS)
+                self._file = self._file or MetricsFile(inside(Path(self.log_dir), METRICS))
                 self._file.add(self._round, self._row)
 
     @rank_zero_only
@@ -200,7 +204,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 def rounds_in(folder: Path) -> int:
     """Read the number of rounds from the end of a run folder's ``metrics.csv``: cheap enough to call often."""
-    for line in last_lines(folder / METRICS):
+    for line in last_lines(inside(folder, METRICS)):
         with suppress(ValueError):
             return int(line.split(",")[0])
     return 0
@@ -212,12 +216,13 @@ def newest_in(folder: Path, metric: str) -> float:
     Returns:
         The value; nan if the file or the metric is missing, or has no value. An incomplete line is ignored.
     """
+    path = inside(folder, METRICS)
     try:
-        with (folder / METRICS).open(newline="") as file:
+        with path.open(newline="") as file:
             column = next(csv.reader(file)).index(metric)
     except (OSError, ValueError, StopIteration):
         return math.nan
-    for line in last_lines(folder / METRICS):
+    for line in last_lines(path):
         with suppress(IndexError, ValueError):
             return float(line.split(",")[column])
     return math.nan

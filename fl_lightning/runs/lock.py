@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from filelock import SoftFileLock, Timeout
 
+from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
 
 LOCK = "lock"  # the file that is there while a process holds the folder
@@ -38,14 +39,15 @@ def held(folder: Path) -> Iterator[None]:
         ConfigurationError: another process holds the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = SoftFileLock(folder / LOCK)
+    file = inside(folder, LOCK)
+    lock = SoftFileLock(file)
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        pid, host = ((folder / LOCK).read_text() + "?\n?").split()[:2]
+        pid, host = (file.read_text() + "?\n?").split()[:2]
         raise ConfigurationError(
             f"process {pid} on {host} is at work in {folder}: wait until the process ends; if there is no such process "
-            f"any more, delete {folder / LOCK}"
+            f"any more, delete {file}"
         ) from None
     try:
         yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.files import (
@@ -54,27 +55,27 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        return _checked(self.folder / CONFIG, CONFIG_KINDS)
+        return _checked(self.folder, CONFIG, CONFIG_KINDS)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Content of ``environment.yaml``."""
-        return _checked(self.folder / ENVIRONMENT, ENVIRONMENT_KINDS)
+        return _checked(self.folder, ENVIRONMENT, ENVIRONMENT_KINDS)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """Table of ``metrics.csv``, by round."""
-        return _table(self.folder / METRICS)
+        return _table(inside(self.folder, METRICS))
 
     @cached_property
     def timings(self) -> pd.DataFrame:
-        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds; a column that the file lacks is 0."""
-        path = self.folder / TIMINGS
+        """Table of ``timings.csv``, by round, and the ``rest`` of the seconds."""
+        path = inside(self.folder, TIMINGS)
         if not path.is_file():
             return pd.DataFrame()
-        columns = [field.name for field in fields(RoundTime)][1:]  # round is the index
         table = _table(path).dropna()  # a killed process may leave an incomplete line
-        table = table.assign(**{name: 0.0 for name in columns if name not in table})
+        if lacking := [field.name for field in fields(RoundTime)[1:] if field.name not in table]:  # round is the index
+            raise ConfigurationError(f"{path} is damaged: it has no column {', '.join(lacking)}; {MEND}")
         known = table[["local", "server", "monitors"]].sum(axis=1)
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 
@@ -90,14 +91,19 @@ class Run:
         return int(self.metrics.index.max()), asked if asked and asked > 0 else None
 
     @property
-    def rules(self) -> Sequence[str] | None:
-        """The names of the run's rules, in their order; None for a run folder of version 0.1, which has no names."""
-        return self.environment.get(RULES)
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that affect the result, except the seed, by dotted names.
+
+        Empty for a run without config, or whose environment.yaml does not name the rules among the callbacks.
+        """
+        rules = self.environment.get(RULES)
+        return {} if rules is None or not self.config else named_settings(self.config, rules)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings that affect the result, except the seed, by dotted names; empty for a run without config."""
-        return named_settings(self.config, self.rules) if self.config else {}
+    def resumptions(self) -> list[Mapping[str, Any]]:
+        """How the run was resumed, each time with ``time``, ``round`` and perhaps ``changed``; not those before 0.3."""
+        found = self.environment.get("resumed")
+        return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
 
     @property
     def names(self) -> list[str]:
@@ -118,8 +124,10 @@ class Run:
 
     def arrays(self, name: str) -> dict[int, Path]:
         """Paths of the files ``arrays/<name>_<round>.npz``, by round."""
-        found = {path.stem.rpartition("_")[2]: path for path in (self.folder / ARRAYS).glob(f"{name}_*.npz")}
-        return {round: found[str(round)] for round in sorted(int(each) for each in found if each.isdigit())}
+        found = (path.stem.rpartition("_")[2] for path in within(self.folder, ARRAYS).glob(f"{name}_*.npz"))
+        return {
+            round: array_file(self.folder, f"{name}_{round}") for round in sorted(int(n) for n in found if n.isdigit())
+        }
 
     def partition(self) -> dict[str, NDArray[Any]]:
         """Read the number of examples per client, ``sizes`` (N,), and per client and class, ``counts`` (N, C).
@@ -163,20 +171,22 @@ class Run:
         return [str(name) for name in load(path, "names")["names"]] if path.is_file() else []
 
 
-def _checked(path: Path, kinds: Mapping[str, type]) -> Mapping[str, Any]:
+def _checked(folder: Path, file: str, kinds: Mapping[str, type]) -> Mapping[str, Any]:
     """Read a YAML file of a run folder, and refuse a value of another kind; a missing value and null are of any kind.
 
     Args:
-        path: the file.
+        folder: the run folder.
+        file: the name of the file.
         kinds: the kinds of values, by dotted names.
     """
-    content = read_mapping(path)
+    content = read_mapping(folder, file)
     for name, kind in kinds.items():
         value: Any = content
         for key in name.split("."):
             value = (value or {}).get(key)
         if not isinstance(value, kind | None):
-            raise ConfigurationError(f"{path} is damaged: expected {NOUNS[kind]} in {name}, got {value!r}; {MEND}")
+            came = f"expected {NOUNS[kind]} in {name}, got {value!r}"
+            raise ConfigurationError(f"{folder / file} is damaged: {came}; {MEND}")
     return content
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint
-from fl_lightning.runs.environment import RunTracking
+from fl_lightning.runs.environment import NOTHING, RunTracking
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
 from fl_lightning.runs.traffic import TrafficMonitor
 
 
-def run_callbacks(own: Iterable[Callback] = (), checkpoints: bool = True, progress: bool = True) -> list[Callback]:
+def run_callbacks(
+    own: Iterable[Callback] = (),
+    checkpoints: bool = True,
+    progress: bool = True,
+    changed: Mapping[str, Any] | None = NOTHING,
+) -> list[Callback]:
     """Add the command line's callbacks to a run's own callbacks, in the order in which they work.
 
     With these callbacks and the logger :class:`RunFolder`, a run from Python writes the same run folder as the command
@@ -25,9 +31,10 @@ def run_callbacks(own: Iterable[Callback] = (), checkpoints: bool = True, progre
         checkpoints: whether to save ``last.ckpt`` and, unless the run has a ModelCheckpoint of its own, ``best.ckpt``;
             set False for a Trainer with ``enable_checkpointing=False``.
         progress: whether to show the progress; set False for a Trainer with ``enable_progress_bar=False``.
+        changed: what a resumed run changes, see :class:`RunTracking`.
     """
     own, timer = list(own), RoundTimer()
     if checkpoints:
         chosen = any(isinstance(callback, ModelCheckpoint) for callback in own)
         own += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]
-    return [timer, RunTracking(), TrafficMonitor(), *own, *([RoundProgress(timer)] if progress else [])]
+    return [timer, RunTracking(changed), TrafficMonitor(), *own, *([RoundProgress(timer)] if progress else [])]

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
-NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|token|secret|password|passwd)"
-NAMED = re.compile(NAME, re.IGNORECASE)
-# A name and its value within a text, such as {api_key: abc} or --logger.token=abc.
+# The end of a secret's name, after an underscore: api-key and apiKey are read as api_key. "num_tokens" is a number.
+LAST = r"""(?:api|access|secret|private|signing|encryption|ssh)_?keys?|token|secrets?|pass|passwords?|passwd|passphrase
+    |pwd|o?auth|authorization|credentials?|cookies?"""
+NAMED = re.compile(rf"(?:.*_)?(?:{LAST})|tokens", re.VERBOSE)
+CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# A name and its value within a text, such as {api_key: abc}, --logger.token=abc or Authorization: Bearer abc.
 ASSIGNED = re.compile(
-    rf"(?P<name>(?<![\w-]){NAME}['\"]?\s*[:=]\s*)(?P<value>\"[^\"]+\"|'[^']+'|[^\s,'\"{{}}\[\]]+)", re.IGNORECASE
+    r"(?P<name>(?<![\w-])[\w-]+)(?P<sign>['\"]?\s*[:=]\s*)"
+    r"(?P<value>\"[^\"]+\"|'[^']+'|(?:(?:Bearer|Basic|Token)\s+)?[^\s,'\"{}\[\]]+(?:(?<=;)\s+[^\s,'\"{}\[\]]+)*)",
+    re.IGNORECASE,
 )
 KINDS = (
     r"sk-[\w-]{16,}",
@@ -20,9 +25,12 @@ KINDS = (
     r"hf_\w{30,}",  # Hugging Face
     r"xox[abprs]-[\w-]{10,}",  # Slack
     r"eyJ[\w-]+\.eyJ[\w-]+\.[\w-]+",  # JSON web tokens
+    r"[Bb]earer\s+[\w.~+/-]{8,}=*",
+    r"[0-9a-fA-F]{40}",  # W&B
     r"(?=\w*[a-z])(?=\w*[A-Z])(?=(?:\w*\d){4})[A-Za-z0-9]{32,}",  # random letters and digits
 )
 KEYS = re.compile(rf"(?<![\w-])(?:{'|'.join(KINDS)})(?![\w-])")
+PEM = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL)
 IN_URL = re.compile(r"(?<=://)(?P<user>[^/\s:@]*):[^/\s@]+@")
 
 
@@ -36,19 +44,31 @@ def hidden(value: Any, name: str = "") -> Any:
         value: a setting or settings, nested.
         name: the setting's name.
     """
+    secret = _is_secret(name)
     if isinstance(value, Mapping):
-        return {key: hidden(each, str(key)) for key, each in value.items()}
+        below = secret and "class_path" not in value  # credentials: {user: me, key: abc}
+        return {key: hidden(each, name if below else str(key)) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [hidden(each, name) for each in value]
-    if value is not None and not isinstance(value, bool) and NAMED.fullmatch(name.rpartition(".")[2]):
+    if secret and value is not None and not isinstance(value, bool):
         return HIDDEN
     return hidden_text(value) if isinstance(value, str) else value
 
 
 def hidden_text(text: str) -> str:
     """Replace the secrets within a text by ``***``."""
-    text = IN_URL.sub(rf"\g<user>:{HIDDEN}@", text)
-    return KEYS.sub(HIDDEN, ASSIGNED.sub(rf"\g<name>{HIDDEN}", text))
+    text = IN_URL.sub(rf"\g<user>:{HIDDEN}@", PEM.sub(HIDDEN, text))
+    return KEYS.sub(HIDDEN, ASSIGNED.sub(_hide_value, text))
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    value = HIDDEN if _is_secret(found["name"]) else ASSIGNED.sub(_hide_value, found["value"])
+    return f"{found['name']}{found['sign']}{value}"
+
+
+def _is_secret(name: str) -> bool:
+    words = CAMEL.sub("_", name.rpartition(".")[2]).replace("-", "_").lower()
+    return NAMED.fullmatch(words) is not None
 
 
 def hidden_arguments(arguments: Sequence[str]) -> list[str]:

@@ -18,23 +18,19 @@ ELSEWHERE = {
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
 }
-# Arguments that came later, each with the value that means what runs did before: this value does not tell runs apart.
-LATER: dict[str, Any] = {
-    **dict.fromkeys(("train_examples", "test_examples", "resize")),
-    "width": 1.0,
-    "tau_eff": "normalizers",
-    "alpha_by_size": False,
-    "rescale": False,
-    "teacher": "probabilities",
-    "eta": 0.01,
-    "scheduler_interval": "epoch",
-    "keeps": "distance",
-}
+# Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.
+RESUMABLE = (
+    "weights_only",
+    "data.eval_batch_size",
+    *("trainer.max_epochs", "trainer.min_epochs", "trainer.max_steps", "trainer.min_steps", "trainer.max_time"),
+    *("trainer.limit_val_batches", "trainer.limit_test_batches", "trainer.limit_predict_batches"),
+    *("trainer.check_val_every_n_epoch", "trainer.num_sanity_val_steps", "trainer.inference_mode"),
+    *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
+    *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.profiler", "trainer.detect_anomaly"),
+)
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
-# Run folders of version 0.1 do not name their rules: in these folders, the following classes and all classes whose
-# names end in Monitor are taken for monitors.
-ONCE_NO_RULES = ("LossSurface", "PersonalEvaluation", "SaveCohorts")
+LONGEST = 100  # largest number of characters of a value in a message
 
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
@@ -47,28 +43,10 @@ def settings_fingerprint(config: Mapping[str, Any]) -> str:
             for name in names:
                 if isinstance(holder, dict):
                     holder.pop(name, None)
-    return hashlib.blake2b(json.dumps(_without_later(parts), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _without_later(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_without_later(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {name: (each, _without_later(each)) for name, each in value.items() if not _is_earlier(name, each)}
-    # A class had no init_args before its first argument came.
-    return {name: below for name, (each, below) in kept.items() if below != {} or each == {}}
-
-
-def _is_earlier(name: str, value: Any) -> bool:
-    return name in LATER and type(value) is type(LATER[name]) and bool(value == LATER[name])
-
-
-def _without_earlier(flat: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flat.items() if not _is_earlier(short(name), value)}
-
-
-def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> dict[str, Any]:
+def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, Any]:
     """Collect all settings that affect the result, except the seed, by dotted names.
 
     The entry ``rules`` joins the names of the rules in their order; without any rule, the entry is "FedAvg". The name
@@ -77,33 +55,57 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str] | None) -> di
 
     Args:
         config: a run's config.
-        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
+        rules: names of the run's rules, as in environment.yaml.
     """
-    config = _plain(config)  # a copy
-    chain = [_without_earlier(_flat(each, "")) for each in _chain(config, rules)]
-    (config.get("trainer") or {}).pop("callbacks", None)
-    flat = _flat(config, "")
-    elsewhere = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names]
-    kept = {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in elsewhere)}
-    kept = _without_earlier(kept)
+    chain = [_flat(each, "") for each in _chain(_plain(config), rules)]
+    kept = own_settings(config)
     names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
     arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
     return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
 
 
-def method_name(config: Mapping[str, Any], rules: Sequence[str] | None) -> str:
+def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[str, Any]:
+    """Collect the settings that affect the result, except the seed and the callbacks, by dotted names, classes in full.
+
+    Args:
+        config: a run's config.
+        free: dotted names of settings to leave out beside those of ``ELSEWHERE``.
+    """
+    config = _plain(config)  # a copy
+    (config.get("trainer") or {}).pop("callbacks", None)
+    flat = _flat(config, "")
+    left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)
+    return {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in left_out)}
+
+
+def told(changed: Mapping[str, Any]) -> str:
+    """Write changed settings, each with its values before and now, as text.
+
+    >>> told({"model.local_epochs": [1, None], "data.batch_size": [32, 64]})
+    'model.local_epochs (1 → null), data.batch_size (32 → 64)'
+    """
+
+    def text(value: Any) -> str:
+        words = "null" if value is None else str(value)
+        return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+
+    pairs = {name: value if isinstance(value, list) else [value] for name, value in changed.items()}
+    return ", ".join(f"{name} ({' → '.join(map(text, values))})" for name, values in pairs.items())
+
+
+def method_name(config: Mapping[str, Any], rules: Sequence[str]) -> str:
     """Name a run's method: the rules in their order, each with the arguments that differ from the class's defaults.
 
     Without any rule, the name is "FedAvg". The name does not depend on the seed or on the other settings.
 
     Args:
         config: a run's config.
-        rules: names of the run's rules, as in environment.yaml; None for a run folder that does not name its rules.
+        rules: names of the run's rules, as in environment.yaml.
 
     >>> method_name({"trainer": {"callbacks": [{"class_path": "mine.FedProx", "init_args": {"mu": 0.1}}]}}, ["FedProx"])
     'FedProx(mu=0.1)'
     """
-    return " + ".join(map(_spoken, _chain(_plain(config), rules))) or "FedAvg"
+    return spoken(_chain(_plain(config), rules)) or "FedAvg"
 
 
 def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -114,6 +116,11 @@ def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
         rules: names of the run's rules, as in environment.yaml.
     """
     return {short(each["class_path"]): each.get("init_args") or {} for each in _chain(config, rules)}
+
+
+def spoken(classes: Sequence[Any]) -> str:
+    """Write classes of a config, such as its callbacks, as text, each with the arguments that are no defaults."""
+    return " + ".join(map(_spoken, classes))
 
 
 def _spoken(value: Any) -> str:
@@ -136,11 +143,16 @@ def _defaults(path: str) -> dict[str, Any]:
     return dict(_plain(parser.get_defaults().as_dict()))
 
 
-def _chain(config: Mapping[str, Any], rules: Sequence[str] | None) -> list[dict[str, Any]]:
+def _chain(config: Mapping[str, Any], rules: Sequence[str]) -> list[dict[str, Any]]:
     """Select the rules among the callbacks of a config."""
+    return [each for each in callbacks_in(config) if short(each["class_path"]) in rules]
+
+
+def callbacks_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the callbacks of a config, each as its ``class_path`` and ``init_args``."""
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
-    classes = [each for each in (callbacks if isinstance(callbacks, list) else [callbacks]) if isinstance(each, dict)]
-    return [each for each in classes if "class_path" in each and _is_rule(str(each["class_path"]), rules)]
+    classes = callbacks if isinstance(callbacks, list) else [callbacks]
+    return [each for each in classes if isinstance(each, dict) and "class_path" in each]
 
 
 def _plain(value: Any) -> Any:
@@ -162,10 +174,3 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
 def short(path: Any) -> str:
     """Return the last part of a dotted name: a class path without module, a setting without the names before."""
     return str(path).rpartition(".")[2]
-
-
-def _is_rule(path: str, rules: Sequence[str] | None) -> bool:
-    name = short(path)
-    if rules is not None:
-        return name in rules
-    return not path.startswith("lightning.") and not name.endswith("Monitor") and name not in ONCE_NO_RULES

@@ -21,6 +21,7 @@ from typing_extensions import override
 from fl_lightning.engine.callback import Monitor
 from fl_lightning.engine.cohort import Cohort
 from fl_lightning.engine.files import whole
+from fl_lightning.engine.inside import inside
 from fl_lightning.engine.server import Server
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.files import MEND, TIMINGS, RoundTime
@@ -66,7 +67,7 @@ class RoundTimer(Monitor):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._file = run_folder(trainer) / TIMINGS
+        self._file = inside(run_folder(trainer), TIMINGS)
         self._kept = self._read(cast(Server, pl_module).rounds_done)
 
     @override
@@ -79,16 +80,13 @@ class RoundTimer(Monitor):
                 csv.writer(file).writerows([_NAMES, *self._kept])
 
     def _read(self, rounds: int) -> list[list[str]]:
-        """Read the rows up to a resumed checkpoint's round, without an incomplete row that a killed process may leave.
-
-        Rows of version 0.1 have no ``monitors``, which were part of ``server``: they get 0.
-        """
+        """Read the rows up to a resumed checkpoint's round, without the incomplete row of a killed process."""
         if not self._file.exists() or not rounds:
             return []
         try:
             with self._file.open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
-            kept = [[row.get(name, "0") for name in _NAMES] for row in rows if int(row["round"]) <= rounds]
+            kept = [[row[name] for name in _NAMES] for row in rows if int(row["round"]) <= rounds]
             all(map(float, chain.from_iterable(kept)))
         except (KeyError, ValueError, csv.Error):
             raise ConfigurationError(f"{self._file} is damaged: expected a row of numbers per round; {MEND}") from None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
-from typing import Any
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_only
 
-from fl_lightning.runs.files import ENVIRONMENT, TIMINGS
+from fl_lightning.engine.inside import inside
+from fl_lightning.runs.files import ENVIRONMENT, TIMINGS, read_mapping
 
 NAMES = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml
 
@@ -25,11 +24,10 @@ def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
         rounds: round after which training continues; None if nothing is trained.
         tracker: "wandb" or "mlflow".
     """
-    file, name = folder / ENVIRONMENT, NAMES[tracker]
-    known: dict[str, Any] | None = yaml.safe_load(file.read_text()).get(tracker) if file.is_file() else None
+    name, known = NAMES[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
     if known is None:
         return None
-    reached = _finished(folder / TIMINGS)
+    reached = _finished(inside(folder, TIMINGS))
     if rounds is not None and reached > rounds:
         print(
             f"{name}: round {reached} is there already, and this run goes on from round {rounds}: it is a new one in "

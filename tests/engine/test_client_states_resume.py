@@ -160,12 +160,6 @@ def test_files_that_a_killed_run_left_go_when_the_run_goes_on(tmp_path: Path) ->
     assert {*files(tmp_path)} == {*files_in(last(tmp_path)).values(), *(file for _, file in saved["replaced"])}
 
 
-def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    state = DiskState(writes=True)
-    with pytest.raises(ConfigurationError, match=r"^the checkpoint is of an older version, which kept client states"):
-        state.load_state_dict({"files": {}, "replaced": []})
-
-
 @pytest.mark.parametrize(("before", "now", "where"), [("memory", "disk", "in memory"), ("disk", "memory", "on disk")])
 def test_the_place_cannot_change_in_between(tmp_path: Path, before: str, now: str, where: str) -> None:
     train(tmp_path, 2, states=before)

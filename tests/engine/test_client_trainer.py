@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toy import Net, Quadratic, ToyData, alone, as_client, trainer
+from toy import Net, Notes, Quadratic, ToyData, alone, as_client, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 
@@ -102,14 +102,14 @@ class Sizes(Quadratic):
 
     def __init__(self, *names: str) -> None:
         super().__init__()
-        self.names, self.found, self.evaluated = names, set[Any](), set[Any]()
+        self.names, self.found, self.evaluated = names, Notes(), Notes()
 
     def configure_optimizers(self) -> Any:
-        self.found.add(tuple(getattr(self.trainer, name) for name in self.names))
+        self.found.append(tuple(getattr(self.trainer, name) for name in self.names))
         return super().configure_optimizers()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.evaluated.add((self.current_epoch, self.trainer.max_epochs, self.optimizers().param_groups[0]["lr"]))  # type: ignore[union-attr]
+        self.evaluated.append((self.current_epoch, self.trainer.max_epochs, self.optimizers().param_groups[0]["lr"]))  # type: ignore[union-attr]
 
 
 class Validated(ToyData):
@@ -131,8 +131,8 @@ def test_sizes_are_those_of_the_clients_own_work(work: dict[str, Any], expected:
     module = Sizes("max_epochs", "max_steps", "num_training_batches", "estimated_stepping_batches")
     run = trainer(rounds=2)
     run.fit(FederatedOrchestrator(module, on_bad_update="raise", **work), datamodule=Validated())
-    assert module.found == expected
-    assert module.evaluated == {(0, 2, 0.1), (1, 2, 0.1)}
+    assert set(module.found) == expected
+    assert set(module.evaluated) == {(0, 2, 0.1), (1, 2, 0.1)}
 
 
 class Asks(Quadratic):
@@ -187,7 +187,7 @@ class Groups(LightningModule):
 
     def __init__(self, inner: Any = None) -> None:
         super().__init__()
-        self.inner, self.rates = inner, []
+        self.inner, self.rates = inner, Notes()
         self.w, self.v = (torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in "wv")
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""compile_clients: groups of clients end where untraced ones end, but for rounding; and what is not compiled."""
+"""compile_clients: groups of clients end where uncompiled ones end, but for rounding; and what is not compiled."""
 
 import warnings
 from typing import Any
@@ -6,76 +6,86 @@ from typing import Any
 import pytest
 import torch
 from rules import TinyClassifier, TinyData
-from torch import Tensor
-from torch.func import grad_and_value, vmap
-from toy import close, trainer
+from torch import Tensor, nn
+from toy import Capture, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FedProx
-from fl_lightning.engine import tracing
-from fl_lightning.engine.tracing import Replayed
-
-CPU = torch.device("cpu")
 
 
-def gradients(weights: Tensor, buffer: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Gradients and losses of several clients, with dropout and a buffer that changes in place."""
+class Watched(Capture):
+    stacks = True
 
-    def loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return torch.nn.functional.cross_entropy(torch.nn.functional.dropout(torch.tanh(x @ w), 0.5), y)
 
-    buffer.mul_(0.9).add_(x.mean(1), alpha=0.1)
-    return list(vmap(grad_and_value(loss), randomness="different")(weights, x, y))
+class Weighs(TinyClassifier):
+    """A loss with weights in an attribute and in a dict, which a callback changes; it logs both losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beta, self.hyper = 1.0, {"decay": 0.0}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        penalty = sum(each.square().sum() for each in self.net.parameters())
+        self.log("train/own", outputs["loss"])
+        self.log("train/penalty", penalty)
+        return {**outputs, "loss": self.beta * outputs["loss"] + self.hyper["decay"] * penalty}
+
+
+class Anneals(FederatedCallback):
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        module: Any = orchestrator.client
+        module.beta, module.hyper["decay"] = 1 / (1 + cohort.round), 0.01 * cohort.round
+
+
+def run(make: Any, *rules: Any, compiled: bool, rounds: int = 3) -> tuple[Tensor, list[Any]]:
+    orchestrator = FederatedOrchestrator(make(), clients_at_once=6, compile_clients=compiled, on_bad_update="raise")
+    watched = Watched()
+    trainer(*(rule() for rule in rules), watched, rounds=rounds).fit(orchestrator, datamodule=TinyData(batch_size=4))
+    assert orchestrator._stacked is not None
+    assert orchestrator._stacked.is_compiled == compiled
+    return orchestrator.params.clone(), [cohort.metrics for cohort in watched.cohorts]
 
 
 @pytest.mark.slow
-def test_a_compiled_step_gives_what_the_step_gives() -> None:
-    """The same random numbers, the same changes in place; a second form is compiled for itself."""
-    replayed = Replayed(gradients, CPU, compiled=True)
+@pytest.mark.parametrize("rules", [(Anneals,), (Anneals, lambda: FedProx(0.1))], ids=["plain", "FedProx"])
+def test_compiled_clients_end_where_others_end(rules: Any) -> None:
+    """Numbers in attributes and dicts that change between rounds count; a second run ends at the same bits."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", ".*(TF32|deprecat).*")
-        for clients in (3, 5):
-            inputs = [torch.randn(clients, 5, 4), torch.zeros(clients, 5), torch.randn(clients, 6, 5)]
-            inputs.append(torch.randint(4, (clients, 6)))
-            for seed in range(3):
-                results = []
-                for call in (replayed, gradients):
-                    copies = [each.clone() for each in inputs]
-                    torch.manual_seed(seed)
-                    results.append([*call(*copies), *copies])
-                assert all(close(one.double(), other, 1e-5) for one, other in zip(*results, strict=True))
+        warnings.filterwarnings("error", message="compile_clients")
+        (plain, logged), *others = (run(Weighs, *rules, compiled=compiled) for compiled in (False, True, True))
+    assert all(close(params, plain) for params, _ in others)
+    assert torch.equal(others[0][0], others[1][0])
+    for metrics in others[0][1]:
+        assert metrics == pytest.approx(logged.pop(0))
+
+
+class Drops(TinyClassifier):
+    """With dropout."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([nn.functional.dropout(batch[0], 0.5), batch[1]], batch_idx)
 
 
 @pytest.mark.slow
-def test_compiled_clients_end_where_others_end() -> None:
-    """A second run, whose first steps are compiled at once, too, ends at the same bits."""
-    ends = []
-    for compiled in (False, True, True):
-        orchestrator = FederatedOrchestrator(
-            TinyClassifier(), clients_at_once=6, compile_clients=compiled, on_bad_update="raise"
-        )
-        trainer(FedProx(0.1), rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
-        ends.append(orchestrator.params.clone())
-    assert close(ends[1], ends[0])
-    assert torch.equal(ends[1], ends[2])
+def test_compiled_steps_draw_the_numbers_that_others_draw() -> None:
+    (plain, _), (compiled, _) = (run(Drops, compiled=compiled, rounds=1) for compiled in (False, True))
+    assert close(compiled, plain)
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_the_compiler_gets_wrong_is_replayed(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a compiler that fails nor one whose results differ changes what a step gives: one line says so."""
-
-    def compile(module: Any, **_: Any) -> Any:
-        if fails:
+def test_where_the_compiler_fails_steps_run_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile(function: Any, **_: Any) -> Any:
+        def fails(*_: Any) -> Any:
             raise RuntimeError("no C++ compiler\nfound")
-        return lambda *inputs: [each + 0.1 for each in module(*inputs)]
 
-    monkeypatch.setattr(tracing.torch, "compile", compile)  # type: ignore[attr-defined]
-    replayed = Replayed(lambda x: [x * 2], CPU, compiled=True)
-    reason = "no C\\+\\+ compiler found" if fails else "its results differ"
-    with pytest.warns(UserWarning, match=f"compile_clients: a step runs without compilation, since {reason}"):
-        assert torch.equal(replayed(torch.ones(2))[0], torch.full((2,), 2.0))
-    assert torch.equal(replayed(torch.ones(2))[0], torch.full((2,), 2.0))
+        return fails
+
+    plain, _ = run(TinyClassifier, compiled=False)
+    monkeypatch.setattr(torch, "compile", compile)
+    orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=6, compile_clients=True)
+    with pytest.warns(UserWarning, match=r"compile_clients: steps run uncompiled, since no C\+\+ compiler found"):
+        trainer(rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
+    assert torch.equal(orchestrator.params, plain)
 
 
 def test_compilation_needs_clients_at_once() -> None:

@@ -25,8 +25,13 @@ from fl_lightning.engine import lightning_private as private
 ROOT = Path(__file__).parents[2]
 FOREIGN = {  # private names of other libraries
     "engine/devices.py": {"_get_default_store"},  # torch
-    "engine/client_optimizers.py": {"_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"},  # torch
-    "engine/local_graph.py": {"_foreach_zero_", "_foreach_copy_"},  # torch
+    "engine/stacked_training.py": {  # torch
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_optimizer_step_pre_hooks",
+        "_optimizer_step_post_hooks",
+        "_post_accumulate_grad_hooks",
+    },
     "engine/logged.py": {"_modules"},  # torch
     "engine/ranks.py": {"_exit"},  # os, where it is public
     "engine/resident.py": {"_version"},  # torch

@@ -1,7 +1,6 @@
 """Every client starts from the whole global module, and leaves nothing behind: not even a client that fails."""
 
 import warnings
-from collections import deque
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
-from toy import A, B, Capture, Net, Quadratic, Same, ToyData, close, trainer
+from toy import A, B, Capture, Net, Notes, Quadratic, Same, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.engine.module_state import ModuleState
@@ -66,7 +65,7 @@ class Unfreezes(Quadratic):
     def __init__(self) -> None:
         super().__init__()
         self.v = nn.Parameter(torch.zeros(2, dtype=torch.float64), requires_grad=False)
-        self.flags: list[bool] = []
+        self.flags: list[bool] = Notes()
 
     def on_train_start(self) -> None:
         self.flags.append(self.v.requires_grad)
@@ -151,7 +150,7 @@ class Messy(Quadratic):
         self.net, self.mean = nn.Sequential(nn.Linear(1, 1), nn.Dropout()).double().requires_grad_(False), MeanMetric()
         self.scores = MetricCollection([BinaryAUROC(), BinaryAveragePrecision()])
         self.extra = {"count": 0}
-        self.starts: deque[Any] = deque()  # unlike a list, not put back after a client that fails
+        self.starts: list[Any] = Notes()
         self.hook_calls: list[int] = []
 
     def get_extra_state(self) -> Any:
@@ -215,7 +214,7 @@ class Fails(Capture):
 
 
 def test_what_a_client_counts_is_dropped_and_said_once() -> None:
-    with pytest.warns(UserWarning, match="client 0 changed Messy.steps: every client starts from") as told:
+    with pytest.warns(UserWarning, match="client 0 changed Messy.extra, Messy.steps: every client starts from") as told:
         fit(Messy(), rounds=2)
     assert sum("Messy.steps" in str(each.message) for each in told) == 1
 

@@ -2,25 +2,18 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from command import HANG, TINY, fit, rows
+from command import HANG, TINY, fit, free_port, rows
 from resumed import assert_same
 
 BIN = Path(sys.executable).parent
 NODES = ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.strategy", "client_parallel"]
 SLURM = ["--trainer.plugins", "SLURMEnvironment", "--trainer.plugins.auto_requeue", "false"]
-
-
-def free_port() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return str(found.getsockname()[1])
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-from toy import Capture, Linear, trainer
+from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
@@ -103,7 +103,7 @@ class Ordinary(LightningDataModule):
 class Sees(Linear):
     def __init__(self) -> None:
         super().__init__(size=1)
-        self.seen: list[float] = []
+        self.seen: list[float] = Notes()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         self.seen += batch[0].flatten().tolist()

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toy import trainer
+from toy import Notes, trainer
 
 from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator
 
@@ -19,11 +19,11 @@ class Linear(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(3, 2)
-        self.computed_in: set[torch.dtype] = set()
+        self.computed_in: list[torch.dtype] = Notes()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         output = self.layer(batch[0])
-        self.computed_in.add(output.dtype)
+        self.computed_in.append(output.dtype)
         return output.square().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -57,7 +57,7 @@ class Watch(FederatedCallback):
 def test_server_precision(precision: str, forward: torch.dtype, server: torch.dtype) -> None:
     watch, client = Watch(), Linear()
     trainer(watch, precision=precision).fit(FederatedOrchestrator(client), datamodule=Data())
-    assert client.computed_in == {forward}
+    assert set(client.computed_in) == {forward}
     assert watch.dtypes == {server}
     assert watch.gram == torch.float64
 

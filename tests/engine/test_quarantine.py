@@ -11,7 +11,7 @@ from rules import SERVER_RULES, TinyClassifier, TinyData
 from torch import nn
 from toy import Capture, GivenData, Linear, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
+from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.runs.folder import RunFolder
 
 NAN = float("nan")
@@ -61,7 +61,7 @@ class Fails(FederatedCallback):
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         match run.client, run.round:
             case 0, 1:
-                raise ValueError("lost")
+                raise ClientFailure("lost")
             case 1, 1:
                 run.params.fill_(NAN)
             case 2, 1 | 3:

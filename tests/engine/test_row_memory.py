@@ -9,7 +9,7 @@ import torch
 from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
+from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.engine.row_memory import arranged, bytes_in, new_rows
 
 RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES}
@@ -68,7 +68,7 @@ class Fails(FederatedCallback):
 
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if (run.client, run.round) == (1, 2):
-            raise ValueError("lost")
+            raise ClientFailure("lost")
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")

@@ -261,7 +261,8 @@ def test_command_line_schedules_and_logs_the_learning_rate() -> None:
     fit("--trainer.max_epochs", 3, "--model.server_optimizer.lr", 0.8, *gamma)
     rates = [row["lr-SGD"] for row in rows(RUN / "metrics.csv")]
     assert rates == pytest.approx([0.8, 0.72, 0.648], abs=1e-6)
-    fit("--trainer.max_epochs", 5, "--model.server_optimizer.lr", 0.4, *gamma, "--ckpt_path", "last")
+    resumed = ("--ckpt_path", "last", "--resume_changed", "true")
+    fit("--trainer.max_epochs", 5, "--model.server_optimizer.lr", 0.4, *gamma, *resumed)
     rates = [row["lr-SGD"] for row in rows(RUN / "metrics.csv")]
     assert rates == pytest.approx([0.8, 0.72, 0.648, 0.4 * 0.729, 0.4 * 0.6561], abs=1e-6)
 

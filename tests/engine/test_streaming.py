@@ -9,7 +9,16 @@ import torch
 from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor, Server
+from fl_lightning import (
+    ClientFailure,
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    FederatedOrchestrator,
+    LocalRun,
+    Monitor,
+    Server,
+)
 from fl_lightning.callbacks import ConflictMonitor, FaultInjection, FedAvg, FedNova, FedProx, NormClipping
 from fl_lightning.engine.callback import streams
 
@@ -36,7 +45,7 @@ class Fails(FederatedCallback):
 
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if (run.client, run.round) == (1, 2):
-            raise ValueError("lost")
+            raise ClientFailure("lost")
 
 
 class Looks(Monitor):

@@ -41,6 +41,7 @@ class WithoutLoss(ImageClassifier):
         return {"logits": self(batch[0])}
 """
 TINY_FIT = ("fit", "--config", "tiny.yaml")
+CHANGED = ("--resume_changed", "true")
 MEANING = "means something else here, where an epoch is a round and a batch is a client: use "
 
 
@@ -334,6 +335,7 @@ OTHER_MODELS = {
 def test_checkpoint_of_another_model(other: str, command: str, last: Path) -> None:
     """The run folder keeps its config.yaml too: the message points to it."""
     options, difference = OTHER_MODELS[other]
+    options = [*options, *(CHANGED if command == "fit" else ())]
     before = contents()
     message = refused(command, "--config", "tiny.yaml", "--ckpt_path", last, *options)
     assert message.startswith(f"the checkpoint is of another model: {difference}; start with the config")
@@ -345,7 +347,7 @@ def test_checkpoint_of_another_model(other: str, command: str, last: Path) -> No
 )
 def test_failed_continuation_leaves_the_run_as_it_was(mistake: str, last: Path) -> None:
     before = contents()
-    refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3, mistake)
+    refused(*TINY_FIT, "--ckpt_path", "last", "--trainer.max_epochs", 3, mistake, *CHANGED)
     assert contents() == before
 
 

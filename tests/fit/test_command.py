@@ -16,6 +16,7 @@ from fl_lightning.fit.command import _several
 
 RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"
+OTHER_RATE = ("--model.client.optimizer.lr", 0.05, "--resume_changed", "true")
 TRAINED = {"round", "train/loss", "bytes/down", "bytes/up", "bytes/total", "clients/quarantined"}
 FEDERATED = TRAINED | {"val/top1", "val/top3", "val/loss"}
 CONFLICT = {f"conflict/{name}{when}" for name in ("ratio", "min_cosine", "mean_cosine") for when in ("", "_after")}
@@ -241,7 +242,7 @@ def test_continuing_from_an_earlier_round_drops_the_later_rows() -> None:
     fit("--trainer.max_epochs", 3)
     before = rows(RUN / "metrics.csv")
     assert before[0]["val/top1"] == max(row["val/top1"] for row in before), "best.ckpt is of round 1"
-    fit("--trainer.max_epochs", 2, "--ckpt_path", RUN / "checkpoints/best.ckpt", "--model.client.optimizer.lr", 0.05)
+    fit("--trainer.max_epochs", 2, "--ckpt_path", RUN / "checkpoints/best.ckpt", *OTHER_RATE)
     after = rows(RUN / "metrics.csv")
     assert after[0] == before[0]
     assert [row["round"] for row in after] == [1, 2]
@@ -253,7 +254,7 @@ def test_a_round_that_is_trained_again_keeps_nothing_of_the_first_time() -> None
     fit()
     assert run("test", "--config", "tiny.yaml", "--ckpt_path", LAST).status == 0
     assert torch.load(RUN / "checkpoints" / "best.ckpt", weights_only=True)["rounds_done"] == 1
-    fit("--ckpt_path", RUN / "checkpoints" / "best.ckpt", "--model.client.optimizer.lr", 0.05)
+    fit("--ckpt_path", RUN / "checkpoints" / "best.ckpt", *OTHER_RATE)
     assert [row.keys() for row in rows(RUN / "metrics.csv")] == [FEDERATED, FEDERATED]
 
 
@@ -271,7 +272,7 @@ def test_last_is_the_newest_run_of_the_experiment() -> None:
 def test_command_line_wins_over_the_checkpoint(option: str) -> None:
     """With a learning rate of 0, local or of the server, the model stays: round 3 measures what round 2 did."""
     fit()
-    fit("--ckpt_path", "last", "--trainer.max_epochs", 3, option, 0)
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3, option, 0, "--resume_changed", "true")
     table = rows(RUN / "metrics.csv")
     assert table[-1]["round"] == 3
     assert table[-1]["val/loss"] == table[-2]["val/loss"]
@@ -279,9 +280,9 @@ def test_command_line_wins_over_the_checkpoint(option: str) -> None:
 
 def test_continued_run_saves_the_config_that_it_ran_with() -> None:
     fit()
-    fit("--ckpt_path", "last", "--trainer.max_epochs", 3, "--model.client.optimizer.lr", 0.025)
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3, *OTHER_RATE)
     config = yaml.safe_load((RUN / "config.yaml").read_text())
-    assert config["model"]["client"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.025
+    assert config["model"]["client"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.05
 
 
 # Loggers, and Lightning's own callbacks

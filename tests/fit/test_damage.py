@@ -146,6 +146,19 @@ def test_a_checkpoint_with_other_entries_is_refused(part: Path, edit: str) -> No
     assert contents() == before
 
 
+def test_a_forged_checkpoint_deletes_nothing(part: Path) -> None:
+    """Lightning deletes the earlier best checkpoint, by the path that the checkpoint gives."""
+    mine = Path("mine")
+    mine.mkdir()
+    last = part / "checkpoints/last.ckpt"
+    checkpoint = torch.load(last, weights_only=True)
+    for state in [state for state in checkpoint["callbacks"].values() if "best_model_path" in state]:
+        state["best_model_path"] = str(last.parent.absolute() / "../../../../mine")
+    torch.save(checkpoint, last)
+    assert run(*GO_ON).status == 0
+    assert mine.is_dir()
+
+
 def test_a_model_that_is_not_finite_is_refused(part: Path) -> None:
     last = part / "checkpoints/last.ckpt"
     checkpoint = torch.load(last, weights_only=True)

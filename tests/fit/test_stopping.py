@@ -30,6 +30,7 @@ class Started(FederatedCallback):
         open(f"client {run.client} of round {run.round}", "w").close()
         time.sleep(0.2)
 """
+WITHOUT = ("--resume_changed", "true")  # goes on without the callback that stopped the run
 ONE_BY_ONE = ("--data.clients_per_batch", "1", "--trainer.max_epochs", "4")
 
 
@@ -59,7 +60,7 @@ def test_a_signal_lets_the_client_under_way_finish(name: str) -> None:
     ]
     assert "round 3 was stopped when 3 of its 4 clients were done, and is dropped; rounds done: 2" in stopped.warnings
     assert [len(rows(last.parents[1] / file)) for file in ("metrics.csv", "timings.csv")] == [2, 2]
-    fit(*ONE_BY_ONE, "--ckpt_path", last)
+    fit(*ONE_BY_ONE, "--ckpt_path", last, *WITHOUT)
     fit(*ONE_BY_ONE, "--experiment", "whole")
     assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
 
@@ -78,7 +79,7 @@ def test_the_same_signal_again_stops_at_once(name: str) -> None:
     assert ended.returncode == -getattr(signal, name)
     assert "Traceback" not in ended.stderr
     last = Path("runs/tiny/version_0/checkpoints/last.ckpt")
-    fit(*ONE_BY_ONE, "--ckpt_path", "last")
+    fit(*ONE_BY_ONE, "--ckpt_path", "last", *WITHOUT)
     fit(*ONE_BY_ONE, "--experiment", "whole")
     assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
 
@@ -109,7 +110,7 @@ def test_several_devices_stop_together() -> None:
     last = Path("runs/e/version_0/checkpoints/last.ckpt")
     rounds = torch.load(last, weights_only=True)["rounds_done"]
     assert f"stopped after round {rounds}: the same command with --ckpt_path {last} continues the run" in err
-    fit("--trainer.max_epochs", rounds + 1, "--experiment", "e", "--ckpt_path", "last")
+    fit("--trainer.max_epochs", rounds + 1, "--experiment", "e", "--ckpt_path", "last", *WITHOUT)
     fit("--trainer.max_epochs", rounds + 1, "--experiment", "whole")
     assert_same(last, Path("runs/whole/version_0/checkpoints/last.ckpt"))
 

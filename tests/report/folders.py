@@ -4,12 +4,18 @@ import csv
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+
+from fl_lightning.runs.files import RoundTime
+
+TIMES = [field.name for field in fields(RoundTime)][1:]  # columns of timings.csv, after the round
+MONITOR = "Monitor$|LossSurface|SaveCohorts"  # callbacks that are no rules
 
 
 def config(*rules: str, seed: int = 1, alpha: float = 0.1) -> dict[str, Any]:
@@ -34,7 +40,16 @@ def write(
     environment: Mapping[str, Any] | None = None,
     **arrays: Mapping[str, Any],
 ) -> Path:
-    """A run folder: columns of metrics.csv and timings.csv by name, rounds from 1, "" for an empty cell; arrays."""
+    """A run folder: columns of metrics.csv and timings.csv by name, rounds from 1, "" for an empty cell; arrays.
+
+    Times that are not given are 0.
+    The environment names the rules among the config's callbacks, unless it is given and does.
+    """
+    if config:
+        classes = [each["class_path"].rpartition(".")[2] for each in config["trainer"]["callbacks"]]
+        environment = {"rules": [name for name in classes if not re.search(MONITOR, name)], **(environment or {})}
+    if timings:
+        timings = dict.fromkeys(TIMES, [0] * max(map(len, timings.values()))) | timings
     folder.mkdir(parents=True)
     for name, columns in (("metrics", metrics), ("timings", timings)):
         if columns:

@@ -1,12 +1,20 @@
 """``report --figures``: every chart of the page lies in the folder, with the numbers that it is drawn from."""
 
+import json
+import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from command import run
 from report.folders import charts, config, large, write
+
+from fl_lightning.report import page
+from fl_lightning.report.numbers import as_csv
 
 
 def figures(*runs: Path, out: Path) -> list[str]:
@@ -79,3 +87,37 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     result = run("report", folder, "--figures", tmp_path / "taken")
     assert result.status == 2
     assert "--figures must be a folder that can be written" in result.err
+
+
+# What a spreadsheet would take for a formula, what it takes for a number, and both as they are written.
+CELLS: list[tuple[Any, str]] = [
+    ("=HYPERLINK(A1)", "'=HYPERLINK(A1)"),
+    ("+a", "'+a"),
+    ("-a", "'-a"),
+    ("@a", "'@a"),
+    ("\t=a", "'\t=a"),
+    ("-0.5", "-0.5"),
+    ("a=b", "a=b"),
+    (-0.5, "-0.5"),
+    ("=a,b", '"\'=a,b"'),
+]
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
+    for value, written in CELLS:
+        assert as_csv(pd.DataFrame({"method": [value]})) == f"method\n{written}\n"
+    runs = []
+    for name in ("=1+1", "-b"):
+        runs.append(write(tmp_path / name, {"val/top1": [0.2, 0.4]}))
+    assert run("report", *runs, "--figures", tmp_path / "figures", "--out", tmp_path / "page.html").status == 0
+    for file in ("val-top1.csv", "comparison.csv"):
+        assert {"'=1+1", "'-b"} <= {*pd.read_csv(tmp_path / "figures" / file)["method"]}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on the path to run the page's script with")
+def test_no_cell_of_a_csv_that_the_page_saves_is_a_formula() -> None:
+    script = (Path(page.__file__).parent / "js" / "export.js").read_text()
+    lines = "\n".join(re.findall("^const (?:plain|cell|csv) = .*$", script, re.MULTILINE))
+    asked = f"{lines}\nprocess.stdout.write(csv({json.dumps([[value] for value, _ in CELLS])}))"
+    done = subprocess.run(["node", "-e", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "".join(f"{written}\n" for _, written in CELLS)

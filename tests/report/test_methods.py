@@ -101,3 +101,13 @@ def test_runs_that_stopped_early_are_noted(tmp_path: Path) -> None:
     write(tmp_path / "b", {"val/top1": [0.1]}, config(seed=2))
     write(tmp_path / "c", {"val/top1": [0.1]})
     assert unfinished(group(read_runs([tmp_path]))[0]) == ["FedAvg, seed 2 has 1 of 4 rounds."]
+
+
+def test_every_argument_of_a_users_rule_names_a_method(tmp_path: Path) -> None:
+    """Of two methods that differ in one argument, both names have it."""
+    runs = []
+    for eta in (0.01, 0.1):
+        run = config("MyRule")
+        run["trainer"]["callbacks"][0]["init_args"] = {"eta": eta}
+        runs.append(run)
+    assert [method.name for method in methods(tmp_path, *runs)] == ["eta=0.01", "eta=0.1"]

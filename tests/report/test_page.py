@@ -241,8 +241,7 @@ def test_clients_are_listed_with_what_is_known_of_them(tmp_path: Path) -> None:
     assert list(zip(*frame["held"], strict=True)) == [(0, 0, 30), (1, 0, 9), (1, 1, 11), (2, 1, 10)]
 
 
-def test_names_of_version_0_1_are_drawn(tmp_path: Path) -> None:
-    """What clients held out was called clients/top1_mean, which is no value of a client."""
+def test_what_is_named_after_clients_and_is_no_value_of_one_is_drawn(tmp_path: Path) -> None:
     metrics = {"val/loss": [1, 1], "clients/top1_mean": [0.5, 0.75], "clients/state_bytes": [8, 16]}
     page = report(write(tmp_path / "run", metrics), out=tmp_path / "page.html")
     assert curves(charts(page)["clients-top1-mean"])["run"] == [0.5, 0.75]
@@ -300,13 +299,13 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
     assert orders == [["conv2", "conv10", "a"], ["a", "conv2", "conv10"]]
 
 
-TIMINGS = {"seconds": [3, 5, 10], "local": [2, 2, 2], "server": [0.5, 1.5, 1], "memory_mib": [1024, 2048, 2048]}
 TIMES = "Time (median over the rounds, mean over the runs) and largest memory"
 
 
 def test_times_are_medians_and_their_rest_is_what_is_left(tmp_path: Path) -> None:
     """A monitor looks for 6 s in one of three rounds: of the 18 s, 0.5, 1.5 and 1 are neither part's."""
-    timings = TIMINGS | {"monitors": [0, 0, 6], "gpu_mib": [0, 0, 0]}
+    timings = {"seconds": [3, 5, 10], "local": [2, 2, 2], "server": [0.5, 1.5, 1], "monitors": [0, 0, 6]}
+    timings |= {"memory_mib": [1024, 2048, 2048]}
     page = report(write(tmp_path / "run", {"val/loss": [1, 1, 1]}, timings=timings), out=tmp_path / "page.html")
     assert tables(page)[TIMES][1] == ["run", "0.3", "5", "2", "1", "0", "1", "2", "0"]
     assert tables(page)["Seconds of a round by part"] == [
@@ -315,11 +314,6 @@ def test_times_are_medians_and_their_rest_is_what_is_left(tmp_path: Path) -> Non
     ]
     assert curves(charts(page)["seconds"]) == {"run": [3, 5, 10]}
     assert "gpu-mib" not in charts(page)
-
-
-def test_times_of_version_0_1_have_no_monitors(tmp_path: Path) -> None:
-    page = report(write(tmp_path / "run", {"val/loss": [1, 1, 1]}, timings=TIMINGS), out=tmp_path / "page.html")
-    assert tables(page)[TIMES][1] == ["run", "0.3", "5", "2", "1", "0", "1.5", "2", "0"]
 
 
 def test_the_environment_says_which_runs_differ(tmp_path: Path) -> None:
@@ -353,7 +347,7 @@ def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Pa
                 "host": f"node{n % 2}",
                 "code": {"commit": "abc", "dirty": True},
                 "started": f"2026-11-22T08:0{n}:00+00:00",
-                "resumed": ["2026-11-22T09:00:00+00:00", "2026-11-22T10:00:00+00:00"],
+                "resumed": ["2026-11-22T09:00:00+00:00", {"time": "2026-11-22T10:00:00+00:00", "round": 3}],
             },
         )
         for n in range(7)
@@ -365,7 +359,7 @@ def test_the_environment_of_many_runs_is_no_longer_than_that_of_few(tmp_path: Pa
         ["command", "7 different values, such as fit --seed_everything=0", "all"],
         ["host", "node0", even],
         ["host", "node1", odd],
-        ["resumed", "2026-11-22T09:00:00+00:00, 2026-11-22T10:00:00+00:00", "all"],
+        ["resumed", "2026-11-22T09:00:00+00:00, 2026-11-22T10:00:00+00:00 (round 3)", "all"],
         ["started", "2026-11-22T08:00:00+00:00 to 2026-11-22T08:06:00+00:00", "all"],
     ]
 
@@ -430,3 +424,9 @@ def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     last = Path("runs/tiny/version_0/metrics.csv").read_text().splitlines()[-1].split(",")[1]
     assert named(page, "Last and best rounds")[1][3] == written(float(last), True).replace("\N{NO-BREAK SPACE}", " ")
     assert len(charts(page)["cosines"]["frames"]["runs"][0]["frames"]) == 2
+
+
+def test_the_policy_forbids_forms_and_another_base_address(tmp_path: Path) -> None:
+    page = report(write(tmp_path / "run", {"val/loss": [1]}), out=tmp_path / "page.html")
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page)
+    assert {"default-src 'none'", "base-uri 'none'", "form-action 'none'"} <= {*policy.split("; ")}

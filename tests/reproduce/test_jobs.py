@@ -177,18 +177,6 @@ def test_settings_that_make_no_difference_share_a_run() -> None:
     assert len({key(), *map(key, others)}) == 5
 
 
-def test_arguments_that_came_later_leave_fingerprints_as_they_were() -> None:
-    """Null is what runs did before there was the argument."""
-    config = config_of(["--config=papers/fedlaw/table-7.yaml"])
-    earlier = config_of(["--config=papers/fedlaw/table-7.yaml"])
-    del earlier["model"]["client"]["init_args"]["network"]["init_args"]["width"]
-    for name in ("train_examples", "test_examples", "resize"):
-        del earlier["data"]["init_args"][name]
-    assert settings_fingerprint(config) == settings_fingerprint(earlier)
-    narrow = config_of(["--config=papers/fedlaw/table-7.yaml", "--model.client.network.width=0.5"])
-    assert settings_fingerprint(narrow) != settings_fingerprint(config)
-
-
 def test_finished_json_says_how_it_was_made() -> None:
     assert run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--out", "runs").status == 0
     (path,) = Path("runs/runs").rglob("finished.json")

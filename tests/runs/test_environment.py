@@ -189,7 +189,7 @@ def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_keeps_the_time_of_its_start(folder: None) -> None:
-    """Each resumption adds its time; a run of version 0.1 does not say when it started."""
+    """Each resumption adds its time; without environment.yaml, the start is unknown."""
     file = RUN / "environment.yaml"
     fit("--trainer.max_epochs", 1)
     file.write_text(file.read_text().replace(f"'{datetime.now():%Y}", "'2001"))
@@ -197,9 +197,10 @@ def test_a_run_keeps_the_time_of_its_start(folder: None) -> None:
         fit("--ckpt_path", "last", "--trainer.max_epochs", rounds)
     known = yaml.safe_load(file.read_text())
     assert known["started"].startswith("2001")
-    first, second = map(datetime.fromisoformat, known["resumed"])
+    first, second = (datetime.fromisoformat(each["time"]) for each in known["resumed"])
     assert first <= second
     assert first.tzinfo is not None
+    assert [each["round"] for each in known["resumed"]] == [2, 3]
     file.write_text("wandb: {id: abc}")
     fit("--ckpt_path", "last", "--trainer.max_epochs", 4)
     known = yaml.safe_load(file.read_text())

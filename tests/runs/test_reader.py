@@ -1,6 +1,5 @@
 """What a report reads: runs and folders of runs; whatever is missing or damaged is told in one line."""
 
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ from command import run
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.runs.files import RoundTime
 from fl_lightning.runs.reader import Run, load, read_runs
 
 COSINES = {"clients": [0, 1], "before": [[1, 0], [0, 1]], "after": [[1, 0], [0, 1]]}
@@ -27,7 +25,7 @@ def test_a_run_is_read(tmp_path: Path) -> None:
     )
     (only,) = read_runs([folder])
     assert only.seed == 7
-    assert only.environment == {"device": "cpu"}
+    assert only.environment == {"rules": [], "device": "cpu"}
     assert only.metrics["val/top1"].dropna().to_dict() == {1: 0.5}
     assert only.timings["seconds"].to_dict() == {1: 1.5, 2: 2.5}
     clients = only.items("clients/loss")  # in the order of numbers, not of names
@@ -63,15 +61,16 @@ def test_metrics_alone_are_a_run(tmp_path: Path) -> None:
     assert only.arrays("cosines") == {}
 
 
-def test_columns_that_timings_lack_are_0(tmp_path: Path) -> None:
-    timings = read_runs([write(tmp_path / "run", {"val/top1": [0.5]}, timings={"seconds": [3]})])[0].timings
-    expected = dict.fromkeys([field.name for field in fields(RoundTime)], 0.0) | {"seconds": 3, "rest": 3}
-    del expected["round"]  # the index
-    assert timings.loc[1].to_dict() == expected
+def test_without_the_names_of_the_rules_the_settings_are_unknown(tmp_path: Path) -> None:
+    """Such a run stays a method of its own: taken for FedAvg, a run of GH would be averaged with one of FedAvg."""
+    folder = write(tmp_path / "run", {"val/top1": [0.5]}, config("GradientHarmonization"))
+    assert Run(folder).settings["rules"] == "GradientHarmonization"
+    (folder / "environment.yaml").unlink()
+    assert Run(folder).settings == {}
 
 
 def test_the_torn_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
-    folder = write(tmp_path / "run", {"val/top1": [0.5, 0.6]}, timings={"seconds": [1, 2], "local": [1, 1]})
+    folder = write(tmp_path / "run", {"val/top1": [0.5, 0.6]}, timings={"seconds": [1, 2]})
     with (folder / "timings.csv").open("a") as file:
         file.write("3,2.")
     assert list(read_runs([folder])[0].timings.index) == [1, 2]
@@ -87,6 +86,7 @@ def test_the_torn_line_of_a_killed_run_is_left_out(tmp_path: Path) -> None:
         ("metrics.csv", b"round,val/top1\r\n1,0.5\r\n1,0.6\r\n"),
         ("metrics.csv", bytes(range(256))),
         ("timings.csv", b"\0\0\0"),
+        ("timings.csv", b"round,seconds\r\n1,0.5\r\n"),
         ("config.yaml", b"trainer: ["),
         ("config.yaml", b"a list"),
         ("environment.yaml", b"\xff\xfe\xff"),

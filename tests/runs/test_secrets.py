@@ -17,11 +17,16 @@ SECRETS = [
     "hf_" + "aB3d" * 8,
     "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW",
     "eyJhbGciOi.eyJzdWIiOi.c2lnbmF0",
+    "37ab1f9872caf2fa37ab1f9872caf2fa37ab1f98",
+    "Bearer abcdefgh.12~3+4/5==",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE ow==\nabc\n-----END RSA PRIVATE KEY-----",
 ]
 HARMLESS = [
     "fl_lightning.callbacks.GradientHarmonization",
     "FedProx_mu_0p1_Dirichlet_alpha_0p3_seed1",
-    "37ab1f9872caf2fa37ab1f9872caf2fa37ab1f98",  # a commit
+    "37ab1f9872caf2fa",  # a fingerprint
+    "37ab1f9872caf2fa37ab1f9872caf2fa37ab1f9872caf2fa37ab1f9872caf2fa",  # a sum
+    "compass: 3, authors: 2, key: a, bearer of news",
     "/home/Me/Data2024/ImageNet1k/Train22/part",
     "--model.num_tokens=5",
     "2026-11-22T14:39:23+00:00",
@@ -35,13 +40,28 @@ def test_what_looks_like_a_key_is_hidden(secret: str) -> None:
     assert hidden_text(f"fit --x '{{y: {secret}}}'") == f"fit --x '{{y: {HIDDEN}}}'"
 
 
-@pytest.mark.parametrize("name", ["api_key", "token", "wandb_token", "secret", "client_secret", "password", "API_KEY"])
+NAMES = ["api_key", "token", "wandb_token", "secret", "client_secret", "password", "API_KEY", "accessToken", "tokens"]
+NAMES += ["userPassword", "secrets", "secret_key", "private_key", "passphrase", "pwd", "pass", "auth", "credentials"]
+NAMES += ["cookie", "Authorization", "apiKey", "AWSSecretKey", "access-token", "db_pass"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_what_is_named_like_a_key_is_hidden(name: str) -> None:
     assert hidden({"logger": {name: "abc"}}) == {"logger": {name: HIDDEN}}
     assert hidden({f"logger.{name}": 5}) == {f"logger.{name}": HIDDEN}
     assert hidden({name: None}) == {name: None}
     assert hidden_arguments([f"--a.{name}", "abc", "x"]) == [f"--a.{name}", HIDDEN, "x"]
     assert hidden_arguments([f"--a={{b: 1, {name}: abc, c: 2}}"]) == [f"--a={{b: 1, {name}: {HIDDEN}, c: 2}}"]
+    assert hidden_text(f"a: {name}=abc d") == f"a: {name}={HIDDEN} d"
+    assert hidden({name: {"user": "me", "keys": ["abc", 1]}}) == {name: {"user": HIDDEN, "keys": [HIDDEN, HIDDEN]}}
+    made = {"class_path": "mine.Token", "init_args": {"size": 3, "pwd": "abc"}}
+    assert hidden({name: made})[name] == {"class_path": "mine.Token", "init_args": {"size": 3, "pwd": HIDDEN}}
+
+
+def test_a_header_is_hidden_with_its_scheme_and_all_its_parts() -> None:
+    assert hidden_text("Authorization: Basic dXNlcjpw, x") == f"Authorization: {HIDDEN}, x"
+    assert hidden_text("Cookie: a=b; c=d") == f"Cookie: {HIDDEN}"
+    assert hidden_text("x: -----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn") == f"x: {HIDDEN}", "cut off"
 
 
 @pytest.mark.parametrize("value", HARMLESS)

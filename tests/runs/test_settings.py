@@ -11,12 +11,12 @@ from torch.utils.data import Dataset, TensorDataset
 from fl_lightning import FederatedDataModule
 from fl_lightning.datamodules import Digits
 from fl_lightning.datamodules.partition import Dirichlet
-from fl_lightning.runs.fingerprint import data_fingerprint
+from fl_lightning.engine.fingerprint import data_fingerprint
 from fl_lightning.runs.settings import method_name, named_settings, settings_fingerprint
 
 
 def test_settings_have_short_names() -> None:
-    found = named_settings(config("FedProx", alpha=0.3), None)
+    found = named_settings(config("FedProx", alpha=0.3), ["FedProx"])
     assert found["rules"] == "FedProx"
     assert found["data.class"] == "Digits"
     assert found["data.partition.class"] == "Dirichlet"
@@ -29,31 +29,20 @@ def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
     named, plain, before = (config("FedProx") | {"model": {}} for _ in range(3))
     named["data"]["init_args"]["client_names"] = ["bern", "lyon", "oslo", "rome"]
     plain["data"]["init_args"]["client_names"] = None
-    assert named_settings(named, None) == named_settings(plain, None) == named_settings(before, None)
+    found = [named_settings(each, ["FedProx"]) for each in (named, plain, before)]
+    assert found[0] == found[1] == found[2]
     assert settings_fingerprint(named) == settings_fingerprint(plain) == settings_fingerprint(before)
 
 
-@pytest.mark.parametrize(
-    ("rule", "argument", "earlier", "other"),
-    [
-        ("FedNova", "tau_eff", "normalizers", "steps"),
-        ("FedDyn", "alpha_by_size", False, True),
-        ("CAGrad", "rescale", False, True),
-        ("FedBE", "teacher", "probabilities", "logits"),
-        ("FedSAM", "eta", 0.01, 0.0),
-        ("Mine", "resize", None, 0),
-    ],
-)
-def test_a_later_argument_at_its_earlier_value_tells_no_runs_apart(
-    rule: str, argument: str, earlier: Any, other: Any
-) -> None:
-    before, same, changed = (config(rule) | {"model": {}} for _ in range(3))
-    same["trainer"]["callbacks"][0]["init_args"] = {argument: earlier}
-    changed["trainer"]["callbacks"][0]["init_args"] = {argument: other}
-    del before["trainer"]["callbacks"][0]["init_args"]  # as for a class without arguments
-    assert settings_fingerprint(same) == settings_fingerprint(before) != settings_fingerprint(changed)
-    assert named_settings(same, [rule]) == named_settings(before, [rule])
-    assert named_settings(changed, [rule])[f"{rule}.{argument}"] == other
+@pytest.mark.parametrize(("one", "other"), [(0.01, 0.1), (None, 5), (1.0, 0.5), ("epoch", "step")])
+@pytest.mark.parametrize("argument", ["eta", "resize", "width", "scheduler_interval"])
+def test_every_argument_of_a_users_rule_tells_runs_apart(argument: str, one: Any, other: Any) -> None:
+    """Whatever its name and its value, and a config that lacks the argument is another one, too."""
+    runs = [config("MyRule") | {"model": {}} for _ in range(3)]
+    for run, value in zip(runs, (one, other), strict=False):
+        run["trainer"]["callbacks"][0]["init_args"] = {argument: value}
+    assert [named_settings(run, ["MyRule"]).get(f"MyRule.{argument}", ...) for run in runs] == [one, other, ...]
+    assert len({settings_fingerprint(run) for run in runs}) == 3
 
 
 def test_the_rules_are_those_that_the_run_has_written_down() -> None:
@@ -66,13 +55,6 @@ def test_the_rules_are_those_that_the_run_has_written_down() -> None:
     assert found["OddMonitor.strength"] == 2
     assert not [name for name in found if "Watcher" in name]
     assert named_settings(run, [])["rules"] == "FedAvg"
-
-
-def test_of_a_run_that_wrote_no_rules_down_what_is_called_monitor_is_none() -> None:
-    """Run folders of version 0.1: the shipped monitors, what else is called so, and Lightning's own callbacks."""
-    run = config("FedNova", "LossSurface", "PersonalEvaluation", "SaveCohorts", "MyMonitor")
-    run["trainer"]["callbacks"].append({"class_path": "lightning.pytorch.callbacks.EMAWeightAveraging"})
-    assert named_settings(run, None)["rules"] == "FedNova"
 
 
 @pytest.mark.parametrize(

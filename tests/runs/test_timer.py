@@ -155,17 +155,3 @@ def test_a_resumed_run_goes_on_with_its_rows(tmp_path: Path, monkeypatch: pytest
     assert after[:3] == before[:3]
     assert [line.split(",")[0] for line in after[1:]] == ["1", "2", "3", "4"]
     assert after[3] != "3,1,1,1,1,1,0"
-
-
-def test_a_run_of_version_0_1_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its server's time contains the monitors', so the new column is 0."""
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
-    fit()
-    file = Path("runs/tiny/version_0/timings.csv")
-    file.write_text("round,seconds,local,server,memory_mib,gpu_mib\r\n1,9,5,3,100,0\r\n2,8,4,2,101,0\r\n")
-    fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
-    head, *rows = file.read_text().splitlines()
-    assert head == ",".join(COLUMNS)
-    assert rows[:2] == ["1,9,5,3,0,100,0", "2,8,4,2,0,101,0"]
-    assert rows[2].startswith("3,")

@@ -34,7 +34,9 @@ async function pdf(chart) {
   print();
 }
 
-const cell = (value) => (/[",\n]/.test(String(value ?? "")) ? `"${String(value).replaceAll('"', '""')}"` : String(value ?? ""));
+// A text that a spreadsheet would take for a formula begins with an apostrophe.
+const plain = (value) => (typeof value === "string" && /^[=+\-@\t\r]/.test(value) && Number.isNaN(Number(value)) ? `'${value}` : String(value ?? ""));
+const cell = (value) => (/[",\n\r]/.test(plain(value)) ? `"${plain(value).replaceAll('"', '""')}"` : plain(value));
 const csv = (rows) => rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
 
 // All that a chart shows as rows, the head first; of panels, what is chosen.

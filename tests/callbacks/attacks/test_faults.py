@@ -23,7 +23,7 @@ def clients_by_round(*callbacks: Any, **settings: Any) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("raise", "RuntimeError: injected fault"),
+        ("raise", "ClientFailure: injected fault"),
         ("nan", "its update is not finite"),
         ("inf", "its update is not finite"),
         ("huge", r"the norm of its update is 1e\+38"),

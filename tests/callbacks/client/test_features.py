@@ -6,9 +6,9 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import BATCHES, Capture, Net, Quadratic, Same, ToyData, trainer
+from toy import BATCHES, Capture, Net, Notes, Quadratic, Same, ToyData, trainer
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
+from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks.client.features import FeatureRule, find_classifier, weights_at
 from fl_lightning.models import TimmNetwork, TwoNN, WithProjection
 
@@ -95,7 +95,7 @@ def test_networks_of_timm_give_pooled_features() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.network = TimmNetwork("resnet10t", num_classes=3, in_channels=1)
-            self.expected: list[Tensor] = []
+            self.expected: list[Tensor] = Notes()
 
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             x = batch[0].repeat_interleave(64, 1).reshape(-1, 1, 16, 16)
@@ -211,8 +211,8 @@ def test_no_hook_outside_of_training() -> None:
 @pytest.mark.parametrize("client", [0, 1])
 def test_no_hook_of_a_client_that_fails(client: int) -> None:
     """The next to hear of it is client 1, which has one hook, not two; of client 1 it is the server."""
-    module, rule, probe = WithForward(), Look(), Probe(RuntimeError("broken"), client)
-    with pytest.warns(UserWarning, match=f"client {client} is left out: RuntimeError: broken"):
+    module, rule, probe = WithForward(), Look(), Probe(ClientFailure("broken"), client)
+    with pytest.warns(UserWarning, match=f"client {client} is left out: ClientFailure: broken"):
         fit_two(module, rule, probe)
     assert probe.training == [1] * 12
     assert probe.between == [0] * 4
@@ -233,7 +233,7 @@ class Stop(Probe):
 
     def on_before_client_step(self, run: LocalRun) -> None:
         self.training.append(hooks(run.module))
-        raise RuntimeError("broken")
+        raise ClientFailure("broken")
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         trainer.should_stop = True

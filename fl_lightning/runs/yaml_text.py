@@ -1,0 +1,74 @@
+"""Read YAML. Imports neither torch nor pandas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import yaml
+
+from fl_lightning.errors import ConfigurationError
+
+LARGEST = 100_000  # values in a text
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, which is ten times as fast, if PyYAML has it
+
+
+def read_yaml(name: object, text: str) -> Any:
+    """Read YAML into numbers, texts, lists and dicts.
+
+    Args:
+        name: what holds the text, such as a path, for messages.
+        text: the YAML.
+
+    Raises:
+        ConfigurationError: the text is not YAML, or its aliases stand for too many values.
+    """
+    try:
+        loader = LOADER(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_size(name, root)
+        return loader.construct_document(root)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
+
+
+def check_aliases(name: object, text: str) -> None:
+    """Refuse a text whose aliases stand for too many values; ``name`` is what holds the text, for the message.
+
+    Raises:
+        ConfigurationError: the values are too many.
+        yaml.YAMLError: the text is not YAML.
+    """
+    if (root := yaml.compose(text, Loader=LOADER)) is not None:
+        _check_size(name, root)
+
+
+def _check_size(name: object, root: yaml.Node) -> None:
+    if _size(root, {}) > LARGEST:
+        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
+
+
+def _told(error: Exception) -> str:
+    """Say what is wrong in a text, and on which line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return str(error)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None) or error}"
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Count the values of a YAML node, each alias as the values it stands for; infinite if an alias holds itself.
+
+    Args:
+        node: the node.
+        known: the numbers of nodes that have been counted, by their ids.
+    """
+    if id(node) not in known:
+        known[id(node)] = math.inf  # until it is counted
+        parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
+        inner = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
+    return known[id(node)]
