@@ -20,7 +20,7 @@ from fl_lightning.engine.batches import take
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.partition import Parts, check_enough
 from fl_lightning.engine.seeding import numpy_generator
-from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 
 class LabelledData(FederatedDataModule):
@@ -81,11 +81,8 @@ class LabelledData(FederatedDataModule):
         **federation: Any,
     ) -> None:
         super().__init__(**federation)
-        if min(num_clients, proxy_batch_size, eval_batch_size) < 1 or proxy_per_class < 0:
-            raise ConfigurationError(
-                "expected num_clients, proxy_batch_size and eval_batch_size >= 1 and proxy_per_class >= 0, got "
-                f"{num_clients}, {proxy_batch_size}, {eval_batch_size} and {proxy_per_class}: raise what is too small"
-            )
+        check_at_least(1, num_clients=num_clients, proxy_batch_size=proxy_batch_size, eval_batch_size=eval_batch_size)
+        check_at_least(0, proxy_per_class=proxy_per_class)
         if not 0 <= held_out < 1:
             raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {held_out}")
         if not (1 <= long_tail < math.inf and 1 <= proxy_long_tail < math.inf):  # also refuses nan

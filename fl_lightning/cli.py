@@ -71,10 +71,6 @@ def main(args: Sequence[str] | None = None) -> int:
     Status 2 stands for a user's mistake, which one line on standard error explains; 130 for Ctrl-C.
     """
     args = sys.argv[1:] if args is None else args
-    if args and args[0] == "--version":
-        print(versions())
-        return 0
-    sys.path.insert(0, str(Path.cwd()))  # a console script does not search the working directory for the user's classes
     try:
         return int(reported(_dispatch, args))
     except KeyboardInterrupt:
@@ -92,6 +88,9 @@ def _dispatch(args: Sequence[str]) -> int:
     if not args or args[0] in ("-h", "--help"):
         print(overview())
         return 0
+    if args[0] == "--version":
+        print(versions())
+        return 0
     if args[0] not in COMMANDS and not args[0].startswith("-"):
         near = nearest(args[0], COMMANDS)
         hint = f"; did you mean {near}?" if near else ""
@@ -99,6 +98,10 @@ def _dispatch(args: Sequence[str]) -> int:
     command = COMMANDS.get(args[0], COMMANDS["fit"])  # the parser of fit also reads options before a command
     module, function = command.arguments
     getattr(importlib.import_module(f"fl_lightning.{module}"), function)(args)
+    try:
+        sys.path.insert(0, str(Path.cwd()))  # a console script does not search it for the user's classes
+    except FileNotFoundError:
+        raise ConfigurationError("the working directory has been deleted: change to another one, by cd") from None
     # Only the module of the given command is imported: importing pandas takes a while.
     if command.trains:
         return int(_import(command.module).command(args))

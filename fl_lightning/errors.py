@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import inf
+from operator import index
 from types import FrameType
 
 SMALLEST = 2.0**-126  # smallest float32 number with full precision; division by a smaller one may overflow
@@ -67,9 +68,13 @@ def check_not_negative(**values: float) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuse a number below ``least``; the message names the number by its keyword."""
+    """Refuse a number that is not whole, or below ``least``; the message names the number by its keyword."""
     for name, value in values.items():
-        if not value >= least:  # also refuses nan
+        try:
+            number = index(value)
+        except TypeError:
+            raise ConfigurationError(f"{name} must be a whole number, got {value!r}") from None
+        if number < least:
             raise ConfigurationError(f"{name} must be at least {least}, got {value}")
 
 

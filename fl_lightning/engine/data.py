@@ -311,9 +311,12 @@ class PartitionedData(FederatedDataModule):
         self.datamodule, self.labels = datamodule, labels
         self.partition = partition if isinstance(partition, Partition | None) else Stated(partition)
         stated = self.partition if isinstance(self.partition, Stated) else None
-        self.num_clients = num_clients or (0 if stated is None else len(stated.parts))
-        if self.num_clients < 1:
-            raise ConfigurationError(f"expected num_clients >= 1, or a stated partition, got {num_clients}: set it")
+        if num_clients is None:
+            if stated is None:
+                raise ConfigurationError("expected num_clients, or a stated partition, got neither: set num_clients")
+            num_clients = len(stated.parts)
+        check_at_least(1, num_clients=num_clients)
+        self.num_clients = num_clients
         if self.client_names is None and stated is not None:
             self.client_names = stated.names
         self.prepare_data_per_node = datamodule.prepare_data_per_node

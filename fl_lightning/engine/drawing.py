@@ -15,7 +15,7 @@ from fl_lightning.engine.availability import Availability, Turnout
 from fl_lightning.engine.names import label
 from fl_lightning.engine.sampling import ClientSampler
 from fl_lightning.engine.seeding import generator
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 PADDING = -1  # stands in place of a client id where a device has no client left to train
 
@@ -61,6 +61,7 @@ class CohortDraws(LightningDataModule):
     @cached_property
     def sizes(self) -> Tensor:
         """(N,) numbers of training examples, one per client."""
+        check_at_least(1, num_clients=self.num_clients)
         return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,6 +17,13 @@ EXPORT = (
     "program of the module's forward, which torch.export traces on the module's example_input_array or on a validation "
     "batch of the run."
 )
+
+
+def whole_number(name: str, text: str) -> int:
+    """Read a whole number of at least 1; ``name`` is what gave the text, for the message."""
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise ConfigurationError(f"{name}: expected a whole number of at least 1, got {text}: give up to 9 digits")
+    return int(text)
 
 
 class CommandParser(argparse.ArgumentParser):

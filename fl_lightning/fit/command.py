@@ -27,6 +27,7 @@ from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
+from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError
@@ -114,7 +115,7 @@ class FederatedCLI(OpenCLI):
         parser.add_argument(
             "--num_threads",
             type=int,
-            default=int(os.environ.get("OMP_NUM_THREADS", "1")),
+            default=whole_number("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS") or "1"),
             help="CPU threads of each process. Several devices make better use of many cores, and change no result.",
         )
         for group in ("trainer", "model"):
@@ -166,7 +167,7 @@ class FederatedCLI(OpenCLI):
         check_experiment(experiment)
         self.mlflow_run = None
         self.changed: dict[str, Any] | None = None
-        if config.get("ckpt_path"):
+        if config.get("ckpt_path") is not None:
             resumes, weights_only = self.config.subcommand == "fit", config.get("weights_only") is not False
             path = Path(config.ckpt_path)
             if config.ckpt_path == "last":

@@ -48,10 +48,10 @@ def find_config(name: str) -> str:
         return str(found)
     shipped = shipped_configs()
     here = [path.name for path in Path().glob("*.yaml")]
-    near = nearest(Path(name).with_suffix(".yaml").as_posix(), [*here, *shipped])
+    near = nearest(f"{name.removesuffix('.yaml')}.yaml", [*here, *shipped])
     hint = f"; did you mean {near}?" if near else ""
     raise ConfigurationError(
-        f"there is no file {name}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
+        f"there is no file {name or repr(name)}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
     )
 
 
@@ -135,13 +135,22 @@ def grid(path: str | Path) -> list[Cell]:
     An axis that only lists labels takes the labels' options from a file that the config builds on.
 
     Raises:
-        ConfigurationError: an axis does not map labels to options, or lists a label that no base has.
+        ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
+            base.
     """
     common: dict[str, Any] = {}
     for base in bases(path):
-        common |= _read(base).get(GRID) or {}
-    own = _read(path).get(GRID) or {}
-    return [cell for axes in (own if isinstance(own, list) else [own]) for cell in _cells(path, common, axes)]
+        for axes in _grids(base):
+            common |= axes
+    return [cell for axes in _grids(path) for cell in _cells(path, common, axes)]
+
+
+def _grids(path: str | Path) -> list[dict[str, Any]]:
+    found = _read(path).get(GRID) or {}
+    grids = found if isinstance(found, list) else [found]
+    if not all(isinstance(axes, dict) for axes in grids):
+        raise ConfigurationError(f"{path}: grid must map axes to their labels, or list such grids, got {found}")
+    return grids
 
 
 def _cells(path: str | Path, common: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[Cell]:
@@ -155,7 +164,8 @@ def _cells(path: str | Path, common: Mapping[str, Any], axes: Mapping[str, Any])
 def _labelled(path: str | Path, axis: str, values: Any, known: Mapping[Any, Any]) -> Mapping[Any, Any]:
     if isinstance(values, Mapping) and all(isinstance(changes, Mapping | None) for changes in values.values()):
         return values
-    if not isinstance(values, list) or not set(values) <= set(known):
+    known = known if isinstance(known, Mapping) else {}
+    if not isinstance(values, list) or not all(label in list(known) for label in values):
         raise ConfigurationError(
             f"{path}: grid.{axis} must map labels to options ({{5: {{data.num_clients: 5}}}}), or list labels of its "
             f"base ({', '.join(map(str, known)) or 'which has none'}), got {values}"

@@ -11,7 +11,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
+from typing import TextIO
 
 from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
 
@@ -58,23 +60,46 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
     Returns:
         The exit status; 2 for a mistake and for what the machine lacks, 143 after SIGTERM, 141 after a broken pipe.
     """
+    _open_streams()
     _quiet()
     try:
-        status = command(args)
-        sys.stdout.flush()  # here, because Python reports an error at its own exit in several lines
-        return status
+        try:
+            return command(args)
+        finally:
+            sys.stdout.flush()  # here, because Python reports an error at its own exit in several lines
     except SystemExit as leaving:
         if not _is_lightnings(leaving, "SIGTERMException"):  # Lightning raises this error with status 0
             raise
         return 128 + signal.SIGTERM
     except BrokenPipeError:  # the program that reads the output, such as head, has ended
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115  # takes the output that Python still flushes at exit
+        sys.stdout = _nowhere()  # takes the output that Python still flushes at exit
         return 128 + signal.SIGPIPE
     except Exception as error:
         if (mistake := mistake_in(error) or _lack_in(error)) is None:
             raise
-        print(f"fl-lightning: error: {mistake}", file=sys.stderr)
+        print(f"fl-lightning: error: {_printable(mistake)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            sys.stdout = _nowhere()
         return 2
+
+
+def _open_streams() -> None:
+    """Open standard streams that are closed (``>&-``), and let all of them take any text, in any encoding."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or _nowhere()
+        setattr(sys, name, stream)
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return Path(os.devnull).open("w")
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def counted(number: int, what: str) -> str:

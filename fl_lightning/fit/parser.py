@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import Namespace
+import yaml
+from jsonargparse import Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
@@ -13,6 +14,9 @@ from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
+from fl_lightning.runs.yaml_text import check_aliases
+
+LOAD = get_loader("yaml")
 
 
 class Parser(LightningArgumentParser):
@@ -21,6 +25,7 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.allow_abbrev = False
+        set_loader("yaml", _load, (yaml.YAMLError,))
 
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -76,6 +81,13 @@ def class_help(args: Sequence[str]) -> bool:
     parser.add_subclass_arguments(KINDS[option].base, option)
     parser.parse_args([f"--{option}.help", name])
     return True
+
+
+def _load(text: str) -> Any:
+    """Read a value, or a file that a value names, whose aliases the parser's messages would write out one by one."""
+    if "*" in text:
+        check_aliases("a value in YAML", text)
+    return LOAD(text)
 
 
 def _options(parser: Any) -> list[str]:

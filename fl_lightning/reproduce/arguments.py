@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.arguments import CommandParser
+from fl_lightning.fit.arguments import CommandParser, whole_number
 from fl_lightning.fit.configs import find_config
 from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce.figures import borrowed, tables_and_figures
@@ -131,21 +132,17 @@ def _parser(name: str) -> CommandParser:
             metavar="NAME",
             help="a smaller version of the experiment: laptop (default: the paper's)",
         )
-    parser.add_argument("--seeds", type=_positive, default=3, help="number of seeds (default 3)")
+    parser.add_argument("--seeds", type=partial(whole_number, "--seeds"), default=3, help="number of seeds (default 3)")
     parser.add_argument("--first_seed", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--rounds", type=_positive, help="number of rounds of every run, in place of the config's")
+    rounds = "number of rounds of every run, in place of the config's"
+    parser.add_argument("--rounds", type=partial(whole_number, "--rounds"), help=rounds)
     subset = "train some cells only: method=FedAvg alpha=0.1,1"
     parser.add_argument("--subset", nargs="+", action="extend", metavar="AXIS=LABELS", help=subset)
-    parser.add_argument("--jobs", type=_positive, default=1, help="number of runs at a time (default 1)")
+    jobs = "number of runs at a time (default 1)"
+    parser.add_argument("--jobs", type=partial(whole_number, "--jobs"), default=1, help=jobs)
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(
         "--dry-run", "--dry_run", action="store_true", help="print number of runs, time and disk space; train nothing"
     )
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return int(text)

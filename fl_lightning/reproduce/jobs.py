@@ -21,7 +21,7 @@ from typing import Any
 
 from fl_lightning.engine.files import whole
 from fl_lightning.engine.inside import inside
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.fit.command import command
 from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
@@ -156,7 +156,8 @@ def plan(
     """
     config = config_of(arguments)
     folder = folders.of(settings_fingerprint(config), name)
-    rounds = int(config["trainer"]["max_epochs"])
+    rounds = config["trainer"]["max_epochs"]
+    check_at_least(1, **{"trainer.max_epochs": rounds})
     return [Job(tuple(group), tuple(arguments), seed, rounds, folder / f"seed_{seed}", config) for seed in seeds]
 
 

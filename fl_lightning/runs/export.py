@@ -26,7 +26,6 @@ from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.engine.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
-from fl_lightning.runs.files import CONFIG, read_mapping
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.
@@ -68,16 +67,18 @@ def export(
         ConfigurationError: ``out`` has another suffix or exists, ``checkpoint`` is not from a federated run, or the
             module cannot be made or exported.
     """
+    from fl_lightning.runs.reader import Run  # imports pandas, which takes a while
+
     out, path = Path(out), checkpoint_of(Path(checkpoint))
     if out.suffix not in SUFFIXES:
         raise ConfigurationError(f"export: the file must end in {', '.join(SUFFIXES)}, got {out}")
     if out.exists() and not overwrite:
         raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
     content, folder = read_checkpoint(path, "export"), run_of(path)
-    config = read_mapping(folder, CONFIG) if folder else {}
+    config = Run(folder).config if folder else {}
     plain = _plain(content, config)
     program = None
-    if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or config.get("model", {}).get("init_from"))):
+    if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
         module = _filled(module or _made(config, path), plain, config)
         plain["state_dict"] = nn.Module.state_dict(module)
     if out.suffix == ".pt2" and module:
@@ -117,9 +118,27 @@ def _plain(content: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, A
     if config:
         whole_argument = plain.pop(NAME, None) not in (None, "kwargs")  # the module saved the content of one argument
         saved = {} if whole_argument else content.get(HYPER_PARAMETERS, {})
-        plain[HYPER_PARAMETERS] = _arguments(config["model"]["client"]) | saved
+        plain[HYPER_PARAMETERS] = _arguments(_class_in(config, "model", "client")) | saved
         plain[HYPER_PARAMETERS]["_instantiator"] = f"{instantiate_module.__module__}.{instantiate_module.__name__}"
     return plain
+
+
+def _init_from(config: Mapping[str, Any]) -> str | None:
+    return (config.get("model") or {}).get("init_from")
+
+
+def _class_in(config: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """Find the settings of a class in a run's config."""
+    found: Any = config
+    for name in names:
+        found = found.get(name) or {}
+    arguments = [found.get(name) or {} for name in ("init_args", "dict_kwargs")]
+    if not isinstance(found.get("class_path"), str) or not all(isinstance(each, dict) for each in arguments):
+        raise ConfigurationError(
+            f"export: expected {'.'.join(names)} of the run's config.yaml to have a class_path, and perhaps init_args, "
+            f"got {str(found)[:100]}: restore the file from a copy"
+        )
+    return dict(found)
 
 
 def _arguments(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +154,7 @@ def _make(base: type[Made], part: Mapping[str, Any]) -> Made:
     except ConfigurationError:
         raise
     except Exception as error:  # whatever the user's class, or the parser, raises
-        reason = str(error).partition("\n")[0]
+        reason = " ".join(str(error).split())[:300]
         raise ConfigurationError(
             f"export: {name} cannot be made from the run's config.yaml: {reason}; from Python, pass module and example"
         ) from error
@@ -150,14 +169,13 @@ def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
         )
     with isolated(torch.device("cpu")):
         seed_globals(int(config.get("seed_everything") or 0), torch.device("cpu"))
-        return _make(LightningModule, config["model"]["client"])
+        return _make(LightningModule, _class_in(config, "model", "client"))
 
 
 def _filled(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
     """Copy a checkpoint's tensors into a module, as ``load_from_checkpoint`` does; others get the values of the run."""
     module.configure_model()
-    source = config.get("model", {}).get("init_from")
-    if source is not None and not module.strict_loading:
+    if (source := _init_from(config)) and not module.strict_loading:
         start_from(module, str(checkpoint_of(Path(source))))
     plain = dict(plain)
     module.on_load_checkpoint(plain)
@@ -173,7 +191,7 @@ def _example(module: LightningModule, config: Mapping[str, Any]) -> Any:
         return module.example_input_array
     if not config:
         raise ConfigurationError("export: a program needs an example input: pass example, or set example_input_array")
-    data: Any = _make(FederatedDataModule, config["data"])
+    data: Any = _make(FederatedDataModule, _class_in(config, "data"))
     data.prepare_data()
     data.setup("fit")
     loader = data.val_dataloader()

@@ -30,7 +30,11 @@ from fl_lightning.runs.files import (
 from fl_lightning.runs.finding import folders_in
 from fl_lightning.runs.settings import RULES, named_settings
 
-PARTS = ("trainer", "model", "data")  # of config.yaml, each with names and values
+# The values of config.yaml and environment.yaml that more is done with than to show them, each after what holds it.
+CONFIG_KINDS = {"seed_everything": int, "trainer": dict, "model": dict, "data": dict}
+CONFIG_KINDS |= {"trainer.max_epochs": int, "model.init_from": str, "model.client": dict}
+ENVIRONMENT_KINDS = {RULES: list}
+NOUNS = {int: "a whole number", str: "a text", list: "a list", dict: "names and values"}
 NAMES = "names"  # the array of the clients' names in arrays/partition.npz
 OWNER = 5  # levels from a run of sweep or reproduce, <name>/runs/<cell>/seed_<n>/run/version_0, up to <name>
 
@@ -51,17 +55,12 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        content = read_mapping(self.folder, CONFIG)
-        if odd := [part for part in PARTS if not isinstance(content.get(part) or {}, Mapping)]:
-            raise ConfigurationError(
-                f"{inside(self.folder, CONFIG)} is damaged: expected names and values in {', '.join(odd)}; {MEND}"
-            )
-        return content
+        return _checked(self.folder, CONFIG, CONFIG_KINDS)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Content of ``environment.yaml``."""
-        return read_mapping(self.folder, ENVIRONMENT)
+        return _checked(self.folder, ENVIRONMENT, ENVIRONMENT_KINDS)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -170,6 +169,25 @@ class Run:
         """Read the names of the network's layers in the module's order; empty if they were not saved."""
         path = array_file(self.folder, "layers")
         return [str(name) for name in load(path, "names")["names"]] if path.is_file() else []
+
+
+def _checked(folder: Path, file: str, kinds: Mapping[str, type]) -> Mapping[str, Any]:
+    """Read a YAML file of a run folder, and refuse a value of another kind; a missing value and null are of any kind.
+
+    Args:
+        folder: the run folder.
+        file: the name of the file.
+        kinds: the kinds of values, by dotted names.
+    """
+    content = read_mapping(folder, file)
+    for name, kind in kinds.items():
+        value: Any = content
+        for key in name.split("."):
+            value = (value or {}).get(key)
+        if not isinstance(value, kind | None):
+            came = f"expected {NOUNS[kind]} in {name}, got {value!r}"
+            raise ConfigurationError(f"{folder / file} is damaged: {came}; {MEND}")
+    return content
 
 
 def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:

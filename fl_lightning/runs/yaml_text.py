@@ -29,11 +29,26 @@ def read_yaml(name: object, text: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        if _size(root, {}) > LARGEST:
-            raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
+        _check_size(name, root)
         return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
+
+
+def check_aliases(name: object, text: str) -> None:
+    """Refuse a text whose aliases stand for too many values; ``name`` is what holds the text, for the message.
+
+    Raises:
+        ConfigurationError: the values are too many.
+        yaml.YAMLError: the text is not YAML.
+    """
+    if (root := yaml.compose(text, Loader=LOADER)) is not None:
+        _check_size(name, root)
+
+
+def _check_size(name: object, root: yaml.Node) -> None:
+    if _size(root, {}) > LARGEST:
+        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
 
 
 def _told(error: Exception) -> str:

@@ -1,14 +1,16 @@
-"""drop_last and collate_fn of the shipped data modules, from YAML."""
+"""drop_last and collate_fn of the shipped data modules, from YAML; num_clients of all, from Python."""
 
 import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from command import TINY, fit, rows, run
 
 from fl_lightning import datamodules
-from fl_lightning.datamodules import RandomFlip, Tensors
+from fl_lightning.datamodules import CIFAR10, Digits, RandomFlip, Shapes, Tensors
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
@@ -79,3 +81,37 @@ def test_augment_and_collate_fn_exclude_each_other() -> None:
     pair = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
     with pytest.raises(ConfigurationError, match="expected augment or collate_fn, got both"):
         Tensors(train=pair, test=pair, augment=RandomFlip(), collate_fn=tuple)
+
+
+class Own(FederatedDataModule):
+    """A user's data module."""
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__()
+        self.num_clients = num_clients
+        self.cohort_size  # noqa: B018  # as when training begins
+
+
+ONE = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+TAKING: dict[str, Callable[[Any], FederatedDataModule]] = {
+    "Own": Own,
+    "PartitionedData": lambda number: FederatedDataModule.from_loaders(
+        list(zip(*ONE, strict=True)), num_clients=number
+    ),
+    "a stated partition": lambda number: FederatedDataModule.from_loaders(
+        [0, 1], num_clients=number, partition=[[0], [1]]
+    ),
+    "Tensors": lambda number: Tensors(train=ONE, test=ONE, num_clients=number),
+    "Digits": lambda number: Digits(num_clients=number),
+    "Shapes": lambda number: Shapes(num_clients=number),
+    "CIFAR10": lambda number: CIFAR10(num_clients=number),
+}
+
+
+@pytest.mark.parametrize("number", [0, -1, 2.5, "2"])
+@pytest.mark.parametrize("name", TAKING)
+def test_number_of_clients_from_python(name: str, number: Any) -> None:
+    """The command line refuses other types itself."""
+    expected = "a whole number" if not isinstance(number, int) else "at least 1"
+    with pytest.raises(ConfigurationError, match=f"^num_clients must be {expected}, got {number!r}$"):
+        TAKING[name](number)

@@ -148,12 +148,12 @@ def test_proxy_order_comes_from_the_global_generator() -> None:
 
 @pytest.mark.parametrize("name", ["num_clients", "proxy_batch_size", "eval_batch_size"])
 def test_refuses_arguments_below_one(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"expected .*{name}.*>= 1.*got .*0"):
+    with pytest.raises(ConfigurationError, match=f"{name} must be at least 1, got 0"):
         Tiny(**{name: 0})  # type: ignore[arg-type]  # the three are ints
 
 
 def test_refuses_bad_proxy_sets() -> None:
-    with pytest.raises(ConfigurationError, match=r"proxy_per_class >= 0, got .* and -1"):
+    with pytest.raises(ConfigurationError, match="proxy_per_class must be at least 0, got -1"):
         Tiny(proxy_per_class=-1)
     with pytest.raises(ConfigurationError, match="expected proxy_per_class below 10, the number of images of class 0"):
         Tiny(proxy_per_class=10).proxy_dataloader()

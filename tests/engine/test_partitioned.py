@@ -331,8 +331,7 @@ def test_a_loader_that_draws_from_a_subset() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "expected num_clients >= 1, or a stated partition, got None: set it"),
-        ({"num_clients": 0}, "expected num_clients >= 1, or a stated partition, got 0: set it"),
+        ({}, "expected num_clients, or a stated partition, got neither: set num_clients"),
         ({"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
         ({"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
         ({"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for each"),

@@ -75,7 +75,7 @@ VALUES = {
     "--data.participation=5": r"participation asks for 5 clients per round, but there are 4$",
     "--data.long_tail=0.5": r"^long_tail and proxy_long_tail must be at least 1, .*, got 0.5 and 1.0$",
     "--data.proxy_source=val": r"data.*proxy_source",
-    "--data.num_clients=0": r"expected num_clients, .* >= 1 .*, got 0, ",
+    "--data.num_clients=0": "num_clients must be at least 1, got 0$",
     "--data.batch_size=0": r"batch_size .*must be at least 1, got 0",
     "--model.local_epochs=0": r"local_epochs must be positive, got 0$",
     "--model.local_epochs=1.0e308": r"local_epochs must be at most 1000000, .*, got 1e\+308$",

@@ -185,3 +185,23 @@ def test_a_misspelt_config_beside_the_user(tmp_path: Path, monkeypatch: pytest.M
     Path("hospitals.yaml").write_text("experiment: hospitals\n")
     with pytest.raises(ConfigurationError, match=r"did you mean hospitals\.yaml\?$"):
         find_config("hospital.yaml")
+
+
+@pytest.mark.parametrize("content", ["5", "[1]", "[{a: {1: {}}}, x]"])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_grid_that_names_no_axes(content: str, own: bool) -> None:
+    """In the config, or in a file that it builds on."""
+    Path("base.yaml").write_text(f"grid: {content}")
+    Path("grid.yaml").write_text("base: base.yaml\ngrid: {a: {1: {}}}")
+    with pytest.raises(ConfigurationError, match=r"base.yaml: grid must map axes to their labels, or list such grids"):
+        grid("base.yaml" if own else "grid.yaml")
+
+
+def test_a_base_with_several_grids_gives_its_labels() -> None:
+    Path("base.yaml").write_text("grid: [{a: {1: {num_threads: 1}}}, {a: {2: {}}, b: [x]}]")
+    Path("grid.yaml").write_text("base: base.yaml\ngrid: {a: [2]}")
+    assert [dict(cell.labels) for cell in grid("grid.yaml")] == [{"a": 2}]
+    for axes in ("{a: [[2]]}", "{b: [x]}"):
+        Path("grid.yaml").write_text(f"base: base.yaml\ngrid: {axes}")
+        with pytest.raises(ConfigurationError, match=r"or list labels of its base"):
+            grid("grid.yaml")
