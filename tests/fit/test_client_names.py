@@ -61,7 +61,7 @@ def test_names_are_in_the_overview_the_messages_and_the_report(folder: Path) -> 
         (line,) = [line for line in shown.splitlines() if name in line]
         assert line.split("│")[1:4] == [f"{number:>7} ", f" {name:<26}", f"{16:>9} "]
     said = fit().warnings
-    assert "round 2: client 2 (oslo) is left out: RuntimeError: injected fault" in said
+    assert "round 2: client 2 (oslo) is left out: ClientFailure: injected fault" in said
     assert {f"clients/loss/{k}" for k in range(4)} <= rows(folder / "metrics.csv")[0].keys()
     with np.load(folder / "arrays/partition.npz") as arrays:
         assert arrays["names"].tolist() == HOSPITALS

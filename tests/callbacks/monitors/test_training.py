@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Linear, Net, Same, trainer
+from toy import Capture, Linear, Net, Notes, Same, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import TrainingEvaluation
@@ -25,7 +25,7 @@ class Judged(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-        self.modes: list[bool] = []
+        self.modes: list[bool] = Notes()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return -self.w.sum()

@@ -11,7 +11,7 @@ from resumed import train as train_digits
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Head, Normalized, NormalizedData, ProxyData, Quadratic, ToyData, close, trainer
+from toy import Head, Normalized, NormalizedData, Notes, ProxyData, Quadratic, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import ConflictMonitor, FedDF
@@ -40,7 +40,7 @@ class Watched(Head):
 
     def __init__(self) -> None:
         super().__init__()
-        self.passes: list[tuple[bool, Tensor]] = []
+        self.passes: list[tuple[bool, Tensor]] = Notes()
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes.append((self.training, x))

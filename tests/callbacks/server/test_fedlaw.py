@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import SWALR, AveragedModel
-from toy import Capture, Head, Normalized, NormalizedData, ProxyData, Quadratic, ToyData, close, trainer
+from toy import Capture, Head, Normalized, NormalizedData, Notes, ProxyData, Quadratic, ToyData, close, trainer
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedLAW, GradientHarmonization
@@ -31,7 +31,7 @@ class Recorded(Head):
 
     def __init__(self) -> None:
         super().__init__(W0.tolist())
-        self.proxy_losses: list[float] = []
+        self.proxy_losses: list[float] = Notes()
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
