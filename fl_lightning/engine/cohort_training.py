@@ -110,7 +110,7 @@ class CohortTraining(Collection):
 
     def start_round(self) -> None:
         """Remember the global model, from which all clients of the round start."""
-        self._anchor, self._state = self.params.clone(), ModuleState(self.client)
+        self._anchor, self._state = self.params.clone(), ModuleState(self.client, self._state)
         check_trainable(self.client, self._flat.parameters, self._state.trainable, self.round)
         self.start_collection()
 

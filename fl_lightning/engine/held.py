@@ -11,7 +11,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import date, time, timedelta
 from enum import Enum
-from functools import partial
+from functools import cache, partial
+from inspect import Parameter, Signature
 from itertools import chain
 from logging import Logger as PythonLogger
 from operator import is_not
@@ -46,7 +47,7 @@ PLAIN: tuple[type, ...] = (
     PurePath,
     re.Pattern,
 )
-PLAIN += (date, time, timedelta, torch.device, torch.dtype, weakref.ref)
+PLAIN += (date, time, timedelta, torch.device, torch.dtype, weakref.ref, Parameter, Signature)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 OF_THE_RUN = (Trainer, LightningDataModule, Logger, PythonLogger, Callback, Dataset, DataLoader)
 LEAVES = PLAIN + CODE + OF_THE_RUN  # objects that do not change, or do not belong to the module
@@ -116,7 +117,7 @@ class Held:
             counts = not isinstance(part, Metric | MetricCollection)
             self._dicts.append((attributes, dict(attributes), f"{kind}." if counts else ""))
             for name, value in attributes.items():
-                if isinstance(value, LEAVES):
+                if _is_leaf(value):
                     continue
                 if name in REGISTRIES and (not value or name in TENSORS):
                     self._dicts.append((value, dict(value), ""))
@@ -130,7 +131,7 @@ class Held:
         sizes, waiting, added = [len(each) for each in kept], [root], list[int]()
         while waiting:
             each = waiting.pop()
-            if isinstance(each, LEAVES) or id(each) in self._seen or self._is_of_the_run(each):
+            if _is_leaf(each) or id(each) in self._seen or self._is_of_the_run(each):
                 continue
             self._seen.add(id(each))
             added.append(id(each))
@@ -143,10 +144,8 @@ class Held:
         return None
 
     def _is_of_the_run(self, each: Any) -> bool:
-        """Tell whether an object is part of what runs the module, such as the orchestrator or the command line."""
-        if isinstance(each, nn.Module):
-            return any(part is self._module for part in each.modules())
-        return type(each).__module__.startswith(FRAMEWORKS) and not isinstance(each, dict | list)
+        """Tell whether an object is a module that holds this one, such as the orchestrator."""
+        return isinstance(each, nn.Module) and any(part is self._module for part in each.modules())
 
     def _remember(self, each: Any, owner: str) -> list[Any] | None:
         """Remember one object; return the objects that it holds, or None if it cannot be put back."""
@@ -211,6 +210,16 @@ class Held:
                 how[2](each, state)
         self._present = self._entries()
         return [name for name in dict.fromkeys(names) if name]
+
+
+@cache
+def _is_leaf_type(kind: type) -> bool:
+    of_a_framework = kind.__module__.startswith(FRAMEWORKS) and not issubclass(kind, dict | list | nn.Module)
+    return of_a_framework or issubclass(kind, LEAVES)
+
+
+def _is_leaf(each: Any) -> bool:
+    return _is_leaf_type(type(each)) or isinstance(each, Trainer)  # what stands for a Trainer says so, too
 
 
 class _Slots:

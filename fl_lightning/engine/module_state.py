@@ -27,19 +27,20 @@ class ModuleState:
 
     Args:
         module: the module, which is remembered as it is now.
+        before: an earlier memory of the module, whose list of objects is taken over if no attribute has changed since.
 
     Attributes:
         beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
         self._module, self._tree = module, Tree(module)
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
         self._slots = _slots(module)
         known = [*self.trainable, *(slot.tensor for slot in self._slots)]
-        self._held = Held(module, map(id, known))
+        self._held = before._held if before and not before._held.is_changed() else Held(module, map(id, known))
         self.beyond = self._held.beyond
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in self._held.tensors]
 
