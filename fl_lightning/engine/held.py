@@ -213,13 +213,14 @@ class Held:
 
 
 @cache
-def _is_leaf_type(kind: type) -> bool:
+def _is_leaf_type(kind: type[Any]) -> bool:
     of_a_framework = kind.__module__.startswith(FRAMEWORKS) and not issubclass(kind, dict | list | nn.Module)
     return of_a_framework or issubclass(kind, LEAVES)
 
 
 def _is_leaf(each: Any) -> bool:
-    return _is_leaf_type(type(each)) or isinstance(each, Trainer)  # what stands for a Trainer says so, too
+    kind: Any = type(each)
+    return _is_leaf_type(kind) or isinstance(each, Trainer)  # what stands for a Trainer says so, too
 
 
 class _Slots:

@@ -40,7 +40,7 @@ class ModuleState:
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
         self._slots = _slots(module)
         known = [*self.trainable, *(slot.tensor for slot in self._slots)]
-        self._held = before._held if before and not before._held.is_changed() else Held(module, map(id, known))
+        self._held: Held = before._held if before and not before._held.is_changed() else Held(module, map(id, known))
         self.beyond = self._held.beyond
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in self._held.tensors]
 
