@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import signal
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.messages import reported
 
 
@@ -63,6 +65,7 @@ TOPICS = {
 COMMANDS = {name: command for topic in TOPICS.values() for name, command in topic.items()}
 TITLE = "Federated learning as plain Lightning: an epoch is a round, a batch is a client"
 IMPORTING = "importing PyTorch and Lightning …"
+THREADS = "OMP_NUM_THREADS"
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -121,6 +124,8 @@ def overview() -> str:
 
 def _import(module: str) -> Any:
     """Import one of the package's modules; meanwhile, a terminal shows that PyTorch and Lightning are imported."""
+    if threads := os.environ.pop(THREADS, ""):  # checked here, because libraries print a line of their own on import
+        os.environ[THREADS] = str(whole_number(THREADS, threads))
     # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
     # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
     words = IMPORTING if sys.stderr.isatty() else ""

@@ -154,6 +154,7 @@ STREAMS = [  # of processes of their own
     (Line(("reproduce", "--list"), gone=True), 0),
     (Line(("fit", "--config=digits_gh.yaml"), gone=True), 2),
     (Line(("\udcff",), shell=";"), 2),
+    (Line(("data", "--config=tiny.yaml"), environment={"OMP_NUM_THREADS": "x"}, shell=";"), 2),
     (Line(("--help",), environment={"PYTHONIOENCODING": "ascii"}, shell=";"), 0),
 ]
 

@@ -34,7 +34,10 @@ SOUND = {  # lines that work
         ("--config=tiny.yaml", "--seeds=1", "--dry-run"),
         ("--config=tiny.yaml", "--seeds=1", "--dry-run", "--grid=data.batch_size=16,32"),
     ],
-    "reproduce": [("--list",), ("fedgh-slides/table-2", "--seeds=1", "--dry-run"), ("--ledger", "--out=runs")],
+    "reproduce": [
+        *(("--list",), ("--ledger", "--out=runs")),
+        ("fedgh-slides/table-2", "--seeds=1", "--dry-run", "--data.download=false", "--data.root=nowhere"),
+    ],
     "report": [(RUN,), ("runs", "--out=page.html")],
     "export": [(RUN, f"--out=model{suffix}") for suffix in (".ckpt", ".safetensors", ".pt2")],
     "dashboard": [("--out=layout.json",), ("--report", "--out=layout.json")],
@@ -106,7 +109,7 @@ ENVIRONMENT = {
     "NETRC": ["", ".", "tiny.yaml", "binary", "loop", "fifo", "~nobody"],
     "GLIBC_TUNABLES": ["", "x"],
     "HOME": ["", "tiny.yaml", "nowhere"],
-    "COLUMNS": ["", "x", "0", "-1", "1"],
+    "COLUMNS": ["", "x", "0", "-1", "2"],
     "TERM": ["", "dumb", "x"],
     "TMPDIR": ["", "nowhere"],
 }

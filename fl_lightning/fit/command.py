@@ -27,7 +27,6 @@ from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
-from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError
@@ -115,7 +114,7 @@ class FederatedCLI(OpenCLI):
         parser.add_argument(
             "--num_threads",
             type=int,
-            default=whole_number("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS") or "1"),
+            default=int(os.environ.get("OMP_NUM_THREADS", "1")),
             help="CPU threads of each process. Several devices make better use of many cores, and change no result.",
         )
         for group in ("trainer", "model"):
