@@ -86,7 +86,9 @@ def test_whatever_changes_is_put_back_in_place(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "thing", [iter([1]), (i for i in range(3)), io.StringIO(), threading.Lock(), [Thing(), map(str, [1])]], ids=repr
+    "thing",
+    [iter([1]), (i for i in range(3)), io.StringIO(), threading.Lock(), [Thing(), map(str, [1])]],
+    ids=["iterator", "generator", "file", "lock", "inside"],
 )
 def test_what_cannot_be_put_back_is_named_and_left_alone(thing: Any) -> None:
     """Nothing that such an attribute leads to is touched; other attributes that lead to the same object are."""
