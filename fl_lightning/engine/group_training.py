@@ -33,10 +33,7 @@ Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 
 
 
 class GroupTraining(CohortTraining):
-    """Trains groups of clients in lock-step where the module and the rules allow, else one client after another.
-
-    :func:`compare_group` guards groups.
-    """
+    """Trains groups of clients in lock-step where the module and the rules allow, else one client after another."""
 
     clients_at_once: int | Literal["auto"]
     compile_clients: bool
@@ -135,9 +132,8 @@ class GroupTraining(CohortTraining):
         steps, name = [run.work.total_batches for run in runs], type(self.client).__name__
         weights = self._stacked.start(runs, self._rates.factors(self.round) if self._rates else None)
         self._start_clients(runs, looking)
-        state = (
-            ModuleState(self.client) if self._state.is_changed() else self._state
-        )  # rules may add hooks of their own
+        # Rules may add hooks of their own to the module when a client starts.
+        state = ModuleState(self.client) if self._state.is_changed() else self._state
         self._run = group = StackedRun(runs, weights)  # type: ignore[assignment]  # logs, too
         seed_globals(seed, self.device)
         self._shown.asked.clear()
