@@ -31,7 +31,8 @@ def under_way(folder: Path, seed: int = 1, rounds: int = 4, seconds: float = 40.
     """A job's folder after as many rounds as the metrics have values; each round took ``seconds``."""
     done = finished(folder, seed, **metrics)
     (done.folder / "finished.json").unlink()
-    times = pd.DataFrame({"seconds": seconds}, index=pd.RangeIndex(1, done.rounds + 1, name="round"))
+    parts = dict.fromkeys(("local", "server", "monitors", "memory_mib", "gpu_mib"), 0.0)
+    times = pd.DataFrame({"seconds": seconds, **parts}, index=pd.RangeIndex(1, done.rounds + 1, name="round"))
     times.to_csv(done.run.folder / "timings.csv")
     return dataclasses.replace(done, rounds=rounds)
 

@@ -200,7 +200,8 @@ def _text(value: Any, depth: int = DEPTH) -> str:
     if isinstance(value, Tensor | np.ndarray):
         tensor = torch.as_tensor(value).detach()
         flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
-        return f"{tuple(tensor.shape)} {tensor.dtype} {_hash(_bytes(flat[:: 1 + len(flat) // SAMPLED]).cpu().numpy())}"
+        sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
+        return f"{tuple(tensor.shape)} {tensor.dtype} {_hash(_bytes(sampled).cpu().numpy())}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_text(each, depth)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple | set | frozenset):

@@ -248,4 +248,4 @@ def test_every_path_in_a_run_folder_is_made_by_inside_and_all_yaml_is_read_by_on
     joined = re.compile(rf"/ \(?(?:{names})\b|yaml\.(?:safe_load|load|compose)\(")
     package = Path(fl_lightning.__file__).parent
     found = [path.name for path in package.rglob("*.py") if joined.search(path.read_text())]
-    assert not found
+    assert found == ["yaml_text.py"]  # the reader

@@ -88,9 +88,7 @@ def test_cohorts_that_are_too_small_are_refused(rule: Krum, size: int) -> None:
     assert "\n" not in str(bad.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "name"), [((-1,), "num_byzantine"), ((float("nan"),), "num_byzantine"), ((1, 0), "num_selected")]
-)
+@pytest.mark.parametrize(("arguments", "name"), [((-1,), "num_byzantine"), ((1, 0), "num_selected")])
 def test_bad_arguments_are_refused(arguments: Any, name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be at least"):
         Krum(*arguments)
