@@ -12,11 +12,11 @@ from fl_lightning.engine.params import is_finite
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one client's training ends with.
+    """Holds the result of one client's training.
 
     Attributes:
         update: (P,) the client's parameters less the global model's.
-        result: what the client sends beside its update.
+        result: the values that the client sends beside its update.
     """
 
     update: Tensor
