@@ -188,14 +188,14 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and entries; a tensor with a nan is never the same as another."""
-    if not _alike(one, other):
+    if one.dtype is not other.dtype or one.layout is not other.layout:
         return False
     return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
 
 
 def _known_same(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors are known to be the same without waiting for a device; a write costs less."""
-    return one.device.type == "cpu" and _same(one, other)
+    return one.is_cpu and _same(one, other)
 
 
 def overwrite(tensor: Tensor, value: Tensor) -> None:
