@@ -4,17 +4,17 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow attack format layers lists docs benchmark clean
 
-demo: .venv/installed
+demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
 test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 test-slow: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
 attack: .venv/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/fuzz.py
@@ -40,9 +40,11 @@ layers: .venv/installed
 benchmark: .venv/installed
 	$(BIN)/python -m benchmarks
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/demo: EXTRA = report
+.venv/installed: EXTRA = dev
+.venv/demo .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .[dev]
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .[$(EXTRA)]
 	touch $@
 
 clean:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from fl_lightning.cli import main
 
@@ -12,23 +10,16 @@ RUNS = {
     "FedAvg": ["--experiment", "demo/fedavg", "--trainer.callbacks", "ConflictMonitor"],
     "FedAvg + GH": ["--experiment", "demo/fedavg_gh"],
 }
-COLUMNS = {"val/top1": "top-1 %", "val/top3": "top-3 %", "conflict/ratio": "conflicting pairs %"}
-
-
-def newest(experiment: str) -> Path:
-    """Return the newest run folder of an experiment."""
-    return max(Path("runs", experiment).glob("version_*"), key=lambda folder: folder.stat().st_mtime)
-
-
-table = Table("method", *COLUMNS.values(), title="Digits, 20 clients, Dirichlet(0.1), seed 1")
-folders = []
+folders = {}
 for method, arguments in RUNS.items():
+    print(f"\n{method}: fl-lightning fit --config digits_gh.yaml {' '.join(arguments)}")
     if status := main(["fit", "--config", "digits_gh.yaml", *arguments]):
         raise SystemExit(status)
-    folder = newest(arguments[1])
+    versions = Path("runs", arguments[1]).glob("version_*")
+    folders[method] = max(versions, key=lambda folder: folder.stat().st_mtime)
+
+print()
+for method, folder in folders.items():
     last = pd.read_csv(folder / "metrics.csv").iloc[-1]
-    table.add_row(method, *(f"{100 * last[name]:.1f}" for name in COLUMNS))
-    folders.append(folder)
-Console().print(table)
-print("run folders:", *folders)
-print("beside each other in a browser: fl-lightning report", *folders)
+    print(f"{method}: top-1 {last['val/top1']:.2%}, conflicting pairs of clients {last['conflict/ratio']:.1%}")
+raise SystemExit(main(["report", *map(str, folders.values()), "--names", *folders, "--out", "runs/demo/report.html"]))

@@ -17,6 +17,15 @@ OWN = {text.splitlines()[0].removeprefix("# "): text for text in PYTHON if text.
 COMMAND = next(text for language, text in BLOCKS if language == "bash" and "my_rules" in text)
 
 
+@pytest.mark.parametrize("command", ["make demo", "make test"])
+def test_two_commands_stand_on_the_first_screen_and_in_the_makefile(command: str) -> None:
+    """Under their heading, in the first 40 lines; each names a target of the Makefile."""
+    first = README.splitlines()[:40]
+    assert "## Two commands" in first
+    assert any(line.startswith(f"{command} ") for line in first[first.index("## Two commands") :])
+    assert f"\n{command.split()[1]}:" in (Path(__file__).parents[1] / "Makefile").read_text()
+
+
 def test_an_own_rule_is_short() -> None:
     """At most 15 lines, the comment that names the file and blank lines not counted."""
     ((name, text),) = OWN.items()
