@@ -126,7 +126,10 @@ class FederatedCallback(Callback):
         return value.to(start)
 
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Prepare for a client, before its first local step; the module holds the global model."""
+        """Prepare for a client, before its first local step; the module holds the global model.
+
+        The client starts from what the hook writes to ``run.params`` (P,) and to buffers of ``run.module``.
+        """
 
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         """Return the loss to differentiate, given the loss so far and the ``outputs`` that training_step returned."""

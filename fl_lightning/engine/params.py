@@ -4,13 +4,15 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fl_lightning.errors import ConfigurationError
+
+NAMED = 12  # largest number of parameters that a message names
 
 
 class FlatParameters:
@@ -97,6 +99,18 @@ class FlatParameters:
             part.view(shape) if stride is None else part.as_strided(shape, stride)
             for part, (shape, stride) in zip(parts, self._forms, strict=True)
         ]
+
+    def columns_of(self, name: str) -> slice:
+        """Return the columns of a parameter, or of a submodule's parameters; see :meth:`Server.columns_of`."""
+        inside = [at for at, known in enumerate(self._names) if f"{known}.".startswith(f"{name}.")]
+        if not inside:
+            some = [*self._names[:NAMED], "…"] if len(self._names) > NAMED else self._names
+            raise ConfigurationError(
+                f"columns_of must get the name of a parameter or submodule of {type(self._module).__name__}, got "
+                f"{name!r}: the trainable parameters are {', '.join(some)}"
+            )
+        bounds = [0, *accumulate(parameter.numel() for parameter in self.parameters)]
+        return slice(bounds[inside[0]], bounds[inside[-1] + 1])  # the parameters of a submodule are neighbours
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Make a (P,) vector of tensors in the shapes of the parameters."""

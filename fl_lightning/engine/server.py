@@ -89,6 +89,18 @@ class Server(lightning_private.TransferringModule):
         """Cut a (P,) vector into the shapes of the trainable parameters; the parts share its memory."""
         return self._flat.views(vector)
 
+    def columns_of(self, name: str) -> slice:
+        """Return the columns that a part of the client module has in (P,) vectors, of parameters, gradients or updates.
+
+        Args:
+            name: the name of a parameter, as in ``client.named_parameters()``, or of a submodule that holds some. A
+                parameter that several submodules share has the first of its names alone.
+
+        Raises:
+            ConfigurationError: no trainable parameter has the name, or lies in a submodule of this name.
+        """
+        return self._flat.columns_of(name)
+
     def generator(self, purpose: str, *indices: int) -> torch.Generator:
         """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
         return generator(self.seed, purpose, *indices)

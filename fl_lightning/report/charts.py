@@ -19,6 +19,7 @@ from fl_lightning.runs.seeds import interval
 POINTS = 1000  # largest number of points of a curve
 ALL_POINTS = 8000  # about the largest number of points of all curves in a chart
 ROUND = Axis("round")
+CONFLICT = "conflict/ratio"
 AFTER = "_after"  # ends the name of a metric of the corrected updates
 BEFORE = "before correction"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,7 +55,7 @@ class Standing:
         last: mean over the seeds, and half the width of its 95 % t interval, of the metric after the last round.
         mean: mean over the seeds, and half the width of its 95 % t interval, of the metric's mean over the rounds.
         costs: median over the seeds of what it takes to reach the target, by name (COSTS): infinite if half of the
-            seeds or more do not reach the target, nan if the cost was not recorded.
+            seeds or more do not reach the target, nan without a target, or if the cost was not recorded.
         reached: number of seeds that reach the target.
         last_difference: difference to the baseline after the last round; None for the baseline.
         mean_difference: difference to the baseline in the mean over the rounds; None for the baseline.
@@ -76,7 +77,7 @@ class Comparison:
     Attributes:
         problem: name of the problem; "" if there is one only.
         metric: name of the metric.
-        target: value of the metric whose cost is compared.
+        target: value of the metric whose cost is compared; nan if no cost is compared.
         baseline: the method that the others are compared with.
         standings: one entry per method, in the methods' order.
     """
@@ -106,7 +107,7 @@ def compare(
         metric: name of the metric; by default that of :func:`default_metric`.
         baseline: name of a method; by default the method with the rules FedAvg, or else each problem's first method.
         target: value of the metric whose cost is compared; by default the baseline's last value, rounded to two
-            significant digits, to the worse side.
+            significant digits, to the worse side; none if guessing a class is as accurate.
 
     Returns:
         One comparison per problem; none if no run has any metric.
@@ -149,8 +150,7 @@ def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | No
         return baseline in (method.name, method.short) if baseline else method.settings.get(RULES) == BASELINE
 
     base = next(filter(is_baseline, methods), methods[0])
-    if target is None:
-        target = _easier(interval([each.iloc[-1] for each in _series(base, metric).values()])[0], metric)
+    target = _target(base, metric) if target is None else target
     standings = [_standing(method, metric, target) for method in methods]
     others = [at for at, method in enumerate(methods) if method is not base]
     lasts, means = (_differences([methods[at] for at in others], base, metric, pick) for pick in (_last, _mean))
@@ -180,6 +180,14 @@ def _series(method: Method, metric: str) -> dict[int, pd.Series]:
     return {n: column for n, column in columns.items() if len(column)}
 
 
+def _target(base: Method, metric: str) -> float:
+    """Round the baseline's last value; nan for an accuracy no better than chance, if the classes are known."""
+    target = _easier(interval([_last(each) for each in _series(base, metric).values()])[0], metric)
+    top, counts = re.search(r"/top(\d)", metric), base.runs[0].partition().get("counts")
+    chance = int(top[1]) / counts.shape[1] if top and counts is not None else -math.inf
+    return target if target > chance else math.nan
+
+
 def _easier(value: float, metric: str) -> float:
     """Round to two significant digits, to the side that is easier to reach."""
     if value == 0 or not math.isfinite(value):
@@ -203,6 +211,8 @@ def _standing(method: Method, metric: str, target: float) -> Standing:
 
 def _costs(run: Run, series: pd.Series, target: float, lower: bool) -> dict[str, float]:
     """Compute the rounds, bytes and seconds of training up to the first value as good as the target."""
+    if math.isnan(target):
+        return dict.fromkeys(COSTS, math.nan)
     there = series.index[(series <= target) if lower else (series >= target)]
     if not len(there):
         return dict.fromkeys(COSTS, math.inf)

@@ -162,8 +162,8 @@ def _summary(experiment: Experiment) -> Section:
 
 
 def _main(experiment: Experiment) -> list[str]:
-    """Return the metric by which methods are compared, in a list; empty if they are not compared."""
-    return list(dict.fromkeys(each.metric for each in experiment.comparisons))
+    """Return the metrics that the summary draws: the one by which methods are compared, and the conflict ratio."""
+    return list(dict.fromkeys([*(each.metric for each in experiment.comparisons), charts.CONFLICT]))
 
 
 def _settings(methods: Sequence[Method]) -> Section:

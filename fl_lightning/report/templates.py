@@ -14,15 +14,28 @@ from markupsafe import Markup
 
 SCRIPTS, STYLES = "HASHES-OF-SCRIPTS", "HASHES-OF-STYLES"  # stand in the policy until the page is rendered
 HERE = Path(__file__).parent
+WORD = r"(?<=[a-z])(?=[A-Z])|(?<=[._])(?=\w)"  # where the next word of a name begins
 
 
 def environment(*folders: Path) -> Environment:
     """Make the environment of the report's templates, and of templates in other folders that extend them."""
     loader = FileSystemLoader([*folders, HERE])
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["breakable"] = breakable
     made.globals |= {"css": Markup((HERE / "page.css").read_text()), "version": version("fl-lightning")}
     made.globals |= {"scripts": SCRIPTS, "styles": STYLES}
     return made
+
+
+def breakable(text: str) -> Markup:
+    """Let a line of HTML end inside a long name, between two of the words that the name is made of.
+
+    >>> str(breakable("FedAvg + GradientHarmonization.order"))
+    'FedAvg + Gradient<wbr>Harmonization.<wbr>order'
+    """
+    pieces = re.split(r"([\w.]{16,})", text)  # every other one is a long name
+    pieces[1::2] = [Markup("<wbr>").join(re.split(WORD, name)) for name in pieces[1::2]]
+    return Markup("").join(pieces)
 
 
 def render(template: Template, **values: Any) -> str:

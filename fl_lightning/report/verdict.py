@@ -11,14 +11,18 @@ from typing import Any
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.comparison import Comparison, Difference, Standing
+from fl_lightning.report.charts import AFTER, CONFLICT
+from fl_lightning.report.comparison import BASELINE, Comparison, Difference, Standing
+from fl_lightning.report.methods import Method
 from fl_lightning.report.numbers import as_csv
-from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval
+from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval, written
 from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
+from fl_lightning.runs.settings import RULES
 
 LEAST = 0.001  # smallest p value that is written
 NAMED = 4  # largest number of methods that a sentence names for one reason
+NO_BASELINE = "No baseline: add `--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
 # What LaTeX lacks, after pandas has escaped the rest.
 LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", NBSP: "~", "<": "$<$", ">": "$>$"}
 HEAD = 12  # number of letters in a line of a head in LaTeX
@@ -28,7 +32,8 @@ BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 def verdict(comparison: Comparison) -> str:
     """Say which methods beat the baseline, by how much and how sure; with fewer than three seeds, give no verdict.
 
-    A difference counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
+    Of a single method, say what it reaches, and on a second line how to get a baseline if it is none itself. A
+    difference counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
     """
     prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
     if not comparison.others:
@@ -65,9 +70,9 @@ class _Words:
             f"{with_interval(*each, self.percent)}{PER_CENT * self.percent}" for each in (standing.last, standing.mean)
         )
         seeds = _count(len(standing.method.runs))
-        return (
-            f"{standing.method.short} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
-        )
+        said = f"{self.base} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
+        said += _conflict(standing.method)
+        return said if standing.method.settings.get(RULES, BASELINE) == BASELINE else f"{said}\n{NO_BASELINE}"
 
     def too_few(self) -> str:
         paired = {each.method.short: _paired(each) for each in self.comparison.others}
@@ -132,6 +137,17 @@ class _Words:
         return f"95{PER_CENT} interval {low} to {high}"
 
 
+def _conflict(method: Method) -> str:
+    """Write the conflict ratio as a sentence after another one; empty if the ratio was not measured."""
+    before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
+    corrected = f", {after} after correction" if after not in ("–", before) else ""
+    return (
+        ""
+        if before == "–"
+        else f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)."
+    )
+
+
 def _joined(names: Sequence[str]) -> str:
     names = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -163,8 +179,8 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     percent = about(comparison.metric).percent
     unit, points = (", %", ", points") if percent else ("", "")
     target = f"{100 * comparison.target:g}{PER_CENT}" if percent else f"{comparison.target:g}"
-    head = ["method", "seeds", f"last{unit}", f"mean over rounds{unit}"]
-    head += [f"{which} − {comparison.baseline.short}{points}" for which in ("last", "mean")]
+    head = ["method", f"last{unit}", f"last − {comparison.baseline.short}{points}"]
+    head += [f"mean over rounds{unit}", f"mean − {comparison.baseline.short}{points}", "seeds"]
     head += [f"rounds to {target}", f"sent until {target}", f"trained until {target}"]
     rows = [_row(each, percent) for each in comparison.standings]
     kept = [at for at in range(len(head)) if any(row[at] not in ("", "–") for row in rows)]
@@ -174,9 +190,12 @@ def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 def _row(standing: Standing, percent: bool) -> list[str]:
     reached, of, costs = standing.reached, len(standing.method.runs), standing.costs
     some = f" ({reached} of {of} seeds)" if 0 < reached < of else ""
-    cells = [standing.method.short, str(of), with_interval(*standing.last, percent)]
-    cells += [with_interval(*standing.mean, percent)]
-    cells += [_cell(each, percent) for each in (standing.last_difference, standing.mean_difference)]
+    cells = [standing.method.short]
+    for value, apart in ((standing.last, standing.last_difference), (standing.mean, standing.mean_difference)):
+        cells += [with_interval(*value, percent), _cell(apart, percent)]
+    cells += [str(of)]
+    if math.isnan(costs["rounds"]):
+        return [*cells, "–", "–", "–"]
     if math.isinf(costs["rounds"]):
         return [*cells, some.strip(" ()") or "not reached", "–", "–"]
     sent = "–" if math.isnan(costs["bytes"]) else decimal(round(costs["bytes"]))

@@ -22,7 +22,7 @@ from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
-ALWAYS = 6  # columns that are never left out: method, seeds, values, differences
+ALWAYS = 6  # columns that are never left out: method, values, differences, seeds
 
 
 def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, console: Console) -> None:

@@ -35,6 +35,22 @@ def test_vector_holds_the_trainable_parameters_in_order() -> None:
     assert model[0].weight.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_columns_of_names() -> None:
+    """Weight (2, 3) and bias (2,) of layer 0, then the weight (1, 2) of layer 2; layer 1 is frozen."""
+    flat = FlatParameters(nn.ModuleDict({"body": network(), "body2": nn.Linear(1, 1)}))
+    columns = {"body": (0, 10), "body.0": (0, 8), "body.0.bias": (6, 8), "body.2": (8, 10), "body2": (10, 12)}
+    assert {name: flat.columns_of(name) for name in columns} == {name: slice(*ends) for name, ends in columns.items()}
+    assert flat.vector[flat.columns_of("body.2")].tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("name", ["bod", "body.1", "body.0.", ""])
+def test_an_unknown_name_has_no_columns(name: str) -> None:
+    """A frozen layer has none, either. The message names the parameters."""
+    flat = FlatParameters(nn.ModuleDict({"body": network()}))
+    with pytest.raises(ConfigurationError, match=rf"got '{name}': .* body\.0\.weight, body\.0\.bias, body\.2\.weight$"):
+        flat.columns_of(name)
+
+
 def test_vector_and_parameters_are_one_memory() -> None:
     model = network()
     flat = FlatParameters(model)

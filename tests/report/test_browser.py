@@ -223,6 +223,16 @@ def test_a_phone_scrolls_down_only(look: Open, width: int) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+def test_a_phone_shows_method_last_and_difference(look: Open) -> None:
+    """The third column ends where the screen does, 16 pixels from its edge; the seeds are a swipe away."""
+    page = look(390)
+    table = page.locator(".compared")
+    assert table.locator("thead th").all_text_contents()[:3] == ["method", "last, %", "last − FedLAW, points"]
+    ends = table.evaluate("each => [...each.tHead.rows[0].cells].map(cell => cell.getBoundingClientRect().right)")
+    assert ends[2] == pytest.approx(374, abs=0.5)
+    assert page.locator(".scroll:has(.compared)").evaluate("each => each.scrollWidth - each.clientWidth") > 100
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_keeps_anyone_out(look: Open, scheme: str) -> None:
     page = look(color_scheme=scheme)
@@ -285,6 +295,28 @@ def test_the_x_axis_and_the_scale_of_y_change_in_all_charts(look: Open) -> None:
     assert xs != [1, 2, 3, 4, 5, 6]
     assert page.evaluate(layout, "memory-mib")["yaxis"]["type"] == "log"
     assert page.evaluate(layout, "val-loss")["yaxis"]["type"] == "linear"
+
+
+def test_bands_stay_in_the_frame(browser: Any, tmp_path: Path) -> None:
+    """The interval of two seeds is as wide as 12.7 times half of their distance, and a share's ends at 0 and 1.
+
+    Losses 1, 2 and 2, 2.5: 1.5 ± 6.35 and 2.25 ± 3.18, from -4.85 to 7.85.
+    """
+    for seed, top1, loss in ((1, [0.5, 0.9], [1, 2]), (2, [0.7, 0.95], [2, 2.5])):
+        write(tmp_path / f"{seed}", {"val/top1": top1, "val/loss": loss}, config("FedNova", seed=seed))
+    assert run("report", tmp_path).status == 0
+    page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto((tmp_path / "report.html").as_uri())
+    draw_all(page)
+    for key, low, high in (("val-top1", 0, 1), ("val-loss", -4.853, 7.853)):
+        chart = f"document.getElementById('{key}-plot')"
+        ys = page.evaluate(f"{chart}.data.filter(each => each.meta.role !== 'line').flatMap(each => each.y)")
+        assert (min(ys), max(ys)) == pytest.approx((low, high), abs=1e-3)
+        below, above = page.evaluate(f"{chart}.layout.yaxis.range")
+        assert below < low
+        assert above > high
+    page.close()
 
 
 def test_the_cursor_of_one_chart_shows_in_the_others(look: Open) -> None:

@@ -115,8 +115,49 @@ def test_no_verdict_without_a_common_seed(tmp_path: Path) -> None:
 def test_one_method_is_described(tmp_path: Path) -> None:
     found = compared(tmp_path, {"FedAvg": BASE})
     assert said(found) == (
-        "FedAvg ends with a validation accuracy of 62.0 ± 5.0 %; the mean over the rounds is 56.0 ± 4.3 % (3 seeds)."
+        "FedAvg ends with a validation accuracy of 62.0 ± 5.0 %; the mean over the rounds is 56.0 ± 4.3 % (3 seeds). "
+        "Of all pairs of clients, 56.00 % are in conflict (mean over the rounds)."
     )
+
+
+@pytest.mark.parametrize("after", [[0.2, 0.1], [0.5, 0.4], None])
+def test_one_run_tells_its_conflict_and_how_to_get_a_baseline(tmp_path: Path, after: list[float] | None) -> None:
+    """Ratios of 0.5 and 0.4, mean 0.45; after the correction 0.2 and 0.1, the same, or unknown."""
+    metrics = {"val/top1": [0.5, 0.6], "conflict/ratio": [0.5, 0.4]} | (
+        {"conflict/ratio_after": after} if after else {}
+    )
+    write(tmp_path / "run", metrics, config("GradientHarmonization", "ConflictMonitor"))
+    (found,) = compare(group(read_runs([tmp_path]))[0])
+    corrected = ", 15.00 % after correction" if after == [0.2, 0.1] else ""
+    assert said(found).partition("(1 seed). ")[2] == (
+        f"Of all pairs of clients, 45.00 % are in conflict{corrected} (mean over the rounds).\nNo baseline: add "
+        "`--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
+    )
+
+
+@pytest.mark.parametrize(
+    ("metric", "last", "classes", "target"),
+    [
+        ("val/top1", 0.109, 10, math.nan),  # 0.10 is chance
+        ("val/top1", 0.112, 10, 0.11),
+        ("val/top3", 0.309, 10, math.nan),  # three of ten
+        ("val/top3", 0.312, 10, 0.31),
+        ("val/loss", 0.01, 10, 0.01),
+        ("val/top1", 0.109, None, 0.1),  # unknown classes
+    ],
+)
+def test_no_cost_of_an_accuracy_that_guessing_has(
+    tmp_path: Path, metric: str, last: float, classes: int | None, target: float
+) -> None:
+    arrays = {"partition": {"sizes": [classes], "counts": np.ones((1, classes), int)}} if classes else {}
+    write(tmp_path / "run", {metric: [last]}, config(), environment={"rules": []}, **arrays)
+    methods = group(read_runs([tmp_path]))[0]
+    (found,) = compare(methods)
+    assert found.target == pytest.approx(target, nan_ok=True)
+    assert any(name.startswith("rounds to") for name in table(found).head) == (not math.isnan(target))
+    assert "nan" not in " ".join(texts([found]).values())
+    (chosen,) = compare(methods, target=0.05)
+    assert chosen.target == 0.05
 
 
 def test_several_methods_are_corrected_by_holm(tmp_path: Path) -> None:
@@ -226,11 +267,11 @@ def test_the_table_in_other_formats(tmp_path: Path) -> None:
     read = numbers([found]).set_index("method")
     assert read.loc["FedNova", "mean_p"] == pytest.approx(0.00103896, rel=1e-4)
     written = texts([found])
-    assert r"FedNova & 3 & 70.7 $\pm$ 2.9 & 66.3 $\pm$ 3.8 & " in written["comparison.tex"]
-    assert r"& \begin{tabular}[t]{@{}r@{}}+8.7 $\pm$ 2.9\\p~=~0.0059\end{tabular} &" in written["comparison.tex"]
-    assert r"last, \% & \begin{tabular}[b]{@{}r@{}}mean over\\rounds, \%\end{tabular} &" in written["comparison.tex"]
+    last = r"\begin{tabular}[t]{@{}r@{}}+8.7 $\pm$ 2.9\\p~=~0.0059\end{tabular}"
+    assert rf"FedNova & 70.7 $\pm$ 2.9 & {last} & 66.3 $\pm$ 3.8 & " in written["comparison.tex"]
+    assert r"& \begin{tabular}[b]{@{}r@{}}mean over\\rounds, \%\end{tabular} &" in written["comparison.tex"]
     plain = written["comparison.md"].replace("\N{NO-BREAK SPACE}", " ")
-    assert "| FedNova | 3 | 70.7 ± 2.9 | 66.3 ± 3.8 | +8.7 ± 2.9, p = 0.0059 |" in plain
+    assert "| FedNova | 70.7 ± 2.9 | +8.7 ± 2.9, p = 0.0059 | 66.3 ± 3.8 |" in plain
     assert table(found).exports == written
 
 

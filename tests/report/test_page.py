@@ -113,6 +113,15 @@ def test_before_and_after_correction_share_a_chart(tmp_path: Path) -> None:
     assert drawn["conflict-ratio"]["title"] == "Conflict ratio, before and after correction"
 
 
+def test_the_summary_draws_conflict_beside_accuracy(tmp_path: Path) -> None:
+    values = {"val/loss": [1, 2], "conflict/ratio": [0.5, 0.4], "val/top1": [0.5, 0.6], "conflict/removed": [0.1, 0.2]}
+    page = report(write(tmp_path / "run", values, config("FedFV")), out=tmp_path / "page.html")
+    summary = page[page.index('id="summary"') : page.index('id="settings"')]
+    assert re.findall('id="([^"]*)-plot"', summary) == ["val-top1", "conflict-ratio"]
+    assert page.count('id="conflict-ratio-plot"') == 1
+    assert "No baseline: add <code>--trainer.callbacks ConflictMonitor</code> to" in summary
+
+
 def test_what_never_changes_is_a_sentence(tmp_path: Path) -> None:
     """γ is always 1, the score always 2 and 3: no charts. One round is no constant, and the main metric has a chart."""
     runs = [

@@ -9,16 +9,16 @@ from fl_lightning.report.parts import NBSP
 from fl_lightning.reproduce.ending import fitted
 from fl_lightning.reproduce.tables import framed
 
-HEAD = ["method", "seeds", "last, %", "mean over rounds, %", "last − FedAvg, points", "mean − FedAvg, points"]
+HEAD = ["method", "last, %", "last − FedAvg, points", "mean over rounds, %", "mean − FedAvg, points", "seeds"]
 HEAD += ["rounds to 60 %", "sent until 60 %", "trained until 60 %"]
-FEDAVG = ["FedAvg", "5", "60.2 ± 5.7", "48.5 ± 4.7", "", "", "1 of 5 seeds", "–", "–"]
+FEDAVG = ["FedAvg", "60.2 ± 5.7", "", "48.5 ± 4.7", "", "5", "1 of 5 seeds", "–", "–"]
 GH = [
     "GH",
-    "5",
     "76.2 ± 2.4",
-    "62.7 ± 3.8",
     "+16.1 ± 4.9, p = 0.0024",
+    "62.7 ± 3.8",
     "+14.2 ± 3.6, p < 0.001",
+    "5",
     "6",
     "385.8 MB",
     "16 s",

@@ -68,13 +68,15 @@ function lines(chart, style) {
   const most = Math.max(...heights);
   const crowd = Math.max(1, new Set(shown.map(({ meta }) => meta.method)).size / 4); // many bands are pale
   const log = part.log && heights.length && least > 0;
+  const isShare = figure.layout.yaxis.tickformat?.includes("%") && least >= 0 && most <= 1;
+  const [floor, ceiling] = [log ? least / 10 : isShare ? 0 : -Infinity, isShare ? 1 : Infinity]; // of bands
   const data = shown.map((trace) => {
     const { method, role, variant } = trace.meta;
     const tone = colour(method, style.ground);
     const x = axis ? positions(trace).map((round) => along(axis.values[method], round)) : positions(trace);
     const made = { ...trace, type: "scatter", x, x0: undefined, dx: undefined, legendgroup: trace.name, hoverinfo: "none" };
     if (role === "low" || role === "high") {
-      const y = log ? trace.y.map((value) => value && Math.max(value, least / 10)) : trace.y;
+      const y = trace.y.map((value) => (value === null ? null : Math.min(Math.max(value, floor), ceiling)));
       const alpha = ((style.ground === "dark" ? 0.25 : 0.18) * (variant ? 0.5 : 1)) / crowd;
       return { ...made, y, mode: "lines", line: { width: 0 }, fillcolor: faint(tone, alpha), hoverinfo: "skip", showlegend: false };
     }
@@ -95,19 +97,16 @@ function lines(chart, style) {
       paper: 0.58 * COLUMN,
       height: chart.figure.closest(".summary") ? 270 : rest.height,
       xaxis: { ...xaxis, title: { text: axis ? axis.title : xaxis.title.text }, dtick: few ? 1 : undefined },
-      yaxis: { ...yaxis, type: log ? "log" : "linear", ...(log ? {} : { range: range(shown, least, most, yaxis) }) },
+      yaxis: { ...yaxis, type: log ? "log" : "linear", ...(log ? {} : { range: range(data) }) },
     },
   };
 }
 
-// Range of y: all lines, and of the bands as much as leaves the lines half of the height; shares stay within 0 and 1.
-function range(traces, least, most, { tickformat }) {
-  const edges = (role) => traces.filter(({ meta }) => meta.role === role).flatMap(({ y }) => y.filter((value) => value !== null));
-  const spread = Math.max(most - least, 0.02 * Math.abs(most), 1e-9) / 2;
-  let low = Math.max(Math.min(least, ...edges("low")), least - spread);
-  let high = Math.min(Math.max(most, ...edges("high")), most + spread);
-  if (tickformat?.includes("%") && least >= 0 && most <= 1) [low, high] = [Math.max(low, 0), Math.min(high, 1)];
-  const room = Math.max(0.06 * (high - low), spread / 10);
+// Range of y: all lines, marks and bands.
+function range(traces) {
+  const heights = traces.flatMap(({ y }) => y.filter((value) => value !== null));
+  const [low, high] = [Math.min(...heights), Math.max(...heights)];
+  const room = Math.max(0.06 * (high - low), 0.001 * Math.abs(high)) || 0.1;
   return [low - room, high + room];
 }
 

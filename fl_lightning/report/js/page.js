@@ -103,7 +103,7 @@ button.addEventListener("click", () => {
 system.addEventListener("change", repaint);
 addEventListener("beforeprint", () => {
   if (document.body.classList.contains("one")) return;
-  for (const chart of charts) chart.render({ ground: "light", paper: true, width: chart.figure.matches(".wide, .summary .chart") ? 690 : COLUMN, size: 8 * POINT });
+  for (const chart of charts) chart.render({ ground: "light", paper: true, width: chart.figure.matches(".wide, .summary .chart:only-child") ? 690 : COLUMN, size: 8 * POINT });
 });
 addEventListener("afterprint", () => charts.forEach((chart) => chart.refresh()));
 repaint();
