@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     )
     from fl_lightning.engine.server import Server
     from fl_lightning.errors import ClientFailure, ConfigurationError
+    from fl_lightning.report.python import compare, load_runs, write_report
     from fl_lightning.runs.environment import RunTracking
     from fl_lightning.runs.export import export
     from fl_lightning.runs.folder import RunFolder
@@ -55,6 +56,7 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
 else:
     ENGINE = ("availability", "callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
     RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
+    REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
     HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
 
     def __getattr__(name: str) -> Any:
@@ -64,7 +66,7 @@ else:
 
             with suppress(PackageNotFoundError):  # a checkout that is on the path, but not installed
                 return version("fl-lightning")
-        for home in HOMES if name in __all__ else ():
+        for home in ["report.python"] if name in REPORT else HOMES if name in __all__ else []:
             if hasattr(module := import_module(f"fl_lightning.{home}"), name):
                 return getattr(module, name)
         raise AttributeError(f"module 'fl_lightning' has no attribute '{name}'")
@@ -84,6 +86,10 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "ConfigurationError",
     "ClientFailure",
     "export",
+    # finished runs
+    "load_runs",
+    "compare",
+    "write_report",
     # base classes of rules and monitors, and the arguments of their hooks
     "FederatedCallback",
     "Monitor",

@@ -55,6 +55,7 @@ class FedGAMCV(Scaffold):
         control: Literal["paper", "released"] | None = None,
     ) -> None:
         super().__init__()
+        self.variant, self.alpha, self.rho, self.rho_prime = variant, alpha, rho, rho_prime  # for records of the run
         self.gam = FedGAM(variant, alpha, rho, rho_prime)
         self.control = variant if control is None else control
         check_choice("control", self.control, "paper", "released")

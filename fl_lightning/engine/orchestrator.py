@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities.compile import from_compiled
 from torch._dynamo import OptimizedModule
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from fl_lightning.engine import lightning_private
@@ -100,6 +101,9 @@ class FederatedOrchestrator(Aggregation):
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
+    Attributes:
+        arguments: all arguments but ``client``, as given, by name.
+
     Raises:
         ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
@@ -128,7 +132,9 @@ class FederatedOrchestrator(Aggregation):
         cohort_memory: str | None = None,
         local_graph: bool = False,
     ) -> None:
+        given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
+        self.arguments = given
         check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients, local_graph)
         self.client_states = client_states
         self.automatic_optimization = False
@@ -233,6 +239,11 @@ class FederatedOrchestrator(Aggregation):
         optimizer = self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
         self.set_step(self.round)
+
+    def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
+        """Return class and settings of the optimizers of a ``client`` and of the ``server``, as when the fit began."""
+        client = [(type(each), settings_of(each)) for each in self._training.shown]
+        return {"client": client, "server": [(type(self.trainer.optimizers[0]), self._server_settings)]}
 
     def _open_states(self) -> None:
         """Find the files of the clients' states, before the run writes any file."""

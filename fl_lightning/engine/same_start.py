@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
-from functools import partial
-from pathlib import PurePath
-from types import ModuleType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning
-import numpy as np
 import torch
 import torch.distributed
 from lightning.pytorch import Trainer
-from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.engine.callback import federated
@@ -29,15 +20,12 @@ from fl_lightning.engine.ranks import START
 from fl_lightning.engine.seeding import global_states, set_global_states
 from fl_lightning.engine.server import Server
 from fl_lightning.engine.server_optimizer import settings_of
+from fl_lightning.engine.told import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.errors import ConfigurationError
 
-Facts = dict[str, str]  # by name, what every rank must have alike
-LOCAL = {"num_workers", "download", "cache", "seconds_looking"}  # numbers and arguments that may differ, as paths may
 TRAINER = ("max_epochs", "min_epochs", "max_steps", "precision", "check_val_every_n_epoch", "limit_val_batches")
 LONG = 2000  # characters of a fact, above which it travels as its beginning and a digest
 SHOWN = 60  # characters of a fact in a message
-SAMPLED = 1 << 20  # entries of a tensor among the settings that are compared
-DEPTH = 4  # objects inside of objects whose settings are compared
 
 
 def start_alike(orchestrator: Server) -> None:
@@ -53,7 +41,7 @@ def start_alike(orchestrator: Server) -> None:
         return
     check_alike(trainer, _facts(orchestrator))
     with torch.no_grad():
-        for tensor in _tensors(orchestrator).values():
+        for tensor in tensors(orchestrator).values():
             overwrite(tensor, _from_first(tensor, device))
     states = trainer.strategy.broadcast(global_states(device))
     if not trainer.is_global_zero:
@@ -72,14 +60,14 @@ def check_start(orchestrator: Server, optimizers: Sequence[Optimizer]) -> None:
     """
     trainer = orchestrator.trainer
     if trainer.world_size > 1:
-        parts: dict[str, Sequence[Any]] = {"client optimizer": optimizers, "server optimizer": trainer.optimizers}
-        parts["schedule"] = [config.scheduler for config in trainer.lr_scheduler_configs]
+        acting: dict[str, Sequence[Any]] = {"client optimizer": optimizers, "server optimizer": trainer.optimizers}
+        acting["schedule"] = [config.scheduler for config in trainer.lr_scheduler_configs]
         facts = {
-            f"{kind} {index}": _text((type(each), settings_of(each)) if isinstance(each, Optimizer) else each)
-            for kind, made in parts.items()
+            f"{kind} {index}": as_text((type(each), settings_of(each)) if isinstance(each, Optimizer) else each)
+            for kind, made in acting.items()
             for index, each in enumerate(made, 1)
         }
-        check_alike(trainer, facts | {"the model after on_fit_start": _digest(_tensors(orchestrator))})
+        check_alike(trainer, facts | {"the model after on_fit_start": _digest(tensors(orchestrator))})
 
 
 def check_alike(trainer: Trainer, facts: Facts) -> None:
@@ -126,35 +114,26 @@ def _excerpt(text: str, start: int) -> str:
 def _facts(orchestrator: Server) -> Facts:
     """What a rank starts from, apart from the values of tensors: settings, data, rules, the model's parts."""
     trainer, data, client = orchestrator.trainer, orchestrator.data, orchestrator.client
-    facts = {f"trainer.{name}": _text(getattr(trainer, name)) for name in TRAINER}
+    facts = {f"trainer.{name}": as_text(getattr(trainer, name)) for name in TRAINER}
     facts |= {f"version of {each.__name__}": str(each.__version__) for each in (torch, lightning)}
-    facts |= {f"model.{name}": text for name, text in _settings(orchestrator).items()}
+    facts |= {f"model.{name}": text for name, text in settings(orchestrator).items()}
     facts |= {"local work": repr(getattr(orchestrator, "settings", None))}
-    facts |= {"data": type(data).__name__} | {f"data.{name}": text for name, text in _settings(data).items()}
+    facts |= {"data": type(data).__name__} | {f"data.{name}": text for name, text in settings(data).items()}
     facts["clients' sizes"] = f"{int(data.sizes.sum())} examples of {data.num_clients} clients: {data.sizes.tolist()}"
     facts["clients' examples"] = data_fingerprint(data)
-    facts["callbacks"] = _text([type(each) for each in federated(trainer)])
+    facts["callbacks"] = as_text([type(each) for each in federated(trainer)])
     for each in federated(trainer):
         name = f"callback {type(each).__name__}"
-        facts[name] = facts.get(name, "") + _text(each)
+        facts[name] = facts.get(name, "") + as_text(each)
     facts["dtype"] = str(torch.get_default_dtype())
     name = type(client).__name__
-    facts |= {f"{name}.hparams.{key}": _text(value) for key, value in client.hparams.items()}
-    for path, part in client.named_modules(prefix=name):
-        facts |= {path: type(part).__qualname__} | {f"{path}.{key}": text for key, text in _settings(part).items()}
-    for path, tensor in _tensors(orchestrator).items():
-        facts[path] = f"{tuple(tensor.shape)} {tensor.dtype} {'trainable' if tensor.requires_grad else 'fixed'}"
+    facts |= {f"{name}.hparams.{key}": as_text(value) for key, value in client.hparams.items()}
+    facts |= parts(client, name) | shapes(orchestrator)
     if trainer.ckpt_path:
         facts["the model in ckpt_path"] = _digest(orchestrator.state_dict())
-    return {name: text if len(text) <= LONG else f"{text[:LONG]}{_hash(text.encode())}" for name, text in facts.items()}
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Find the tensors of a module by name: parameters, buffers, and attributes that are tensors."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    for path, part in module.named_modules():
-        found |= {f"{path}.{name}": each for name, each in vars(part).items() if isinstance(each, Tensor)}
-    return {name: tensor for name, tensor in found.items() if not is_lazy(tensor)}
+    return {
+        name: text if len(text) <= LONG else f"{text[:LONG]}{digest(text.encode())}" for name, text in facts.items()
+    }
 
 
 def _from_first(tensor: Tensor, device: torch.device) -> Tensor:
@@ -165,59 +144,9 @@ def _from_first(tensor: Tensor, device: torch.device) -> Tensor:
         return sent[0].to(tensor.device)
     values = tensor.detach().to(device, copy=True).contiguous()
     if values.numel():
-        torch.distributed.broadcast(_bytes(values.view(-1)), src=0)
+        torch.distributed.broadcast(as_bytes(values.view(-1)), src=0)
     return values.to(tensor.device)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
-    return _hash(_text(tensors).encode())
-
-
-def _settings(thing: object, depth: int = DEPTH) -> Facts:
-    """What an object was told: its constructor's arguments that are attributes, and public attributes with numbers."""
-    told: dict[str, Any] = {n: v for n, v in vars(thing).items() if type(v) in (int, float, complex) and n[0] != "_"}
-    for name in _arguments(type(thing)):
-        for attribute in (name, f"_{name}"):
-            if attribute in vars(thing):
-                told[name] = vars(thing)[attribute]
-    return {name: _text(value, depth) for name, value in told.items() if name not in LOCAL}
-
-
-def _arguments(cls: type) -> Iterator[str]:
-    for each in cls.__mro__:
-        if inspect.isfunction(own := vars(each).get("__init__")):
-            yield from inspect.signature(own).parameters
-
-
-def _text(value: Any, depth: int = DEPTH) -> str:
-    """Write a setting as a text that is the same in every process; a path is local, and says nothing."""
-    if isinstance(value, PurePath) or (isinstance(value, str) and os.sep in value):
-        return "a path"
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
-        value = value.tolist()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Enum | torch.dtype | np.generic):
-        return repr(value)
-    if isinstance(value, Tensor | np.ndarray):
-        tensor = torch.as_tensor(value).detach()
-        flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
-        sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
-        return f"{tuple(tensor.shape)} {tensor.dtype} {_hash(_bytes(sampled).cpu().numpy())}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_text(each, depth)}' for key, each in value.items())}}}"
-    if isinstance(value, list | tuple | set | frozenset):
-        texts = [_text(each, depth) for each in value]
-        return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"
-    if isinstance(value, partial):
-        return f"{_text(value.func, depth)}({_text(value.args, depth)}, {_text(value.keywords, depth)})"
-    if isinstance(value, type | ModuleType) or inspect.isroutine(value):
-        return getattr(value, "__qualname__", value.__name__)
-    inside = _settings(value, depth - 1) if depth and hasattr(value, "__dict__") else {}
-    return f"{type(value).__qualname__}({', '.join(f'{name}={text}' for name, text in inside.items())})"
-
-
-def _bytes(flat: Tensor) -> Tensor:
-    return flat.contiguous().view(torch.uint8)
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]
+    return digest(as_text(tensors).encode())

@@ -41,7 +41,7 @@ from fl_lightning.runs.checkpoints import (
     sound_checkpoint,
 )
 from fl_lightning.runs.environment import SaveConfig
-from fl_lightning.runs.files import CONFIG, read_mapping
+from fl_lightning.runs.files import CONFIG, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.lock import Holds
 from fl_lightning.runs.mlflow import open_store
@@ -193,6 +193,11 @@ class FederatedCLI(OpenCLI):
             ConfigurationError: settings that affect results differ, and may not.
         """
         parser, config, before = self.parser_of("fit"), self.config["fit"], read_mapping(folder, CONFIG)
+        if NOT_RECORDED in before:
+            raise ConfigurationError(
+                f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
+                f"new run with its model, by --model.init_from {folder}"
+            )
         with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
             before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
         changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))
@@ -220,6 +225,7 @@ class FederatedCLI(OpenCLI):
             [*callbacks, self.stopping],
             checkpoints=config.enable_checkpointing is not False,
             progress=config.enable_progress_bar is not False,
+            summary=True,  # as --trainer.enable_model_summary says
             changed=self.changed,
         )
         loggers = config.logger if isinstance(config.logger, list) else [config.logger]

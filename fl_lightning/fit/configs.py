@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.runs.files import NOT_RECORDED
 from fl_lightning.runs.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -183,7 +184,8 @@ def _read(path: str | Path) -> dict[str, Any]:
     """Read a config.
 
     Raises:
-        ConfigurationError: the file cannot be read, is not YAML, or its aliases stand for too many values.
+        ConfigurationError: the file cannot be read, is not YAML, records a run from Python, or its aliases stand for
+            too many values.
     """
     try:
         content = read_yaml(path, Path(path).read_text(encoding="utf-8"))
@@ -193,6 +195,8 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not text in UTF-8: save the file as UTF-8") from None
     if not isinstance(content, dict):
         return {}  # the parser reports the error
+    if NOT_RECORDED in content:
+        raise ConfigurationError(f"{path} records a run from Python, and no config can repeat it: run its script again")
     for part in PARTS:
         if part in content and not isinstance(content[part], dict | str):
             raise ConfigurationError(f"{path}: {part} must hold names and values, or name a file, got {content[part]}")

@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import errno
 import inspect
-import logging
 import os
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
 from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
-
-# Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
-CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
-UNHELPFUL = (
-    ".*does not have many workers.*",
-    ".*loading a checkpoint outside the 'fit' stage.*",  # the averaged weights are the ones to test
-    ".*treespec, LeafSpec.*",
-    "LightningCLI's args parameter is intended",
-    ".*defined a `validation_step` but have no `val_dataloader`.*",
-    ".*recommended to use `self.log.*sync_dist=True.*",
-    ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
-    ".*Checkpoint directory .* exists and is not empty.*",
-)
+from fl_lightning.runs.unhelpful import hide_unhelpful
 
 
 class ParsingError(Exception):
@@ -61,7 +47,7 @@ def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> in
         The exit status; 2 for a mistake and for what the machine lacks, 143 after SIGTERM, 141 after a broken pipe.
     """
     _open_streams()
-    _quiet()
+    hide_unhelpful()
     try:
         try:
             return command(args)
@@ -109,18 +95,6 @@ def counted(number: int, what: str) -> str:
     ('1 run', '1,200 rounds', '0 clients')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _quiet() -> None:
-    """Hide unhelpful messages of Lightning and torch."""
-    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
-        logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
-    for pattern in UNHELPFUL:
-        warnings.filterwarnings("ignore", pattern)
-
-
-def _no_chatter(record: logging.LogRecord) -> bool:
-    return not re.match(CHATTER, record.getMessage())
 
 
 def mistake_in(error: BaseException) -> str | None:

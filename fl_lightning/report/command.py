@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from fl_lightning.engine.inside import inside
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import counted
 from fl_lightning.report.arguments import report_arguments
-from fl_lightning.report.comparison import compare
 from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
-from fl_lightning.report.methods import group, resumed, unfinished
-from fl_lightning.report.page import render
+from fl_lightning.report.methods import group, resumed
+from fl_lightning.report.python import described, write_page
 from fl_lightning.report.verdict import verdict
 from fl_lightning.runs.reader import Run, read_runs
 
@@ -27,22 +24,9 @@ def command(args: Sequence[str]) -> int:
     # Compare the runs in one part of the page if the user names their folders one by one, or names the methods.
     together = len(options.run) > 1 or options.names
     parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
-    chosen = options.metric, options.baseline, options.target
-    parts = [
-        replace(
-            part,
-            notes=[*part.notes, *unfinished(part.methods), *resumed(part.methods)],
-            comparisons=compare(part.methods, *chosen),
-        )
-        for part in parts
-    ]
+    parts = [described(part, options.metric, options.baseline, options.target) for part in parts]
     out = Path(options.out) if options.out else _default(runs)
-    page = render(parts)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"--out must be an HTML file that can be written, got {out}: {error}") from None
+    write_page(parts, out)
     methods = [method for part in parts for method in part.methods]
     counts = {"experiment": len(parts), "run": sum(len(method.runs) for method in methods), "method": len(methods)}
     about = ", ".join(counted(number, what) for what, number in counts.items() if what != "experiment" or number > 1)

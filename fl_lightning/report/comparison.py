@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.report.methods import Method
 from fl_lightning.runs.catalogue import KNOWN, is_item, lower_is_better
 from fl_lightning.runs.reader import Run
@@ -120,11 +120,13 @@ def compare(
         return []
     metric = metric or default_metric(logged)
     if metric not in logged:
-        raise ConfigurationError(f"--metric must be a metric of the runs ({', '.join(logged[:12])}, …), got {metric}")
+        near = nearest(metric, logged)
+        hint = f"did you mean {near}?" if near else f"they have {', '.join(logged[:12])}, …"
+        raise ConfigurationError(f"metric must be one that the runs have, got {metric}: {hint}")
     found = [method for method in methods if _series(method, metric)]
-    names = list(dict.fromkeys(name for method in found for name in (method.name, method.short)))
-    if baseline is not None and baseline not in names:
-        raise ConfigurationError(f"--baseline must be the name of a method ({'; '.join(names)}), got {baseline}")
+    if baseline is not None and not any(_is_called(method, baseline) for method in found):
+        names = "; ".join(dict.fromkeys(name for method in found for name in (method.name, method.short)))
+        raise ConfigurationError(f"baseline must be the name of a method ({names}), got {baseline}")
     problems = dict.fromkeys(method.problem for method in found)
     return [_on(p, [m for m in found if m.problem == p], metric, baseline, target) for p in problems]
 
@@ -145,9 +147,14 @@ def default_metric(logged: Collection[str]) -> str:
     return next(name for name in order if name in logged)
 
 
+def _is_called(method: Method, name: str) -> bool:
+    """Tell whether a name is the method's, or that of its rules."""
+    return name in (method.name, method.short) or name == method.runs[0].method
+
+
 def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:
     def is_baseline(method: Method) -> bool:
-        return baseline in (method.name, method.short) if baseline else method.settings.get(RULES) == BASELINE
+        return _is_called(method, baseline) if baseline else method.settings.get(RULES) == BASELINE
 
     base = next(filter(is_baseline, methods), methods[0])
     target = _target(base, metric) if target is None else target

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.runs.files import NOT_RECORDED
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
 from fl_lightning.runs.settings import CLASS, RULES, short, told
@@ -76,7 +77,8 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
         same = found.setdefault(key, {})
         known[key] = chosen
         if run.seed in same:
-            notes.append(f"{same[run.seed].folder} is left out: {run.folder} has the same settings and seed.")
+            sure = ", as far as its config.yaml records them" if run.config.get(NOT_RECORDED) else ""
+            notes.append(f"{same[run.seed].folder} is left out: {run.folder} has the same settings and seed{sure}.")
         same[run.seed] = run
     own = list(_names(list(known.values()), [next(iter(each.values())) for each in found.values()]))
     if names and (len(names) != len(own) or len(set(names)) != len(names)):

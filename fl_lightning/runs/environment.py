@@ -26,14 +26,16 @@ from fl_lightning.engine.files import remove_parts, whole
 from fl_lightning.engine.fingerprint import data_fingerprint
 from fl_lightning.engine.inside import inside
 from fl_lightning.engine.names import names_of
+from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.engine.server import Server
-from fl_lightning.runs.files import CONFIG, ENVIRONMENT, read_mapping
+from fl_lightning.runs.files import CONFIG, ENVIRONMENT, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder import RunFolder, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
-from fl_lightning.runs.resuming import check_unchanged
+from fl_lightning.runs.record import HEAD, record_of
+from fl_lightning.runs.resuming import changed_settings, check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
@@ -57,15 +59,19 @@ class SaveConfig(SaveConfigCallback):
         config, folder = self.config.clone(), trainer.log_dir  # log_dir is known only when all devices ask for it
         config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
-            path = inside(Path(str(folder)), CONFIG)
-            text = self.parser.dump(config, skip_unset=False)
-            content = read_yaml(path, text)
-            if (shown := hidden(content)) != content:
-                warnings.warn(f"{path} has *** in place of keys and passwords: give them to run it again", stacklevel=1)
-                text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
-            with whole(path) as part:
-                part.write_text(text)
-            log_settings(trainer, shown, path)
+            _save_config(trainer, Path(str(folder)), self.parser.dump(config, skip_unset=False))
+
+
+def _save_config(trainer: Trainer, folder: Path, text: str, head: str = "") -> None:
+    """Write config.yaml without keys and passwords, and log the settings."""
+    path = inside(folder, CONFIG)
+    content = read_yaml(path, text)
+    if (shown := hidden(content)) != content:
+        warnings.warn(f"{path} has *** in place of keys and passwords: give them to run it again", stacklevel=1)
+        text = yaml.safe_dump(shown, sort_keys=False, allow_unicode=True)
+    with whole(path) as part:
+        part.write_text(head + text)
+    log_settings(trainer, shown, path)
 
 
 class RunTracking(Callback):
@@ -75,7 +81,8 @@ class RunTracking(Callback):
     fingerprint of the data, the command, the state of the code, the host, the times of the start and of each
     resumption, the ids of the W&B and MLflow runs) and ``arrays/partition.npz`` (``sizes`` (N,), ``counts`` (N, C)
     where there are classes, and ``names`` (N,) where clients have names). W&B gets the same facts in its config, and
-    MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition.
+    MLflow gets the file. W&B, TensorBoard and MLflow get the plot of the partition. The :class:`RunFolder` of a run
+    from Python also gets ``config.yaml``, see :func:`record_of`; what such a run changes on resuming is recorded, too.
 
     Args:
         changed: the settings with which a resumed run goes on differently, each with its values before and now, for the
@@ -107,7 +114,7 @@ class RunTracking(Callback):
         # Not earlier, so that a run that fails before this point overwrites nothing.
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
             return  # a fast_dev_run writes nothing
-        orchestrator = cast(Server, pl_module)
+        orchestrator, callbacks = cast(Server, pl_module), trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
         counts, names = orchestrator.data.class_counts(), names_of(orchestrator.data)
         known = {"sizes": orchestrator.data.sizes, "counts": counts, "names": names}
         known = {name: each for name, each in known.items() if each is not None}
@@ -115,6 +122,8 @@ class RunTracking(Callback):
         folder = run_folder(trainer)
         if trainer.is_global_zero:
             remove_parts(folder)
+            if isinstance(trainer.logger, RunFolder) and not any(isinstance(each, SaveConfig) for each in callbacks):
+                self._record(trainer, cast(FederatedOrchestrator, pl_module), folder)
             before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
             kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
@@ -125,6 +134,20 @@ class RunTracking(Callback):
             log_environment(trainer, facts, path)
         if counts is not None and trainer.current_epoch == 0:
             log_figure(orchestrator, "data/partition", lambda: bubbles(counts, names), 0)
+
+    def _record(self, trainer: Trainer, orchestrator: FederatedOrchestrator, folder: Path) -> None:
+        """Write the config.yaml of a run from Python."""
+        before = read_mapping(folder, CONFIG) if orchestrator.rounds_done else {}
+        if before and NOT_RECORDED not in before:
+            return  # the command line's, which says more
+        try:
+            record = record_of(orchestrator)
+        except Exception as error:  # of an object of the user's that cannot be looked at, which trains all the same
+            warnings.warn(f"{folder / CONFIG} is not written, so reports compare no seeds: {error!r}", stacklevel=1)
+            return
+        self._resumed_with |= changed_settings(before, record) if before else {}
+        text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)
+        _save_config(trainer, folder, text, head=HEAD)
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

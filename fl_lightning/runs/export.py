@@ -26,6 +26,7 @@ from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.engine.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
+from fl_lightning.runs.files import NOT_RECORDED
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.
@@ -57,8 +58,8 @@ def export(
     Args:
         checkpoint: a run folder, which stands for its best checkpoint, or else its last; or a checkpoint of a run.
         out: the file to write.
-        module: a client module, which is given the checkpoint's tensors. Needed for ``.pt2`` if the run has no
-            config.yaml to make the module from.
+        module: a client module, which is given the checkpoint's tensors. Needed for ``.pt2`` if the run is from
+            Python, and so has no config to make the module from.
         example: inputs of ``forward`` for ``.pt2``: a tensor, a tuple of positional arguments or a dict of keyword
             arguments; by default the module's ``example_input_array``, or the first element of a validation batch.
         overwrite: whether to replace an existing file.
@@ -76,6 +77,7 @@ def export(
         raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
     content, folder = read_checkpoint(path, "export"), run_of(path)
     config = Run(folder).config if folder else {}
+    config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
     program = None
     if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
@@ -164,8 +166,8 @@ def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
     """Make the client module of a run as the run made it."""
     if not config:
         raise ConfigurationError(
-            f"export: {path} is in no run folder with a config.yaml to make the module from: from Python, "
-            "fl_lightning.export(checkpoint, out, module=MyModule(…))"
+            f"export: {path} is in no run folder with a config.yaml of the command line to make the module from: from "
+            "Python, fl_lightning.export(checkpoint, out, module=MyModule(…))"
         )
     with isolated(torch.device("cpu")):
         seed_globals(int(config.get("seed_everything") or 0), torch.device("cpu"))

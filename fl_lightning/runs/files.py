@@ -18,6 +18,7 @@ METRICS = "metrics.csv"  # every run folder has one
 TIMINGS = "timings.csv"
 CONFIG, ENVIRONMENT = "config.yaml", "environment.yaml"
 CHECKPOINTS, ARRAYS = "checkpoints", "arrays"
+NOT_RECORDED = "not_recorded"  # the entry of config.yaml by which the record of a run from Python is known
 MEND = "restore the file from a copy, or leave this run out"  # ends the message about a damaged file
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 
 from fl_lightning.engine.callback import rules_of
 from fl_lightning.runs.mlflow import log_file, log_params
-from fl_lightning.runs.settings import RULES, method_name, named_settings, rule_arguments, settings_fingerprint
+from fl_lightning.runs.settings import RULES, method_name, named_settings, rule_arguments, seed_of, settings_fingerprint
 
 
 def log_settings(trainer: Trainer, config: Mapping[str, Any], file: Path) -> None:
@@ -30,7 +30,7 @@ def log_settings(trainer: Trainer, config: Mapping[str, Any], file: Path) -> Non
     run = {
         "method": method_name(config, rules),
         "settings": settings_fingerprint(config),
-        "seed": config.get("seed_everything"),
+        "seed": seed_of(config),
     }
     each = {name: value for name, value in named_settings(config, rules).items() if name != RULES}
     for logger in trainer.loggers:

@@ -28,7 +28,7 @@ from fl_lightning.runs.files import (
     read_mapping,
 )
 from fl_lightning.runs.finding import folders_in
-from fl_lightning.runs.settings import RULES, named_settings
+from fl_lightning.runs.settings import RULES, method_name, named_settings, seed_of
 
 # The values of config.yaml and environment.yaml that more is done with than to show them, each after what holds it.
 CONFIG_KINDS = {"seed_everything": int, "trainer": dict, "model": dict, "data": dict}
@@ -80,9 +80,19 @@ class Run:
         return table.assign(rest=(table["seconds"] - known).clip(lower=0))
 
     @property
+    def path(self) -> Path:
+        """The run folder."""
+        return self.folder
+
+    @property
     def seed(self) -> Any:
-        """The run's seed; None for a run without config."""
-        return self.config.get("seed_everything")
+        """The run's seed, see :func:`seed_of`; None for a run without config."""
+        return seed_of(self.config)
+
+    @property
+    def method(self) -> str:
+        """The run's rules, see :func:`method_name`; the folder's name for a run without config."""
+        return method_name(self.config, self.environment.get(RULES) or ()) if self.config else self.folder.name
 
     @property
     def rounds(self) -> tuple[int, int | None]:

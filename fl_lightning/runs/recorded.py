@@ -6,34 +6,42 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelSummary
 
 from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint
 from fl_lightning.runs.environment import NOTHING, RunTracking
 from fl_lightning.runs.progress import RoundProgress
 from fl_lightning.runs.timer import RoundTimer
 from fl_lightning.runs.traffic import TrafficMonitor
+from fl_lightning.runs.unhelpful import hide_unhelpful
 
 
 def run_callbacks(
     own: Iterable[Callback] = (),
     checkpoints: bool = True,
     progress: bool = True,
+    summary: bool = False,
     changed: Mapping[str, Any] | None = NOTHING,
 ) -> list[Callback]:
     """Add the command line's callbacks to a run's own callbacks, in the order in which they work.
 
     With these callbacks and the logger :class:`RunFolder`, a run from Python writes the same run folder as the command
-    line, except ``config.yaml``.
+    line; its ``config.yaml`` is a record, see :func:`record_of`. Messages of Lightning that help nobody here are hidden
+    in this process, such as tips and a warning that each round has few batches.
 
     Args:
         own: the rules, monitors and other callbacks of the run, in their order.
         checkpoints: whether to save ``last.ckpt`` and, unless the run has a ModelCheckpoint of its own, ``best.ckpt``;
             set False for a Trainer with ``enable_checkpointing=False``.
         progress: whether to show the progress; set False for a Trainer with ``enable_progress_bar=False``.
+        summary: whether the Trainer may print its table of the module; set True for a Trainer with
+            ``enable_model_summary=True``. A ModelSummary among the run's own callbacks prints in any case.
         changed: what a resumed run changes, see :class:`RunTracking`.
     """
+    hide_unhelpful()
     own, timer = list(own), RoundTimer()
+    if not summary and not any(isinstance(callback, ModelSummary) for callback in own):
+        own.append(ModelSummary(max_depth=0))  # prints nothing, and keeps the Trainer from adding one that does
     if checkpoints:
         chosen = any(isinstance(callback, ModelCheckpoint) for callback in own)
         own += [LastCheckpoint()] if chosen else [LastCheckpoint(), BestCheckpoint()]

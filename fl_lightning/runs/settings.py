@@ -11,9 +11,11 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from fl_lightning.runs.files import NOT_RECORDED
+
 # Settings that say where and how a run is trained, and do not change its result.
 ELSEWHERE = {
-    "": ("seed_everything", "experiment", "num_threads", "ckpt_path"),
+    "": ("seed_everything", "experiment", "num_threads", "ckpt_path", NOT_RECORDED),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
     "model": ("seed", "client_states", "cohort_memory", "local_graph"),
@@ -28,6 +30,7 @@ RESUMABLE = (
     *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
     *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.profiler", "trainer.detect_anomaly"),
 )
+SEEDS = {"global": "seed_everything", "model": "model.seed", "data": "data.seed"}
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
 LONGEST = 100  # largest number of characters of a value in a message
@@ -76,6 +79,20 @@ def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[st
     flat = _flat(config, "")
     left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)
     return {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in left_out)}
+
+
+def seed_of(config: Mapping[str, Any]) -> Any:
+    """Return a run's seed; if a run from Python has had several, a text with all of them; None without any.
+
+    >>> seed_of({"seed_everything": 1}), seed_of({"seed_everything": 1, "model": {"seed": 1}, "data": {"seed": 0}})
+    (1, 'global 1, model 1, data 0')
+    """
+    flat = _flat({part: config.get(part) for part in ("seed_everything", "model", "data")}, "")
+    known = {place: flat.get(name) for place, name in SEEDS.items()}
+    seeds = {place: seed for place, seed in known.items() if isinstance(seed, int)}
+    if len({*seeds.values()}) > 1:
+        return ", ".join(f"{place} {seed}" for place, seed in seeds.items())
+    return next(iter(seeds.values()), None)
 
 
 def told(changed: Mapping[str, Any]) -> str:

@@ -223,7 +223,11 @@ def test_the_baseline_can_be_chosen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("option", "error"),
-    [({"baseline": "GH"}, "--baseline must be the name of a method (FedAvg)"), ({"metric": "x"}, "--metric must be")],
+    [
+        ({"baseline": "GH"}, "baseline must be the name of a method (FedAvg), got GH"),
+        ({"metric": "val/topl"}, "metric must be one that the runs have, got val/topl: did you mean val/top1?"),
+        ({"metric": "x"}, "metric must be one that the runs have, got x: they have val/top1, val/loss, "),
+    ],
 )
 def test_names_that_do_not_exist_are_refused(tmp_path: Path, option: dict[str, str], error: str) -> None:
     with pytest.raises(ConfigurationError) as raised:

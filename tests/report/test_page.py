@@ -409,7 +409,7 @@ def test_a_page_lies_beside_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_place_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     result = run("report", write(tmp_path / "run", {"val/loss": [1]}), "--out", tmp_path)
     assert result.status == 2
-    assert "--out must be an HTML file" in result.err
+    assert "expected an HTML file that can be written" in result.err
 
 
 def test_a_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,109 @@
+"""What an object was told: its constructor's arguments and its numbers, read from its attributes, as values or text."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import partial
+from pathlib import PurePath
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+Facts = dict[str, str]  # by name
+LOCAL = {"num_workers", "download", "cache", "seconds_looking"}  # numbers and arguments that may differ, as paths may
+SAMPLED = 1 << 20  # entries of a tensor among the settings that are compared
+DEPTH = 4  # objects inside of objects whose settings are compared
+
+
+def arguments(thing: object) -> dict[str, Any]:
+    """Return the arguments of an object's constructors, those of its base classes included, that are attributes.
+
+    An attribute has the name of the argument, or begins with an underscore.
+    """
+    own = getattr(thing, "__dict__", {})
+    return {
+        name: own[attribute]
+        for name in _parameters(type(thing))
+        for attribute in (name, f"_{name}")
+        if attribute in own
+    }
+
+
+def settings(thing: object, depth: int = DEPTH) -> Facts:
+    """Write what an object was told as text: its :func:`arguments`, and public attributes with numbers."""
+    numbers = {n: v for n, v in vars(thing).items() if type(v) in (int, float, complex) and n[0] != "_"}
+    return {name: as_text(value, depth) for name, value in (numbers | arguments(thing)).items() if name not in LOCAL}
+
+
+def parts(module: nn.Module, name: str) -> Facts:
+    """Write the class and the settings of a module and of each module in it, whose names begin with ``name``."""
+    facts: Facts = {}
+    for path, part in module.named_modules(prefix=name):
+        facts |= {path: type(part).__qualname__} | {f"{path}.{key}": value for key, value in settings(part).items()}
+    return facts
+
+
+def shapes(module: nn.Module) -> Facts:
+    """Write the shape and the kind of each tensor of a module, apart from its values."""
+    return {
+        path: f"{tuple(tensor.shape)} {tensor.dtype} {'trainable' if tensor.requires_grad else 'fixed'}"
+        for path, tensor in tensors(module).items()
+    }
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Find the tensors of a module by name: parameters, buffers, and attributes that are tensors."""
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for path, part in module.named_modules():
+        found |= {f"{path}.{name}": each for name, each in vars(part).items() if isinstance(each, Tensor)}
+    return {name: tensor for name, tensor in found.items() if not is_lazy(tensor)}
+
+
+def _parameters(cls: type) -> Iterator[str]:
+    for each in cls.__mro__:
+        if inspect.isfunction(own := vars(each).get("__init__")):
+            yield from inspect.signature(own).parameters
+
+
+def as_text(value: Any, depth: int = DEPTH) -> str:
+    """Write a setting as a text that is the same in every process; a path is local, and says nothing."""
+    if isinstance(value, PurePath) or (isinstance(value, str) and os.sep in value):
+        return "a path"
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        value = value.tolist()
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Enum | torch.dtype | np.generic):
+        return repr(value)
+    if isinstance(value, Tensor | np.ndarray):
+        tensor = torch.as_tensor(value).detach()
+        flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
+        sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
+        return f"{tuple(tensor.shape)} {tensor.dtype} {digest(as_bytes(sampled).cpu().numpy())}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {as_text(each, depth)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple | set | frozenset):
+        texts = [as_text(each, depth) for each in value]
+        return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"
+    if isinstance(value, partial):
+        return f"{as_text(value.func, depth)}({as_text(value.args, depth)}, {as_text(value.keywords, depth)})"
+    if isinstance(value, type | ModuleType) or inspect.isroutine(value):
+        return getattr(value, "__qualname__", value.__name__)
+    inside = settings(value, depth - 1) if depth and hasattr(value, "__dict__") else {}
+    return f"{type(value).__qualname__}({', '.join(f'{name}={each}' for name, each in inside.items())})"
+
+
+def as_bytes(flat: Tensor) -> Tensor:
+    """View a tensor of one dimension as bytes."""
+    return flat.contiguous().view(torch.uint8)
+
+
+def digest(content: Any) -> str:
+    """Hash bytes to 16 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()[:16]

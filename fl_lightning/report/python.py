@@ -1,0 +1,133 @@
+"""Finished runs in Python: load_runs, compare, write_report, with the numbers and words of ``fl-lightning report``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.report import comparison, verdict
+from fl_lightning.report.index import Experiment, experiments
+from fl_lightning.report.methods import group, resumed, unfinished
+from fl_lightning.runs.reader import Run, read_runs
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What :func:`compare` has found.
+
+    Attributes:
+        comparisons: one comparison for each problem (data and network) that the methods are tried on.
+    """
+
+    comparisons: Sequence[comparison.Comparison]
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The numbers, a row for each problem and method; those of ``report --figures`` in comparison.csv."""
+        return verdict.numbers(self.comparisons)
+
+    @property
+    def verdict(self) -> str:
+        """The report's sentence on which method is better, by how much and how sure; one line for each problem."""
+        return "\n".join(map(verdict.verdict, self.comparisons))
+
+    @property
+    def p(self) -> float:
+        """The p value of the paired t test of two methods' means over the rounds; nan for fewer than three seeds.
+
+        Raises:
+            ConfigurationError: there is not one other method than the baseline, but none or several.
+        """
+        found = [each.mean_difference for one in self.comparisons for each in one.others if each.mean_difference]
+        if len(found) != 1:
+            raise ConfigurationError(
+                f"p is that of one method and a baseline, got {len(found)} comparisons: see mean_p in the table"
+            )
+        return found[0].p
+
+
+def load_runs(folder: str | Path) -> list[Run]:
+    """Read a run folder, or all run folders within a folder, by experiment and then by the time when they began.
+
+    Args:
+        folder: the folder, such as ``runs/mine``.
+
+    Returns:
+        The runs, each with its ``metrics`` (a DataFrame, a row for each round), ``settings``, ``seed``, ``method`` and
+        ``path``.
+
+    Raises:
+        ConfigurationError: the folder is missing or holds no run, or a file of a run is damaged.
+    """
+    return read_runs([Path(folder)])
+
+
+def compare(runs: Sequence[Run], metric: str | None = None, baseline: str | None = None) -> Result:
+    """Compare methods seed by seed: runs that differ only in their seed are one method.
+
+    A warning names each run that is left out, and each that has not finished.
+
+    Args:
+        runs: the runs of :func:`load_runs`.
+        metric: name of the metric; by default ``val/top1``, or else another ``val/*``.
+        baseline: the method that the others are compared with, by default FedAvg.
+
+    Raises:
+        ConfigurationError: there are no runs, no run has the metric, or no method has the baseline's name.
+    """
+    methods, notes = group(_checked(runs))
+    for note in [*notes, *unfinished(methods), *resumed(methods)]:
+        warnings.warn(note, stacklevel=2)
+    return Result(comparison.compare(methods, metric, baseline))
+
+
+def write_report(runs: Sequence[Run], file: str | Path) -> None:
+    """Write the page of ``fl-lightning report`` about runs.
+
+    Args:
+        runs: the runs of :func:`load_runs`.
+        file: the HTML file to write.
+
+    Raises:
+        ConfigurationError: there are no runs, the file cannot be written, or ``fl-lightning[report]`` is not installed.
+    """
+    parts = experiments(_checked(runs))
+    write_page([described(part) for part in parts], Path(file))
+
+
+def described(
+    part: Experiment, metric: str | None = None, baseline: str | None = None, target: float | None = None
+) -> Experiment:
+    """Compare the methods of an experiment, see :func:`comparison.compare`, and add notes on its runs."""
+    notes = [*part.notes, *unfinished(part.methods), *resumed(part.methods)]
+    return replace(part, notes=notes, comparisons=comparison.compare(part.methods, metric, baseline, target))
+
+
+def write_page(parts: Sequence[Experiment], file: Path) -> None:
+    """Write the report about experiments.
+
+    Raises:
+        ConfigurationError: the file cannot be written, or ``fl-lightning[report]`` is not installed.
+    """
+    try:
+        from fl_lightning.report.page import render  # needs packages that a run does not
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ConfigurationError(f"{package} is not installed: pip install 'fl-lightning[report]'") from None
+    page = render(parts)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"expected an HTML file that can be written, got {file}: {error}") from None
+
+
+def _checked(runs: Sequence[Run]) -> Sequence[Run]:
+    if isinstance(runs, str | Path) or not runs or not all(isinstance(run, Run) for run in runs):
+        raise ConfigurationError(f"expected the runs of load_runs(folder), at least one, got {runs!r}")
+    return runs

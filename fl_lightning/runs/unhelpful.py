@@ -1,0 +1,34 @@
+"""Hide unhelpful messages of Lightning and torch. Imports neither."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+
+# Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
+CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
+CHATTER += "|Trainer already configured with model summary"
+UNHELPFUL = (
+    ".*does not have many workers.*",
+    ".*loading a checkpoint outside the 'fit' stage.*",  # the averaged weights are the ones to test
+    ".*treespec, LeafSpec.*",
+    "LightningCLI's args parameter is intended",
+    ".*defined a `validation_step` but have no `val_dataloader`.*",
+    ".*recommended to use `self.log.*sync_dist=True.*",
+    ".*resuming from a checkpoint that ended before the epoch ended.*",  # Lightning compares rounds with clients
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*smaller than the logging interval.*",  # Lightning counts clients, and metrics are logged by round
+)
+
+
+def hide_unhelpful() -> None:
+    """Hide the messages in this process, for good; hiding them twice changes nothing."""
+    for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
+        logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
+    for pattern in UNHELPFUL:
+        warnings.filterwarnings("ignore", pattern)
+
+
+def _no_chatter(record: logging.LogRecord) -> bool:
+    return not re.match(CHATTER, record.getMessage())
