@@ -142,7 +142,10 @@ def _parser(name: str) -> CommandParser:
     parser.add_argument("--jobs", type=partial(whole_number, "--jobs"), default=1, help=jobs)
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(
-        "--dry-run", "--dry_run", action="store_true", help="print number of runs, time and disk space; train nothing"
+        "--dry-run",
+        "--dry_run",
+        action="store_true",
+        help="look for callbacks and data, print the number of runs and, once runs have begun, the time; train nothing",
     )
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
     return parser

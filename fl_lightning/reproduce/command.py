@@ -21,20 +21,27 @@ from fl_lightning.reproduce import drawing, tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.cells import refined, select, with_options
 from fl_lightning.reproduce.claims import judge
-from fl_lightning.reproduce.dry_run import dry_run
 from fl_lightning.reproduce.ending import write_comparison
 from fl_lightning.reproduce.figures import is_trained, tables_and_figures
 from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.ledger_page import write_ledger
 from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.pictures import picture
-from fl_lightning.reproduce.preflight import preflight
-from fl_lightning.reproduce.progress import announce, duration, train_with_progress
-from fl_lightning.reproduce.results import CHANGED, RESULTS, collect, compare
+from fl_lightning.reproduce.preflight import dry_run, preflight
+from fl_lightning.reproduce.progress import announce, train_with_progress
+from fl_lightning.reproduce.results import (
+    CHANGED,
+    RESULTS,
+    USUAL,
+    collect,
+    compare,
+    unknown_measures,
+    with_measure,
+)
 from fl_lightning.reproduce.scale import at_scale
 from fl_lightning.reproduce.tracker import Planned
-from fl_lightning.reproduce.trials import Trials
 from fl_lightning.runs.lock import LOCK, held
+from fl_lightning.runs.progress import duration
 from fl_lightning.runs.seeds import label
 
 RUNS = "runs"  # in the folder of all results, the folder of the runs
@@ -65,15 +72,12 @@ def command(args: Sequence[str]) -> int:
         chosen = [(experiment, with_options(cells, more)) for experiment, cells in found]
     known = Folders(Path(options.out) / RUNS)
     planned: Planned = [(each, _plan(each, cells, options, known)) for each, cells in chosen]
-    trials = Trials([job for experiment, pairs in planned if is_trained(experiment) for _, job in pairs])
-    findings = preflight(planned, trials, fetch=not options.dry_run)
-    planned = findings.planned
+    problems, to_come = preflight(planned, fetch=not options.dry_run)
     if options.dry_run:
-        return dry_run(planned, findings, trials, options.jobs, Path(options.out))
-    for problem in findings.problems:
-        print(f"fl-lightning: error: {problem}", file=sys.stderr)
-    if findings.problems:
-        return 2
+        return dry_run(planned, problems, to_come, options.jobs)
+    if problems:
+        return _refused(problems)
+    shorter = "--scale laptop" if args[0] == "reproduce" and not options.scale else ""
     trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
     failed, stopped_by = [], 0
     folders = [Path(options.out) / experiment.scale / experiment.id for experiment, _ in planned]
@@ -82,17 +86,33 @@ def command(args: Sequence[str]) -> int:
             holds.enter_context(held(folder))
         try:
             with _stopped_by_sigterm():
-                failed = train_with_progress(trained, options.jobs) if trained else []
+                failed = train_with_progress(trained, options.jobs, shorter) if trained else []
         except KeyboardInterrupt as interrupt:
             stopped_by = int(next(iter(interrupt.args), signal.SIGINT))
         for (experiment, pairs), folder in zip(planned, folders, strict=True):
-            _write(experiment, pairs, folder, args, more)
+            problems += unknown_measures(experiment, [job for _, job in pairs])
+            _write(_measured(experiment, pairs), pairs, folder, args, more)
     for job in failed:
         print(job.failure)
     if stopped_by:
         print("stopped: the same command continues the runs")
         return 128 + stopped_by
-    return 1 if failed else 0
+    return 1 if failed else _refused(problems)
+
+
+def _refused(problems: Sequence[str]) -> int:
+    """Print problems as errors; return the exit status."""
+    for problem in problems:
+        print(f"fl-lightning: error: {problem}", file=sys.stderr)
+    return 2 if problems else 0
+
+
+def _measured(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]]) -> Experiment:
+    """Give an experiment that names no measures one that its runs log, and say so if it is not the usual one."""
+    chosen = with_measure(experiment, [job for _, job in pairs])
+    if not experiment.measures and chosen.measures != (USUAL,):
+        print(f"{chosen.id}: measured by {chosen.metric}, since the runs log no {USUAL}; --measures names others")
+    return chosen
 
 
 @contextmanager
@@ -110,7 +130,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 
 def _sweep(options: argparse.Namespace) -> Experiment:
-    """Make a user's own experiment, without numbers of a paper; the pre-flight chooses a measure if none is named."""
+    """Make a user's own experiment, without numbers of a paper; its runs choose a measure if none is named."""
     config = find_config(options.config)
     measures = tuple(dict.fromkeys(options.measures))
     name = options.experiment or experiment_in(config)

@@ -29,6 +29,7 @@ from fl_lightning.fit.reading import config_of
 from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.lock import held
+from fl_lightning.runs.progress import ESTIMATE
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
@@ -111,8 +112,16 @@ class Job:
     @property
     def last_words(self) -> str:
         """The last line of the log."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
-        return lines[-1] if lines else "the run left no message"
+        return next(reversed(self._lines), "the run left no message")
+
+    @property
+    def estimate(self) -> str | None:
+        """The log's last line that foretells how long a round and the run take; None before the first client."""
+        return next((line for line in reversed(self._lines) if line.startswith(ESTIMATE)), None)
+
+    @property
+    def _lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
 
 
 class Folders:
@@ -229,7 +238,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
 def _own_arguments(job: Job) -> list[str]:
     """Make the arguments for seed, folder and checkpoint; without a checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
-    arguments += [f"--experiment={EXPERIMENT}", "--trainer.enable_progress_bar=false", *_for_wandb(job)]
+    arguments += [f"--experiment={EXPERIMENT}", *_for_wandb(job)]
     if last_of_run(job.run.folder).is_file():
         return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
     if job.run.folder.is_dir():

@@ -60,7 +60,7 @@ class Experiment:
         config: the file with the settings and the grid.
         measures: metrics to read from each run, by their names in the papers or their own names: the measures of the
             rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
-            a sweep whose measure the pre-flight chooses.
+            a sweep whose measure is chosen among what its runs log.
         claims: claims to test.
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.

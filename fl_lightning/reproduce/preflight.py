@@ -1,77 +1,43 @@
-"""Pre-flight: finds what would make runs fail, or tables lack a measure, before anything is trained."""
+"""Pre-flight: looks for the callbacks and the data of all runs before anything is trained, and tells runs and hours."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
+from fl_lightning.fit.messages import counted
 from fl_lightning.fit.reading import callbacks_of, data_of
-from fl_lightning.report.comparison import default_metric
 from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
-from fl_lightning.reproduce.progress import announce
-from fl_lightning.reproduce.tracker import Planned
-from fl_lightning.reproduce.trials import Trials
-from fl_lightning.runs.catalogue import is_item, measured
+from fl_lightning.reproduce.tracker import Planned, Tracker
+from fl_lightning.runs.progress import duration
 
-USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 MOST = 3  # experiments that a line names
-# Packages whose classes log a metric in the first round or never.
-LIBRARIES = ("fl_lightning", "lightning", "torch", "torchvision", "torchmetrics")
 
 
-@dataclass(frozen=True)
-class Findings:
-    """Holds the findings of the pre-flight, one line each.
-
-    Attributes:
-        planned: the experiments with their jobs; each has a measure, unless data are missing.
-        problems: callbacks that cannot be made, missing data and unknown measures.
-        to_come: data that are missing and will be downloaded.
-        without: the jobs that lack data. If there are any, measures are not looked for.
-    """
-
-    planned: Planned
-    problems: Sequence[str]
-    to_come: Sequence[str]
-    without: Sequence[Job]
-
-
-def preflight(planned: Planned, trials: Trials, fetch: bool) -> Findings:
-    """Look for callbacks, data and measures of all experiments, and choose a measure for those that name none.
+def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
+    """Make the callbacks of all jobs that are not finished, and look for their data.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
-        trials: the trials of all jobs that are trained.
         fetch: whether to download data that are missing and can be downloaded.
+
+    Returns:
+        One line for each problem, and one for each data set that is missing and will be downloaded.
     """
-    every = [job for _, pairs in planned for _, job in pairs]
-    if refused := refused_callbacks(every):
-        return Findings(planned, refused, (), ())
-    lacking, to_come, without = missing_data(every, fetch)
-    if lacking or to_come:
-        return Findings(planned, lacking, to_come, without)
-    planned = [(with_measure(experiment, [job for _, job in pairs], trials), pairs) for experiment, pairs in planned]
-    trained = [(experiment, [job for _, job in pairs]) for experiment, pairs in planned if is_trained(experiment)]
-    unknown = [line for experiment, jobs in trained for line in unknown_measures(experiment, jobs, trials)]
-    return Findings(planned, unknown, (), ())
+    todo = [job for _, pairs in planned for _, job in pairs if not job.finished]
+    refused = refused_callbacks(todo)
+    return (refused, []) if refused else missing_data(todo, fetch)
 
 
 def refused_callbacks(jobs: Iterable[Job]) -> list[str]:
-    """Make the callbacks of all jobs that are not finished, and return one line for each list that cannot be made."""
-    alike: dict[str, Job] = {}
-    for job in jobs:
-        if not job.finished:
-            alike.setdefault(json.dumps(job.config["trainer"]["callbacks"], sort_keys=True, default=str), job)
+    """Make the callbacks of all jobs, and return one line for each list of callbacks that cannot be made."""
     lines = list[str]()
-    for job in alike.values():
+    for job, *_ in _alike(jobs, lambda job: job.config["trainer"]["callbacks"]):
         try:
             callbacks_of(job.config)
         except ConfigurationError as error:
@@ -79,24 +45,20 @@ def refused_callbacks(jobs: Iterable[Job]) -> list[str]:
     return lines
 
 
-def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str], list[Job]]:
-    """Look for the data of all jobs that are not finished, without reading them.
+def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]]:
+    """Look for the data of all jobs, without reading them.
 
     Args:
         jobs: the jobs.
         fetch: whether to download data that are missing and can be downloaded.
 
     Returns:
-        One line for each data set that is missing, or that a job's arguments do not allow; one for each data set that
-        is missing and will be downloaded; and the jobs that lack data.
+        One line for each data set that is missing, or that a job's arguments do not allow; and one for each data set
+        that is missing and will be downloaded.
     """
-    by_data: dict[str, list[Job]] = {}
-    for job in jobs:
-        if not job.finished:
-            by_data.setdefault(json.dumps(job.config["data"], sort_keys=True, default=str), []).append(job)
     missing: dict[str, tuple[FederatedDataModule, list[Job]]] = {}
-    lacking, to_come, without = dict[str, None](), list[str](), list[Job]()
-    for alike in by_data.values():
+    lacking, to_come = dict[str, None](), list[str]()
+    for alike in _alike(jobs, lambda job: job.config["data"]):
         try:
             data = data_of(alike[0].config)
         except ConfigurationError as error:
@@ -109,10 +71,15 @@ def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]
             to_come.append(f"{words} ({_needed_by(needy)})")
         elif (still := _missing_still(data)) is not None:
             lacking[f"{still} ({_needed_by(needy)})"] = None
-        else:
-            continue
-        without += needy
-    return list(lacking), to_come, without
+    return list(lacking), to_come
+
+
+def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[Job]]:
+    """Divide jobs into those whose configs have an equal part."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(json.dumps(part(job), sort_keys=True, default=str), []).append(job)
+    return found.values()
 
 
 def _needed_by(jobs: Sequence[Job]) -> str:
@@ -130,80 +97,45 @@ def _missing_still(data: FederatedDataModule) -> str | None:
     return None
 
 
-def with_measure(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> Experiment:
-    """Give an experiment that names no measures the accuracy, or what a report of its runs would compare them by.
+def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], processes: int) -> int:
+    """Print the plan, what the pre-flight has found, and the hours that begun runs tell; train nothing.
 
     Args:
-        experiment: the experiment; one that names measures stays as it is.
-        jobs: the experiment's jobs.
-        trials: the trials of all jobs.
-    """
-    if experiment.measures:
-        return experiment
-    logged = _logged({USUAL}, jobs, trials) or {USUAL}  # if a trial fails, the run says why
-    measure = default_metric(sorted(name for name in logged if not name.endswith("/*")))
-    if measure != USUAL:
-        announce(f"{experiment.id}: measured by {measure}, since the runs log no {USUAL}; --measures names others")
-    return replace(experiment, metric=measure, measures=(measure,))
-
-
-def unknown_measures(experiment: Experiment, jobs: Sequence[Job], trials: Trials) -> list[str]:
-    """Look for the measures of an experiment in what its runs log.
-
-    A measure that the first round does not log is unknown, unless a class of the user's own may log it later.
-
-    Args:
-        experiment: the experiment, which names the measures.
-        jobs: the experiment's jobs.
-        trials: the trials of all jobs.
+        planned: the experiments, each with the jobs of its cells.
+        problems: the problems that the pre-flight has found.
+        to_come: the data that will be downloaded.
+        processes: number of jobs at a time.
 
     Returns:
-        One line for each unknown measure; none if a trial fails, because the run then says why.
+        The exit status: 0 if the runs could start, else 2.
     """
-    wanted = {_starred(measured(name)[0]) for name in experiment.measures}
-    if (logged := _logged(wanted, jobs, trials)) is None:
-        return []
-    classes = (name for job in jobs for name in _classes(job.config))
-    own = next((name for name in classes if name.partition(".")[0] not in LIBRARIES), None)
-    lines = []
-    for name in sorted(wanted - logged):
-        near = nearest(name, logged)
-        if own and not near:
-            announce(f"{experiment.id}: nothing logs {name} in the first round; {own} may log it later")
-            continue
-        hint = f"; did you mean {near}?" if near else ""
-        lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
-    return lines
+    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
+    for experiment, pairs in planned:
+        print(f"{experiment.id}: {_runs([job for _, job in pairs], is_trained(experiment))}")
+    tracker = Tracker(trained, processes)
+    tracker.update((), ())
+    todo = len(tracker.jobs) - len(tracker.finished)
+    if len(planned) > 1:
+        print(f"in total: {counted(len(tracker.jobs), 'different run')}; {todo:,} to train")
+    if todo:
+        at_once = f", {processes} runs at a time, if each is as fast as one alone" if processes > 1 else ""
+        left = tracker.left()
+        print("time: unknown until a run has begun" if left is None else f"time: about {duration(left)}{at_once}")
+    for line in to_come:
+        print(f"to download: {line}")
+    for line in problems:
+        print(f"pre-flight failed: {line}")
+    if not problems:
+        print(f"pre-flight passed: configs{'' if to_come else ', callbacks and data'}")
+    return 2 if problems else 0
 
 
-def _logged(wanted: Set[str], jobs: Sequence[Job], trials: Trials) -> set[str] | None:
-    """Collect the names of logged metrics: read begun runs, then try kinds of cells until all wanted names are found.
-
-    Returns:
-        The names found; all logged names if a wanted one is missing; None if a trial fails.
-    """
-    logged: set[str] = set()
-    for job in jobs:
-        if not wanted <= logged and job.rounds_done:
-            with suppress(ConfigurationError):  # the tables, made at the end, report the damage
-                logged |= set(map(_starred, job.run.names))
-    for kind in trials.kinds(jobs):
-        if wanted <= logged:
-            break
-        if (trial := trials.of(kind)) is None:
-            return None
-        logged |= set(map(_starred, trial.metrics))
-    return logged
-
-
-def _starred(name: str) -> str:
-    """Replace the number of a client or a class, which may be absent in the first round, by a star."""
-    return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
-
-
-def _classes(value: Any) -> Iterator[str]:
-    """Yield the class paths in a config."""
-    if isinstance(value, dict):
-        yield from ([str(value["class_path"])] if "class_path" in value else [])
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _classes(each)
+def _runs(jobs: Sequence[Job], trained: bool) -> str:
+    seeds = sorted({job.seed for job in jobs})
+    cells = counted(len({job.folder.parent for job in jobs}), "cell")
+    if not trained:
+        return f"{cells}, drawn without training"
+    finished = sum(job.finished for job in {job.folder: job for job in jobs}.values())
+    runs = counted(len({job.folder for job in jobs}), "run")
+    between = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{cells}, {between}: {runs}" + (f", {finished:,} finished before" if finished else "")

@@ -16,23 +16,24 @@ from fl_lightning.reproduce.jobs import Job, train
 from fl_lightning.reproduce.tables import DIGITS, number, with_interval
 from fl_lightning.reproduce.tracker import Planned, Row, Tracker
 from fl_lightning.runs.catalogue import measured
-from fl_lightning.runs.progress import Display
+from fl_lightning.runs.progress import Display, duration
 from fl_lightning.runs.seeds import interval
 
 OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
 
 
-def train_with_progress(planned: Planned, processes: int) -> list[Job]:
+def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> list[Job]:
     """Train all jobs that are not finished; show a live table in a terminal, or else print a line for each ended run.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
         processes: number of jobs at a time.
+        shorter: an option of the command that makes the runs shorter; "" for none.
 
     Returns:
         The jobs that failed.
     """
-    tracker = Tracker(planned, processes)
+    tracker = Tracker(planned, processes, shorter)
     announce(_begun(len(tracker.jobs), len(tracker.finished)))
     console = Console(stderr=True, force_terminal=sys.stderr.isatty())
     return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
@@ -54,17 +55,6 @@ def announce(words: str) -> None:
         print(words, flush=True)
 
 
-def duration(seconds: float) -> str:
-    """Write a duration in words.
-
-    >>> [duration(seconds) for seconds in (0.4, 20, 240, 9000)]
-    ['1 s', '20 s', '4 minutes', '2.5 hours']
-    """
-    if seconds < 100:
-        return f"{max(seconds, 1):.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
-
-
 def _train_with_table(tracker: Tracker, console: Console) -> list[Job]:
     began = time.monotonic()
 
@@ -77,6 +67,8 @@ def _train_with_table(tracker: Tracker, console: Console) -> list[Job]:
     def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
         for job in tracker.update(busy, failed)[1]:
             console.print(job.failure, style="red", highlight=False, markup=False)
+        for line in tracker.news:
+            console.print(line, highlight=False, markup=False)
         lost = f", {len(tracker.failed)} failed" if tracker.failed else ""
         words = f"runs {len(tracker.finished)}/{len(tracker.jobs)}{lost}"
         display.update(task, description=words, completed=tracker.done())
@@ -90,8 +82,8 @@ def _train_with_table(tracker: Tracker, console: Console) -> list[Job]:
 def _train_with_lines(tracker: Tracker) -> list[Job]:
     def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
         finished, lost = tracker.update(busy, failed)
-        for job in lost:
-            print(job.failure, flush=True)
+        for line in [*tracker.news, *(job.failure for job in lost)]:
+            print(line, flush=True)
         for position, job in enumerate(finished, len(tracker.finished) - len(finished) + 1):
             for line in lines(tracker, job, position):
                 print(line, flush=True)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.configs import Cell
+from fl_lightning.report.comparison import default_metric
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import is_item, measured
 from fl_lightning.runs.seeds import interval
 
+USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
+UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
 RESULTS, CHANGED = "results.csv", "changed"
 
@@ -46,6 +52,45 @@ def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> 
         }
         for round, own in experiment.read_at(job.rounds).items()
     ]
+
+
+def with_measure(experiment: Experiment, jobs: Iterable[Job]) -> Experiment:
+    """Give an experiment that names no measures the accuracy, or what a report of its runs compares them by."""
+    if experiment.measures:
+        return experiment
+    names = sorted(name for name in _logged(jobs) if not name.endswith("/*"))
+    measure = USUAL if USUAL in names or not names else default_metric(names)
+    return replace(experiment, metric=measure, measures=(measure,))
+
+
+def unknown_measures(experiment: Experiment, jobs: Iterable[Job]) -> list[str]:
+    """Write a line for each measure of a user's experiment that none of its runs has logged so far.
+
+    Args:
+        experiment: the experiment; a paper's, some of whose cells log less than others, has no unknown measures.
+        jobs: the experiment's jobs. If none has begun, all measures may still be logged.
+    """
+    if experiment.rows or experiment.claims or not (logged := _logged(jobs)):
+        return []
+    lines = []
+    for name in sorted({_starred(measured(each)[0]) for each in experiment.measures} - logged):
+        hint = f"; did you mean {near}?" if (near := nearest(name, logged)) else ""
+        lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
+    return lines
+
+
+def _logged(jobs: Iterable[Job]) -> set[str]:
+    """Collect the names of the metrics that runs have logged, without the numbers of clients and classes."""
+    names = set[str]()
+    for job in jobs:
+        with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
+            names |= set(map(_starred, job.run.names))
+    return names
+
+
+def _starred(name: str) -> str:
+    """Replace the number of a client or a class, which may be absent in the first round, by a star."""
+    return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
 
 
 def axes_of(results: pd.DataFrame) -> list[str]:

@@ -7,24 +7,23 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.drawing import name, varying
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
-from fl_lightning.reproduce.results import measure
+from fl_lightning.reproduce.results import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.folder import newest_in
-from fl_lightning.runs.progress import time_left
+from fl_lightning.runs.progress import ADVICE, time_left
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import interval
 
 Planned = Sequence[tuple[Experiment, Sequence[tuple[Cell, Job]]]]
-UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
+KEPT = "another command with other --measures trains nothing again"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Row:
     @property
     def measure(self) -> str:
         """Name of the metric that the display shows: the experiment's first measure."""
-        return self.experiment.measures[0]
+        return next(iter(self.experiment.measures), USUAL)
 
 
 def rows_of(planned: Planned) -> list[Row]:
@@ -65,6 +64,7 @@ class Tracker:
     Args:
         planned: the experiments, each with the jobs of its cells; jobs with the same folder are trained once.
         processes: number of jobs at a time.
+        shorter: an option of the command that makes the runs shorter; "" for none.
 
     Attributes:
         rows: the cells.
@@ -72,14 +72,17 @@ class Tracker:
         busy: the jobs under way.
         finished: folders of the finished jobs, in the order in which they finished.
         failed: folders of the failed jobs.
+        news: lines to print since the last update: the first estimate of how long a run takes, unknown measures.
     """
 
-    def __init__(self, planned: Planned, processes: int) -> None:
-        self.rows, self.processes = rows_of(planned), processes
+    def __init__(self, planned: Planned, processes: int, shorter: str = "") -> None:
+        self.rows, self.processes, self.shorter = rows_of(planned), processes, shorter
         self.jobs = list({job.folder: job for row in self.rows for job in row.jobs}.values())
         self.busy: Sequence[Job] = ()
         self.finished = {job.folder: None for job in self.jobs if job.finished}
         self.failed: set[Path] = set()
+        self.news: list[str] = []
+        self._foretold, self._looked_at = False, set[str]()  # the experiments whose first metrics have been looked at
         # The rounds that a job has done, and when that number was first seen.
         self._rounds = {job.folder: (job.rounds_done, time.monotonic()) for job in self.jobs if not job.finished}
         self._results: dict[tuple[str, Path], float] = {}
@@ -108,7 +111,33 @@ class Tracker:
                 self._rounds[job.folder] = done, now
         self._paces |= {job.folder: own for job in [*new, *self.busy] if (own := pace(job))}
         self._left = self._estimate(now), now
+        self.news = [*self._first_estimate([*new, *self.busy]), *self._first_look()]
         return new, lost
+
+    def _first_estimate(self, jobs: Sequence[Job]) -> list[str]:
+        """Return the line in which the first of all jobs to know foretells its time; empty before, and afterwards."""
+        estimate = None if self._foretold else next((words for job in jobs if (words := job.estimate)), None)
+        if estimate is None:
+            return []
+        self._foretold = True
+        which = f"the first of {len(self.jobs):,} runs: " if len(self.jobs) > 1 else ""
+        more = f" or {self.shorter}" if self.shorter and ADVICE in estimate else ""
+        return [f"{which}{estimate}{more}"]
+
+    def _first_look(self) -> list[str]:
+        """Look at the first metrics of each experiment's runs: choose a measure, or say which measures are unknown."""
+        lines = list[str]()
+        for experiment in {row.experiment.id: row.experiment for row in self.rows}.values():
+            jobs = [job for row in self.rows if row.experiment.id == experiment.id for job in row.jobs]
+            if experiment.id in self._looked_at or not any(map(self.rounds, jobs)):
+                continue
+            self._looked_at.add(experiment.id)
+            lines += [f"{line}; {KEPT}" for line in unknown_measures(experiment, jobs)]
+            measured_by = with_measure(experiment, jobs)
+            self.rows = [
+                replace(row, experiment=measured_by) if row.experiment is experiment else row for row in self.rows
+            ]
+        return lines
 
     def rounds(self, job: Job) -> int:
         """Number of rounds that a job has done."""

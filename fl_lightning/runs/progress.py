@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,22 @@ from fl_lightning.runs.timer import RoundTimer
 HIDDEN = ("v_num",)
 GAP = "  "
 MOST = 3  # validation metrics that are shown if the module has chosen none by prog_bar
+SOON_S = 2.0  # seconds of training below which the first clients, which warm up, foretell nothing
+LONG_S = 600.0  # seconds of a run without a GPU above which the options that make it shorter are named
+TENTH_S = 30.0  # seconds of a tenth of a round above which a pipe gets a line for each tenth
+# Begin the line that foretells how long a round and the run take, and its advice.
+ESTIMATE, ADVICE = "estimate: ", "make it shorter by "
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in words.
+
+    >>> [duration(seconds) for seconds in (0.42, 20, 130, 2700, 9000, 90000)]
+    ['0.42 s', '20 s', '2.2 minutes', '45 minutes', '2.5 hours', '25 hours']
+    """
+    units = ((seconds, "s", 100), (seconds / 60, "minutes", 120), (seconds / 3600, "hours", math.inf))
+    value, unit = next((value, unit) for value, unit, limit in units if value < limit)
+    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def time_left(pace: float, done: float, total: int, since: float) -> float:
@@ -125,7 +142,9 @@ class Display(Progress):
 class RoundProgress(ProgressBar):
     """Shows the rounds, the round's clients and the time left, with a line of metrics and timings below.
 
-    A narrow terminal shows fewer metrics. Prints one line per round when the output is not a terminal.
+    A narrow terminal shows fewer metrics. Prints one line per round when the output is not a terminal, and one per
+    tenth of the clients in a long round. A line says once how long a round and the run take: after the first client, or
+    group of clients, that ends ``SOON_S`` after the start, or else after the first round.
 
     Args:
         timer: the run's timer, which must come before RoundProgress among the Trainer's callbacks.
@@ -136,6 +155,7 @@ class RoundProgress(ProgressBar):
         self.timer = timer
         self._display: Display | None = None
         self._enabled = True
+        self._told = False  # whether the estimate has been shown
 
     @override
     def disable(self) -> None:
@@ -148,7 +168,7 @@ class RoundProgress(ProgressBar):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._first, self._last = trainer.current_epoch, max(trainer.max_epochs or 0, 0)
-        self._began, self._trained = time.perf_counter(), 0
+        self._began, self._trained, self._told = time.perf_counter(), 0, False
         self._reach(self._first)
         if not self._enabled:
             return
@@ -167,16 +187,30 @@ class RoundProgress(ProgressBar):
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trained = 0
+        if self._enabled:
+            server, data = cast(Any, pl_module), trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
+            self._steps = {client: server.num_steps(client, server.round) for client in data.cohort(server.round)}
+            self._steps_done, self._all_steps = 0, max(sum(self._steps.values()), 1)
         self._show(trainer)
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        cohort = self._cohort_size(trainer)
-        self._trained = min(self._trained + sum(client != PADDING for client in batch) * trainer.world_size, cohort)
+        if not self._enabled:
+            return
+        cohort, before = self._cohort_size(trainer), self._trained
+        clients = [client for client in batch if client != PADDING]
+        self._trained = min(before + len(clients) * trainer.world_size, cohort)
+        self._steps_done += sum(self._steps[client] for client in clients) * trainer.world_size
         if batch_idx + 1 < int(trainer.num_training_batches):  # otherwise the round ends after the evaluation
-            self._reach(trainer.current_epoch + self._trained / cohort)
+            self._reach(trainer.current_epoch + min(self._steps_done, self._all_steps - 1) / self._all_steps)
+            if self._reached - self._began >= SOON_S:
+                self._foretell(trainer, pl_module)
+            tenth = 10 * self._trained // cohort > 10 * before // cohort
+            if not self._display and tenth and (self._pace or 0) >= 10 * TENTH_S:
+                done = f"round {trainer.current_epoch + 1}{self._of_all}"
+                print(GAP.join([done, f"clients {self._trained}/{cohort}", *self._time_left()]), flush=True)
         self._show(trainer)
 
     @override
@@ -185,12 +219,14 @@ class RoundProgress(ProgressBar):
         if done <= trainer.current_epoch:
             return  # the round was stopped half-way
         self._reach(done)
+        if self._enabled and done != self._last:
+            self._foretell(trainer, pl_module)
         words = [*self._metrics(trainer, pl_module), self.timer.spoken]
         if self._display:
             self._display.below = Fitting(words)
             self._show(trainer)
         elif self._enabled:
-            left = [f"{timedelta(seconds=round(self._left() or 0))} left"] if self._last > done else []
+            left = self._time_left() if self._last > done else []
             print(GAP.join([f"round {self._so_far}", *words, *left]), flush=True)
 
     @override
@@ -200,6 +236,25 @@ class RoundProgress(ProgressBar):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop()
+
+    def _foretell(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say once how long a round and the run take, and which options make a long run without a GPU shorter."""
+        if self._told or not (pace := self._pace):
+            return
+        self._told, rounds = True, self._last - self._first
+        words = f"{ESTIMATE}{duration(pace)} a round"
+        if rounds > 1:
+            words += f", {duration(pace * rounds)} for {rounds} rounds"
+        if not self.timer.rounds:
+            words += ", without evaluation"
+        if pl_module.device.type == "cpu" and pace * max(rounds, 1) > LONG_S:
+            data = trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
+            fewer = " or --data.train_examples" if hasattr(data, "train_examples") else ""
+            words += f"; {ADVICE}--trainer.max_epochs{fewer}"
+        if self._display:
+            self._display.console.print(words, highlight=False, markup=False)
+        else:
+            print(words, flush=True)
 
     def _stop(self) -> None:
         if self._display:
@@ -218,18 +273,30 @@ class RoundProgress(ProgressBar):
 
     @property
     def _so_far(self) -> str:
-        return f"{int(self._done)}/{self._last}" if self._last else f"{int(self._done)}"
+        return f"{int(self._done)}{self._of_all}"
+
+    @property
+    def _of_all(self) -> str:
+        return f"/{self._last}" if self._last else ""
 
     def _elapsed(self) -> float:
         return time.perf_counter() - self._began
 
+    @property
+    def _pace(self) -> float | None:
+        """Seconds per round: the mean of this fit's last rounds, or those of the first clients; None before them."""
+        if self.timer.rounds:
+            return self.timer.mean
+        return (self._reached - self._began) / (self._done - self._first) if self._done > self._first else None
+
     def _left(self) -> float | None:
         """Estimate the seconds until the last round ends; None before the first client is done, or without an end."""
-        trained = self._done - self._first
-        if not trained or not self._last:
+        if not (pace := self._pace) or not self._last:
             return None
-        pace = self.timer.mean if self.timer.rounds else (self._reached - self._began) / trained
         return time_left(pace, self._done, self._last, time.perf_counter() - self._reached)
+
+    def _time_left(self) -> list[str]:
+        return [] if (left := self._left()) is None else [f"{timedelta(seconds=round(left))} left"]
 
     def _cohort_size(self, trainer: Trainer) -> int:
         return int(trainer.datamodule.cohort_size)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The pre-flight: missing data and unknown measures, found before anything is trained."""
+"""What would make runs fail is found before anything is trained; unknown measures, as soon as a run tells."""
 
 from pathlib import Path
 
@@ -48,41 +48,38 @@ def sweep(*options: object) -> list[object]:
     return ["sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1, *options]
 
 
-def test_measures_that_nothing_logs_are_refused() -> None:
-    """With the names that there are, and the one that is most like it."""
+def test_measures_that_nothing_logs_are_named() -> None:
+    """After the first round, and at the end; the runs are kept, and tabulated by another measure without training."""
+    log = "bytes/down, bytes/total, bytes/up, clients/quarantined, train/loss, val/loss, val/top1, val/top3"
+    lines = [
+        f"tiny: the runs log no conflict/ratio, but {log}",
+        f"tiny: the runs log no val/topp1, but {log}; did you mean val/top1?",
+    ]
     result = run(*sweep("--measures", "val/topp1", "val/top1", "conflict/ratio"))
     assert result.status == 2
-    assert result.err.splitlines() == [
-        "fl-lightning: error: tiny: the runs log no conflict/ratio, but bytes/down, bytes/total, bytes/up, "
-        "clients/quarantined, train/loss, val/loss, val/top1, val/top3",
-        "fl-lightning: error: tiny: the runs log no val/topp1, but bytes/down, bytes/total, bytes/up, "
-        "clients/quarantined, train/loss, val/loss, val/top1, val/top3; did you mean val/top1?",
-    ]
-    assert not Path("runs").exists()
+    assert result.err.splitlines() == [f"fl-lightning: error: {line}" for line in lines]
+    for line in lines:
+        assert f"{line}; another command with other --measures trains nothing again" in result.out.splitlines()
+    again = run(*sweep("--measures", "val/top1"))
+    assert again.status == 0
+    assert "1 run, finished before" in again.out
+    unknown = run(*sweep("--measures", "val/topp1"))
+    assert (unknown.status, unknown.err) == (2, f"fl-lightning: error: {lines[1]}\n")
 
 
 def test_what_some_cells_log_is_known() -> None:
-    """The first kind of cell lacks ConflictMonitor, the second has it."""
+    """The first cell lacks ConflictMonitor, the second has it."""
     grid = "trainer.callbacks=[[], [{class_path: ConflictMonitor}]]"
-    result = run(*sweep("--grid", grid, "--measures", "conflict/ratio", "--dry-run"))
-    assert result.status == 0
-    assert result.out.count("trying a round") == 2
-
-
-def test_what_is_logged_now_and_then_is_known() -> None:
-    """PersonalEvaluation is not due in the first round."""
-    personal = "[{class_path: PersonalEvaluation, init_args: {every: 5}}]"
-    options = ["--trainer.callbacks", personal, "--data.held_out", 0.2, "--trainer.check_val_every_n_epoch", 5]
-    result = run(*sweep(*options, "--measures", "held_out/top1_mean", "val/top1", "--dry-run"))
-    assert result.status == 0, result.out
+    assert run(*sweep("--grid", grid, "--measures", "conflict/ratio")).status == 0
 
 
 def test_clients_that_are_not_in_the_first_round_are_known() -> None:
     """The first cohort has one of four clients."""
     options = ["--data.participation", 1, "--trainer.callbacks", "ClientMonitor"]
     measures = [f"clients/update_norm/{client}" for client in range(4)]
-    result = run(*sweep(*options, "--measures", *measures, "--dry-run"))
-    assert result.status == 0, result.out
+    result = run(*sweep(*options, "--measures", *measures))
+    assert result.status == 0, result.err
+    assert "the runs log no" not in result.out
 
 
 def test_what_a_module_of_ones_own_logs_is_known() -> None:
@@ -91,41 +88,17 @@ def test_what_a_module_of_ones_own_logs_is_known() -> None:
     assert "val/mine" in Path("runs/sweep/tiny/results.csv").read_text().splitlines()[0]
 
 
-def test_what_a_class_of_ones_own_may_log_later_is_not_refused() -> None:
-    """Unless it is like a name that is there: then it is a slip."""
-    own = ["--model.client", "mine.Mine"]
-    later = run(*sweep(*own, "--measures", "late/f_score", "val/top1", "--dry-run"))
-    assert later.status == 0
-    assert "tiny: nothing logs late/f_score in the first round; mine.Mine may log it later" in later.out
-    slip = run(*sweep(*own, "--measures", "val/min"))
-    assert slip.status == 2
-    assert "did you mean val/mine?" in slip.err
-
-
 def test_a_sweep_that_names_no_measure_takes_that_of_the_report() -> None:
     """A regression logs no accuracy: the first of its own validation metrics is tabulated, and a line says so."""
     config = TINY.partition("    init_args:")[0].replace("ImageClassifier", "own_regression.Regression")
     Path("tiny.yaml").write_text(config + "data:" + TINY.partition("data:")[2])
-    said = "tiny: measured by val/mae, since the runs log no val/top1; --measures names others"
-    for dry in (["--dry-run"], []):
-        result = run(*sweep(*dry))
-        assert result.status == 0, result.err
-        assert said in result.out.splitlines()
-        assert "may log it later" not in result.out
+    result = run(*sweep())
+    assert result.status == 0, result.err
+    assert "tiny seed 1: val/mae 1.0000" in result.out
+    assert "tiny: measured by val/mae, since the runs log no val/top1; --measures names others" in result.out
     assert Path("runs/sweep/tiny/results.csv").read_text().splitlines()[0] == "round,seed,val/mae,seconds,folder"
     assert "val/mae" in Path("runs/sweep/tiny/table.md").read_text()
-    assert "measured by" not in run(*sweep("--measures", "val/rmse", "--dry-run")).out
-
-
-def test_runs_that_have_begun_say_what_they_log() -> None:
-    """No round is tried then."""
-    assert "trying a round of tiny …" in run(*sweep()).out
-    more = run(*sweep("--grid", "data.partition.alpha=0.1,1"))
-    assert more.status == 0
-    assert "trying" not in more.out
-    unknown = run(*sweep("--measures", "val/top9"))
-    assert unknown.status == 2
-    assert "trying" not in unknown.out
+    assert "measured by" not in run(*sweep("--measures", "val/rmse")).out
 
 
 def test_missing_data_are_told_once_each() -> None:
@@ -163,7 +136,7 @@ def test_arguments_of_the_data_are_looked_at_before_training() -> None:
 
 
 def test_arguments_of_callbacks_are_looked_at_before_training() -> None:
-    """In every cell, and not only in the one of which a round is tried."""
+    """In every cell."""
     rules = [f"[{{class_path: FedProx, init_args: {{mu: {mu}}}}}]" for mu in (0.1, -1.0)]
     result = run(*sweep("--grid", f"trainer.callbacks=[{', '.join(rules)}]"))
     assert result.status == 2

@@ -14,7 +14,7 @@ import fl_lightning.reproduce.progress
 from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
-from fl_lightning.reproduce.progress import cells, duration, lines
+from fl_lightning.reproduce.progress import cells, lines
 from fl_lightning.reproduce.tracker import Planned, Tracker
 
 GRID = "data.partition=[{class_path: IID}, {class_path: ClassesPerClient, init_args: {classes: 11}}]"
@@ -92,16 +92,6 @@ def test_a_line_for_each_run_and_each_cell(tmp_path: Path) -> None:
     assert lines(tracker, second, 2)[1:] == ["GH: val/top1 0.6250 ± 1.5883 over 2 seeds"]
 
 
-def test_durations_are_read_at_a_glance() -> None:
-    assert [duration(seconds) for seconds in (0, 99.4, 100, 7000, 7200)] == [
-        "1 s",
-        "99 s",
-        "2 minutes",
-        "117 minutes",
-        "2.0 hours",
-    ]
-
-
 @pytest.fixture
 def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,10 +107,11 @@ def test_a_sweep_without_terminal_is_told_in_lines() -> None:
     result = run(*SWEEP)
     told = result.out.splitlines()
     assert result.err == ""
-    assert told[:3] == ["planning tiny: 2 cells …", "trying a round of tiny IID …", "2 runs; starting the first …"]
-    assert re.fullmatch(r"1/2 IID seed 1: val/top1 0\.\d{4}(; about \d+ s left)?", told[3]), told[3]
+    assert told[:2] == ["planning tiny: 2 cells …", "2 runs; starting the first …"]
+    assert re.fullmatch(r"the first of 2 runs: estimate: [\d.]+ s a round, [\d.]+ s for 2 rounds.*", told[2]), told[2]
+    assert re.fullmatch(r"1/2 IID seed 1: val/top1 0\.\d{4}(; about [\d.]+ s left)?", told[3]), told[3]
     assert told[4].startswith("failed: tiny ClassesPerClient(classes=11)")
-    assert re.search(r"^- \d+ s of training in all$", Path("runs/sweep/tiny/table.md").read_text(), re.MULTILINE)
+    assert re.search(r"^- [\d.]+ s of training in all$", Path("runs/sweep/tiny/table.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -137,6 +128,7 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
     assert bars[-1][:4] == ["runs", "1/2,", "1", "failed"]
     assert any(re.match(r"IID +0/1 +–  round \d/2: ", line) for line in shown)
     assert any(re.match(r"IID +1/1 +0\.\d{4}", line) for line in shown)
+    assert sum(line.startswith("the first of 2 runs: estimate: ") for line in shown) == 1
     assert any(line.startswith("failed: tiny ClassesPerClient(classes=11)") for line in shown)
     assert "1/2 IID" not in result.out, "plain lines would break the display"
 
@@ -144,7 +136,7 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("_tiny")
 def test_one_is_not_several() -> None:
     result = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1)
-    assert result.out.startswith("planning tiny: 1 cell …\ntrying a round of tiny …\n1 run; starting the first …\n")
+    assert result.out.startswith("planning tiny: 1 cell …\n1 run; starting the first …\n")
     text = Path("runs/sweep/tiny/table.md").read_text()
     assert "1 of 1 run finished" in text
     assert "settings in place of the config's: trainer.max_epochs 1" in text

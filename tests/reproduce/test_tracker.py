@@ -129,3 +129,31 @@ def test_each_cell_has_its_own_pace(tmp_path: Path, clock: Clock) -> None:
     tracker = Tracker(planned([slow, rest[0]], [fast, rest[1]], [rest[2]]), 1)
     tracker.update([], [])
     assert tracker.left() == 160 + 40 + 100
+
+
+def test_the_first_estimate_is_told_once(tmp_path: Path) -> None:
+    """As soon as a job's log has it; an option of the command joins the advice on long runs."""
+    jobs, told = [waiting(tmp_path, seed) for seed in (1, 2)], []
+    tracker = Tracker(planned(jobs), 2, "--scale laptop")
+    estimate = "estimate: 2 minutes a round; make it shorter by --a"
+    for job, text in zip(jobs, ("loading Digits …", estimate), strict=True):
+        job.folder.mkdir(parents=True)
+        job.log.write_text(f"{text}\nround 1/4\n")
+    for busy in (jobs[:1], jobs, jobs):
+        tracker.update(busy, [])
+        told.append(tracker.news)
+    assert told == [[], [f"the first of 2 runs: {estimate} or --scale laptop"], []]
+    alone = Tracker(planned(jobs[1:]), 1)
+    alone.update(jobs[1:], [])
+    assert alone.news == [estimate]
+
+
+def test_the_first_round_chooses_the_measure_of_a_sweep_that_names_none(tmp_path: Path) -> None:
+    """The usual one until then, and for runs that log it."""
+    new, usual = waiting(tmp_path / "new"), under_way(tmp_path / "usual", top1=[0.5], **{"val/mae": [2.0]})
+    regression = under_way(tmp_path / "other", **{"val/mae": [2.0]})
+    for job, chosen in ((usual, "val/top1"), (regression, "val/mae")):
+        tracker = Tracker(planned([new], [job], measures=()), 1)
+        assert [row.measure for row in tracker.rows] == ["val/top1"] * 2
+        tracker.update([job], [])
+        assert [row.measure for row in tracker.rows] == [chosen] * 2

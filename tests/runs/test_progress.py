@@ -3,6 +3,7 @@
 import io
 import re
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,19 @@ from command import TINY, fit, run
 from rich.console import Console
 
 import fl_lightning.runs.progress
-from fl_lightning.runs.progress import Display, Fitting
+from fl_lightning.datamodules import Digits, Dirichlet
+from fl_lightning.runs.progress import Display, Fitting, duration
 
+# Lets a local step take 60 s of a clock that stands still otherwise.
+STEPS = """
+import time
+from fl_lightning import FederatedCallback
+
+
+class Steps(FederatedCallback):
+    def on_before_client_step(self, run):
+        time.perf_counter.seconds += 60
+"""
 SPOKEN = r"\d+\.\d\d s/round \(local \d+%, server \d+%(, monitors \d+%)?\)"
 # Stops the clock except for 20 s at the end of each batch, after which it waits until the terminal shows the new state:
 # for two frames, because the first one may have been under way.
@@ -76,11 +88,62 @@ def test_plain_lines_where_nobody_watches(color: str, monkeypatch: pytest.Monkey
     out = fit("--trainer.callbacks+=ConflictMonitor").out.splitlines()
     number = r"\d+\.\d{4}"
     metrics = rf"val/top1 {number}  conflict/ratio {number}  train/loss {number}"
-    assert len(out) == 5
+    assert len(out) == 6
     assert out[:2] == ["loading Digits …", "training rounds 1 to 2, 4 clients each …"]
-    for round, left, line in zip((1, 2), (r"  \d:\d\d:\d\d left", ""), out[2:4], strict=True):
+    assert re.fullmatch(r"estimate: [\d.]+ s a round, [\d.]+ s for 2 rounds(, without evaluation)?", out[2]), out[2]
+    for round, left, line in zip((1, 2), (r"  \d:\d\d:\d\d left", ""), out[3:5], strict=True):
         assert re.fullmatch(rf"round {round}/2  {metrics}  {SPOKEN}{left}", line), line
-    assert out[4].startswith("run folder: ")
+    assert out[5].startswith("run folder: ")
+
+
+def slow_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a step take 60 s; the steps of each of the four clients of tiny.yaml in a round, which differ."""
+    monkeypatch.setattr(time, "perf_counter", Clock())
+    Path("steps.py").write_text(STEPS)
+    data = Digits(num_clients=4, partition=Dirichlet(0.1), batch_size=32, seed=1)
+    data.setup("fit")
+    return [data.num_batches(int(size)) for size in data.sizes]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_first_clients_foretell_a_round_and_the_run_by_their_steps(
+    together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client or a batch of two: clients of other sizes count by their steps of 60 s."""
+    steps = slow_steps(monkeypatch)
+    assert len(set(steps)) > 2, steps
+    out = fit("--trainer.callbacks+=steps.Steps", "--data.clients_per_batch", together).out.splitlines()
+    a_round = 60 * sum(steps)
+    words = f"estimate: {duration(a_round)} a round, {duration(2 * a_round)} for 2 rounds, without evaluation"
+    assert out[2] == f"{words}; make it shorter by --trainer.max_epochs or --data.train_examples"
+    assert sum("estimate" in line for line in out) == 1
+
+
+def test_a_long_round_has_a_line_for_each_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first three of four clients, each at another tenth, with the steps that are left of two rounds."""
+    steps = slow_steps(monkeypatch)
+    out = fit("--trainer.callbacks+=steps.Steps").out.splitlines()
+    first, second = ([line for line in out if line.startswith(f"round {n}/2  clients")] for n in (1, 2))
+    left = [timedelta(minutes=2 * sum(steps) - sum(steps[:done])) for done in (1, 2, 3)]
+    assert first == [f"round 1/2  clients {done}/4  {each} left" for done, each in zip((1, 2, 3), left, strict=True)]
+    assert [line.split("  ")[1] for line in second] == [f"clients {done}/4" for done in (1, 2, 3)]
+
+
+def test_options_that_a_run_lacks_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of one's own have no train_examples; a run of less than ten minutes needs no advice."""
+    slow_steps(monkeypatch)
+    Path("mine.py").write_text(
+        "import torch\nfrom torch.utils.data import TensorDataset\nfrom fl_lightning import FederatedDataModule\n\n\n"
+        "class Mine(FederatedDataModule):\n"
+        "    num_clients = 2\n\n"
+        "    def client_dataset(self, client):\n"
+        "        return TensorDataset(torch.zeros(32, 1, 8, 8), torch.zeros(32, dtype=torch.long))\n"
+    )
+    own = ["--trainer.callbacks+=steps.Steps", "--data", "mine.Mine", "--trainer.limit_val_batches", 0]
+    for rounds, advice in ((5, ""), (6, "; make it shorter by --trainer.max_epochs")):
+        out = fit(*own, "--trainer.max_epochs", rounds).out
+        words = f"estimate: 2 minutes a round, {2 * rounds} minutes for {rounds} rounds, without evaluation{advice}\n"
+        assert words in out, out
 
 
 def test_lines_go_on_with_the_round_that_is_due() -> None:
@@ -93,7 +156,8 @@ def test_lines_go_on_with_the_round_that_is_due() -> None:
 def test_without_a_last_round_there_is_no_total() -> None:
     out = fit("--trainer.max_epochs", -1, "--trainer.max_steps", 2).out.splitlines()
     assert out[1] == "training from round 1, 4 clients each …"
-    assert [line.split("  ")[0] for line in out[2:4]] == ["round 1", "round 2"]
+    assert re.fullmatch(r"estimate: [\d.]+ s a round(, without evaluation)?", out[2]), out[2]
+    assert [line.split("  ")[0] for line in out[3:5]] == ["round 1", "round 2"]
 
 
 def test_the_data_are_named_before_they_are_loaded() -> None:
@@ -135,6 +199,7 @@ def test_terminal_shows_rounds_clients_and_metrics(screen: io.StringIO) -> None:
     assert "round 1/2" not in result.out, "plain lines would break the display"
     assert "rounds 0/2" in beginning("rounds", screen)[0]
     assert "-:--:-- left" in beginning("rounds", screen)[0]
+    assert len(set(beginning("estimate: ", screen))) == 1
     assert "rounds 2/2" in beginning("rounds", screen)[-1]
     assert "clients 4/4" in beginning("clients", screen)[-1]
     metrics = r"val/top1 0\.\d{4}  conflict/ratio \d\.\d{4}  train/loss \d\.\d{4}  "
@@ -175,14 +240,15 @@ def test_a_narrow_terminal_drops_fields_but_neither_rounds_nor_time_left(width: 
 
 
 def test_rounds_that_take_long_have_a_time_left(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rounds of two batches, 20 s each: 40 s a round.
+    """Three rounds of two batches, of as many steps, 20 s each: 40 s a round.
 
     Before the first batch ends nothing is known. Then half a round has taken 20 s, so the two and a half that are left
     take 100 s. After the first round the mean of the rounds counts: 80 s, half-way through the second 60 s, …
     """
     monkeypatch.setattr(time, "perf_counter", Clock())
     Path("slow.py").write_text(SLOW)
-    fit("--trainer.max_epochs", 3, "--data.clients_per_batch", 2, "--trainer.callbacks+=slow.Slow")
+    alike = ["--data.clients_per_batch", 2, "--data.partition", "IID"]
+    fit("--trainer.max_epochs", 3, *alike, "--trainer.callbacks+=slow.Slow")
     shown = [re.search(r"(\S+) left", line)[1] for line in beginning("rounds", screen)]  # type: ignore[index]  # each has
     times = ["-:--:--", "0:01:40", "0:01:20", "0:01:00", "0:00:40", "0:00:20", "0:00:00"]
     assert list(dict.fromkeys(shown)) == times
