@@ -72,7 +72,7 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "reproduce --list": (0, "fedgh-slides/table-2           10 cells "),
     "reproduce list": (0, "fedlaw/fig-1 "),
     "reproduce fedgh-slides/table-22": (2, "did you mean fedgh-slides/table-2?"),
-    "reproduce fedgh/table-2": (2, "did you mean fedgh-paper/table-2 or fedgh-slides/table-2?"),
+    "reproduce fedgh/table-2": (2, "did you mean fedgh-slides/table-2 or fedgh-paper/table-2?"),
     "reproduce fedgh": (2, "did you mean fedgh-paper or fedgh-slides?"),
     "reproduce table-10": (2, "did you mean fedlaw/table-10?"),
     "reproduce fedlaw --seeds 0": (2, "expected a whole number of at least 1, got 0"),
