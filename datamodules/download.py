@@ -181,6 +181,7 @@ def _alone(root: Path, name: str) -> Iterator[None]:
     try:
         yield
     finally:
+        Path(lock.lock_file).unlink(missing_ok=True)  # before the release: no lock on an unlinked file counts
         lock.release()
 
 

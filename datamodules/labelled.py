@@ -211,10 +211,13 @@ class LabelledData(FederatedDataModule):
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
         by = self.groups() if self.partition.by == "groups" else labels
-        if by is None:
+        if by is None or (column := self.partition.column):
+            lacks, way = (
+                (f"column {column}", "leave column out") if by is not None else ("groups", "choose another partition")
+            )
             raise ConfigurationError(
-                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no groups: "
-                "choose another partition, or define groups()"
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no {lacks}: "
+                f"{way}, or define groups()"
             )
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))

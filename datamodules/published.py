@@ -16,6 +16,7 @@ from fl_lightning.datamodules.places import VARIABLE, data_folder, data_folders
 from fl_lightning.errors import ConfigurationError
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AssertionError, EOFError, OSError)
+ELSEWHERE = f"name the folder that holds them (--data.root DIR, or the variable {VARIABLE})"
 
 
 class PublishedImages(ImageData):
@@ -69,18 +70,15 @@ class PublishedImages(ImageData):
     def missing(self) -> str | None:
         if self.image_folder() is not None:
             return None
-        root, folder, files = self.absolute_root(), self.own_folder(), self.files()
+        folder, files = self.own_folder(), self.files()
         if _is_filled(folder):
             return None if all((folder / file).exists() for file in files) else self._damaged()
-        places = (
-            f"{folder}{_listed(files)} or as an image folder {{train,test}}/<class>/* in {root / self.name} or {root}"
-        )
         remedy = (
             "a run (from Python: prepare_data) downloads the data"
             if self.downloads()
-            else f"set download: true (--data.download true), or {self._by_hand()}"
+            else f"set download: true (--data.download true), put the files there, or {ELSEWHERE}"
         )
-        return f"expected {self.name} in {places}, got neither: {remedy}"
+        return f"expected {self.name} in {self._places()}, got neither: {remedy}"
 
     @override
     def downloads(self) -> bool:
@@ -91,7 +89,8 @@ class PublishedImages(ImageData):
         if (message := self.missing()) is not None:
             if not self.downloads():
                 raise ConfigurationError(message)
-            download_whole(self.absolute_root(), self.folder, self.fetch, self.name, self._by_hand())
+            by_hand = f"put the files into {self._places()}, or {ELSEWHERE}"
+            download_whole(self.absolute_root(), self.folder, self.fetch, self.name, by_hand)
         if self.cache is not None and (self.image_folder() is not None or self.decodes):
             self.setup("fit")
 
@@ -132,11 +131,10 @@ class PublishedImages(ImageData):
     def _images_in(self, root: Path) -> tuple[Path, str] | None:
         return find_image_folder(root, [self.name])
 
-    def _by_hand(self) -> str:
-        return (
-            f"put its files into {self.own_folder()}{_listed(self.files())}, or name the folder that holds them "
-            f"(--data.root DIR, or the variable {VARIABLE})"
-        )
+    def _places(self) -> str:
+        """Describe both layouts in which the data set is found."""
+        own, root = f"{self.own_folder()}{_listed(self.files())}", self.absolute_root()
+        return f"{own} or as an image folder {{train,test}}/<class>/* in {root / self.name} or {root}"
 
     def _damaged(self) -> str:
         folder = self.own_folder()

@@ -84,9 +84,20 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     >>> nearest("fednova", ["FedAvg", "FedNova"])
     'FedNova'
     """
+    return next(iter(most_similar(name, known, 1)), None)
+
+
+def most_similar(name: str, known: Iterable[str], count: int, cutoff: float = 0.6) -> list[str]:
+    """Find the known names that are most similar to an unknown one, the most similar first, ignoring case.
+
+    Args:
+        name: the unknown name.
+        known: the known names.
+        count: number of names to return, if as many are similar.
+        cutoff: similarity in [0, 1], as difflib measures it, below which a name is not similar.
+    """
     names = {candidate.lower(): candidate for candidate in sorted(known)}
-    near = difflib.get_close_matches(name.lower(), names, n=1)
-    return names[near[0]] if near else None
+    return [names[near] for near in difflib.get_close_matches(name.lower(), names, n=count, cutoff=cutoff)]
 
 
 # Errors that libraries raise

@@ -58,11 +58,11 @@ def test_the_attack_notices(staged: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 LINES = {  # lines that once ended in a traceback, and what they say now
     **{
-        f"{command} --config {path}": f"there is no file {path}, nor such a shipped config"
+        f"{command} --config {path}": f": there is no {path}, and fl-lightning fit --config.help lists"
         for command in ("fit", "data", "validate", "predict", "test")
         for path in (".", "/", "..")
     },
-    "data --config=": "there is no file '', nor such a shipped config",
+    "data --config=": ": there is no '', and fl-lightning fit --config.help lists",
     "test --config=tiny.yaml --ckpt_path=": "ckpt_path: there is no file .; expected a path to a .ckpt, or 'last'",
     "sweep --config=tiny.yaml --grid=data.batch_size=*a": "--grid data.batch_size=*a is not YAML: ",
     "sweep --config=tiny.yaml --grid=data.batch_size=1,*a": "--grid data.batch_size=1,*a: *a is not YAML: ",
@@ -73,7 +73,7 @@ LINES = {  # lines that once ended in a traceback, and what they say now
     "sweep --config=tiny.yaml --trainer.max_epochs=null": "trainer.max_epochs must be a whole number, got None",
     "sweep --config=tiny.yaml --trainer.max_epochs=-1": "trainer.max_epochs must be at least 1, got -1",
     "validate --config=tiny.yaml --trainer.accelerator=bomb.yaml": "aliases (*name) stand for more than 100,000 values",
-    "report \x1b[31m": r"but \x1b[31m does not exist",
+    "report \x1b[31m": r": \x1b[31m does not exist",
 }
 
 

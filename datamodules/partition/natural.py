@@ -12,13 +12,20 @@ class Natural(Partition):
     """Keeps groups (writers, speakers, devices) whole: every group goes to one client, in random order.
 
     The clients' numbers of groups differ by at most one; their numbers of examples depend on the groups. With as many
-    clients as groups, every client is one group.
+    clients as groups, every client is one group. With a ``column`` and without ``num_clients``, each value of the
+    column is a client, in sorted order, and names the client.
+
+    Args:
+        column: for ``PartitionedData`` and ``Table``, the column whose values are the groups.
 
     Raises:
         ConfigurationError: in :meth:`split`, there are fewer groups than clients.
     """
 
     by = "groups"
+
+    def __init__(self, column: str | None = None) -> None:
+        self.column = column
 
     @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:

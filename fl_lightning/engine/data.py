@@ -25,7 +25,7 @@ from fl_lightning.engine.drawing import PADDING, ClientIds, CohortDraws
 from fl_lightning.engine.partition import Partition, Parts, Stated
 from fl_lightning.engine.sampling import ClientSampler, UniformSampler
 from fl_lightning.engine.seeding import numpy_generator
-from fl_lightning.engine.sources import Dealt, Loaders, deal, training_data
+from fl_lightning.engine.sources import Dealt, Loaders, column_of, deal, training_data
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -274,7 +274,8 @@ class PartitionedData(FederatedDataModule):
 
     Args:
         datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
-        num_clients: N, the number of clients; leave it out with a stated partition, which sets N.
+        num_clients: N, the number of clients; leave it out with a stated partition, which sets N. With
+            ``Natural(column)``, each value of the column is a client by default.
         partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
             one integer or string for each example, which stands for its client. The distinct values in sorted order are
             the clients 0, 1, … By default, random parts whose sizes differ by at most one.
@@ -287,8 +288,8 @@ class PartitionedData(FederatedDataModule):
         federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
 
     Attributes:
-        client_names: the given names; by default, the values of a stated partition that gives the client of each
-            example, else None.
+        client_names: the given names; by default, the values of a column or of a stated partition that gives the client
+            of each example, else None.
 
     Raises:
         ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
@@ -310,15 +311,20 @@ class PartitionedData(FederatedDataModule):
         self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
         self.datamodule, self.labels = datamodule, labels
         self.partition = partition if isinstance(partition, Partition | None) else Stated(partition)
-        stated = self.partition if isinstance(self.partition, Stated) else None
+        self._late = ["sizes"]  # attributes that a new fit finds again
+        if isinstance(self.partition, Stated):
+            num_clients = len(self.partition.parts) if num_clients is None else num_clients
+            self.__dict__.setdefault("client_names", self.partition.names)
+        if num_clients is None and (self.partition is None or self.partition.column is None):
+            raise ConfigurationError(
+                "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"
+            )
         if num_clients is None:
-            if stated is None:
-                raise ConfigurationError("expected num_clients, or a stated partition, got neither: set num_clients")
-            num_clients = len(stated.parts)
-        check_at_least(1, num_clients=num_clients)
-        self.num_clients = num_clients
-        if self.client_names is None and stated is not None:
-            self.client_names = stated.names
+            self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
+        else:
+            check_at_least(1, num_clients=num_clients)
+            self.num_clients = num_clients
+            self.__dict__.setdefault("client_names", None)
         self.prepare_data_per_node = datamodule.prepare_data_per_node
         for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
             if is_overridden(name, datamodule) and not is_overridden(name, self):
@@ -334,8 +340,19 @@ class PartitionedData(FederatedDataModule):
         self.datamodule.trainer = self.trainer
         self.datamodule.setup(stage)
         if stage == "fit":
-            self.__dict__.pop("sizes", None)
+            for name in self._late:
+                self.__dict__.pop(name, None)
             self._dealt = self._deal()
+
+    @cached_property
+    def num_clients(self) -> int:  # type: ignore[override]  # a column is known on loading only
+        """N, the number of clients."""
+        return len(self._dealt.parts)
+
+    @cached_property
+    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
+        """The names of the clients; None for numbers alone."""
+        return self._dealt.names
 
     @override
     def client_dataset(self, client: int) -> Dataset[Any]:
@@ -364,4 +381,10 @@ class PartitionedData(FederatedDataModule):
         for name, value in self._given.items():
             setattr(self, name, loader[name] if value is None else value)
         draws = numpy_generator(self.seed, "partition")
-        return deal(examples, self.partition, self.num_clients, self.labels, draws)
+        if self.partition is None or self.partition.column is None:
+            return deal(examples, self.partition, self.num_clients, self.labels, draws)
+        column = column_of(examples, self.partition.column, self.datamodule)
+        if "num_clients" not in self._late:
+            return deal(examples, self.partition, self.num_clients, self.labels, draws, column)
+        each = Stated(column.tolist())  # a client for each value
+        return deal(examples, each, len(each.parts), self.labels, draws)

@@ -6,8 +6,11 @@ an upgrade fails in one place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from traceback import walk_stack
+from types import FrameType, SimpleNamespace
 from typing import Any, ClassVar
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -21,6 +24,7 @@ from lightning.pytorch.core.optimizer import (
     _configure_schedulers_manual_opt,
 )
 from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch.utilities import parsing
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -131,6 +135,30 @@ def hooked(optimizer: Optimizer, module: LightningModule, step: Callable[..., An
     return wrapped
 
 
+@contextmanager
+def own_hyperparameters() -> Iterator[None]:
+    """Let ``save_hyperparameters`` save the arguments of a module's own constructors.
+
+    Lightning adds, and lets win, those of a module in whose constructor the module is made.
+    """
+    collect = parsing.collect_init_args
+
+    def collect_own(frame: FrameType, path_args: Any, inside: bool = False, classes: Any = ()) -> list[dict[str, Any]]:
+        constructors = (parsing._get_init_args(each) for each, _ in walk_stack(frame))
+        first = next((each for each in constructors if isinstance(each[0], classes)), None)
+        return (
+            [first[1], *(args for _, args in takewhile(lambda each: each[0] is first[0], constructors))]
+            if first
+            else []
+        )
+
+    parsing.collect_init_args = collect_own
+    try:
+        yield
+    finally:
+        parsing.collect_init_args = collect
+
+
 # ModelCheckpoint
 
 
@@ -197,6 +225,10 @@ class OpenCLI(LightningCLI):
         self._add_arguments(parser)
         self._subcommand_method_arguments[subcommand] = self.add_own_arguments(subcommand, parser)
         return parser
+
+    @override
+    def _add_instantiators(self) -> None:
+        """Do nothing: Lightning would give the data module's arguments to the modules that its constructor makes."""
 
     @override
     def _parse_ckpt_path(self) -> None:

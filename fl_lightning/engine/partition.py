@@ -20,6 +20,9 @@ class Partition:
     by: ClassVar[Literal["labels", "groups", "nothing"]] = "labels"
     """Numbers that :meth:`split` takes: every example's class, its group (the writer, speaker or device), or any."""
 
+    column: str | None = None
+    """Column of the data whose values are the groups; None for the groups that the data module or the user gives."""
+
     def split(self, labels: Tensor, num_clients: int, generator: np.random.Generator) -> Sequence[Tensor]:
         """Split the examples over the clients.
 

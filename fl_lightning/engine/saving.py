@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from typing_extensions import override
@@ -28,8 +28,8 @@ class ClientSaver(Server):
 
     The module's own ``state_dict``, ``load_state_dict``, ``strict_loading``, ``on_save_checkpoint`` and
     ``on_load_checkpoint`` decide what a checkpoint holds and what must be in there; all of them see the module's own
-    names. The hyper-parameters that the module has saved enter the checkpoint, too, as far as they are plain values:
-    others could not be loaded with ``weights_only=True``.
+    names. The hyper-parameters that the module and the data module have saved enter the checkpoint, too, as far as they
+    are plain values: others could not be loaded with ``weights_only=True``.
     """
 
     @property
@@ -60,7 +60,11 @@ class ClientSaver(Server):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         argument, saved = saved_hyper_parameters(self.client)
-        if plain := {name: value for name, value in saved.items() if _is_plain(value)}:
+        for key in {self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY} & set(
+            checkpoint
+        ):
+            checkpoint[key] = _plain_in(checkpoint[key])  # of the orchestrator and of the data module
+        if plain := _plain_in(saved):
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with _own_view(checkpoint):
@@ -113,6 +117,10 @@ def _renamed(state: Mapping[str, Any], rename: Callable[[str], str | None]) -> d
         versions = {new: value for name, value in metadata.items() if (new := rename(name)) is not None}
         renamed._metadata = versions  # type: ignore[attr-defined]  # torch, too, adds this attribute
     return renamed
+
+
+def _plain_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Ordinary loaders and data sets, as the source of the clients' data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.errors import ConfigurationError
 
 STORED = ("targets", "labels")  # attributes in which data sets keep their labels, and keys of examples
+COLUMN = (list, tuple, np.ndarray, Tensor)  # classes of a column beside those of pandas
 
 
 class Loaders(LightningDataModule):
@@ -97,24 +98,94 @@ def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, 
     return check_examples(dataset, name), settings
 
 
+def stored(dataset: Any, find: Callable[[Any], Any]) -> NDArray[Any] | None:
+    """Find values (n,) that a dataset stores, one for each example, also below Subset and ConcatDataset.
+
+    Args:
+        dataset: the dataset.
+        find: function that finds the values in a dataset that is none of the two; None if there are none.
+    """
+    if isinstance(dataset, Subset):
+        inner = stored(dataset.dataset, find)
+        return None if inner is None else inner[np.asarray(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for each in dataset.datasets if (part := stored(each, find)) is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+    return None if (found := find(dataset)) is None else np.asarray(found)
+
+
 def stored_labels(dataset: Any) -> NDArray[Any] | None:
     """Find the labels of a dataset without reading its examples; None if the dataset stores none.
 
-    Looks at the second tensor of a TensorDataset and at the attributes ``targets`` and ``labels``, also below Subset
-    and ConcatDataset.
+    Looks at the second tensor of a TensorDataset and at the attributes ``targets`` and ``labels``.
     """
-    if isinstance(dataset, Subset):
-        inner = stored_labels(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [part for each in dataset.datasets if (part := stored_labels(each)) is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+    return stored(dataset, _labels)
+
+
+def _labels(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1].numpy(force=True) if len(dataset.tensors) > 1 else None
-    for name in STORED:
-        if (labels := getattr(dataset, name, None)) is not None and len(labels) == len(dataset):
-            return np.asarray(labels)
-    return None
+    found = (getattr(dataset, name, None) for name in STORED)
+    return next((labels for labels in found if labels is not None and len(labels) == len(dataset)), None)
+
+
+def column_of(examples: Examples, name: str, datamodule: LightningDataModule) -> NDArray[Any]:
+    """Find a column of a training set: integers or strings (n,), one for each example.
+
+    The column is an attribute of the dataset or the data module, a column of a DataFrame that the dataset holds, or an
+    entry of examples that are dicts.
+
+    Raises:
+        ConfigurationError: there is no such column, values are missing, or they are neither integers nor strings.
+    """
+    known: set[str] = set()
+
+    def find(dataset: Any) -> Any:
+        columns = {**_columns(datamodule, len(dataset)), **_columns(dataset, len(dataset))}
+        known.update(columns)
+        own = getattr(dataset, name, None)  # such as a property
+        return columns.get(name, own if isinstance(own, COLUMN) else None)
+
+    values = stored(examples, find)
+    if values is None:
+        with isolated(CPU):
+            seed_globals(0, CPU)
+            keys = set(first) if isinstance(first := examples[0], Mapping) else set()
+            if name in keys:
+                values = np.asarray([_plain(examples[index][name]) for index in range(len(examples))])
+    if values is None:
+        raise ConfigurationError(
+            f"expected a column {name} in the training set, got {', '.join(sorted(known | keys)) or 'none'}: name "
+            f"another, or give the dataset or the data module an attribute {name}, with a value for each example"
+        )
+    return _complete(values, name)
+
+
+def _columns(holder: Any, count: int) -> dict[str, Any]:
+    """Return what an object holds for each of ``count`` examples, by name: columns of DataFrames, and attributes."""
+    held = {key: value for key, value in getattr(holder, "__dict__", {}).items() if not key.startswith("_")}
+    frames = [value for value in held.values() if hasattr(value, "columns") and len(value) == count]
+    lists = {key: value for key, value in held.items() if isinstance(value, COLUMN) or hasattr(value, "to_numpy")}
+    own = {key: value for key, value in lists.items() if len(value) == count and getattr(value, "ndim", 1) == 1}
+    return {str(column): frame[column] for frame in frames for column in frame.columns} | own
+
+
+def _complete(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the values of a column as integers or strings; refuse others, and missing values."""
+    from pandas import isna
+
+    if missing := int(isna(values).sum()):
+        raise ConfigurationError(
+            f"expected column {name} to be complete, got {missing} missing values: fill the values or leave these "
+            "examples out"
+        )
+    if (plain := np.asarray(values.tolist())).dtype.kind not in "iuSU":
+        raise ConfigurationError(f"expected column {name} to hold integers or texts, got {plain.dtype}: convert them")
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def read_labels(examples: Examples) -> NDArray[Any]:
@@ -138,8 +209,7 @@ def _label(example: Any) -> Any:
             f"expected examples (input, label) or with an entry label, got {type(example).__name__}: give labels=, one "
             "class for each training example"
         )
-    label = example[key]
-    return label.tolist() if isinstance(label, Tensor) else label
+    return _plain(example[key])
 
 
 def classes_of(labels: Any, num_examples: int) -> Tensor | None:
@@ -158,11 +228,13 @@ class Dealt:
         examples: the training set.
         parts: each client's example indices.
         classes: (n,) class of each example, numbered from 0; None if the classes are unknown.
+        names: the name of each client; None for clients without names.
     """
 
     examples: Examples
     parts: Parts
     classes: Tensor | None
+    names: list[str] | None = None
 
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of examples per client and class; None if the classes are unknown."""
@@ -178,6 +250,7 @@ def deal(
     num_clients: int,
     labels: Any,
     generator: np.random.Generator,
+    column: NDArray[Any] | None = None,
 ) -> Dealt:
     """Deal a training set to clients.
 
@@ -187,6 +260,7 @@ def deal(
         num_clients: N >= 1, the number of clients.
         labels: (n,) class or group of each example, or None to look for the labels in the training set.
         generator: source of all randomness.
+        column: (n,) values of the column by which the partition deals; None for a partition without a column.
 
     Raises:
         ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
@@ -201,9 +275,13 @@ def deal(
         raise _no_classes("labels", labels, count)
     if partition is None:
         return Dealt(examples, rows_of(equal_owners(count, num_clients, generator), num_clients), classes)
+    if column is not None:
+        groups = torch.from_numpy(np.unique(column, return_inverse=True)[1])
+        return Dealt(examples, Parts.of(partition.split(groups, num_clients, generator)), classes)
     if partition.by == "groups" and labels is None:
         raise ConfigurationError(
-            f"{type(partition).__name__} keeps groups together: give labels=, the group of each training example"
+            f"{type(partition).__name__} keeps groups together: name a column, or give labels=, the group of each "
+            "training example"
         )
     if classes is None and partition.by != "nothing":
         found = read_labels(examples) if found is None else found
@@ -211,7 +289,8 @@ def deal(
         if classes is None:
             raise _no_classes(f"the labels, by which {type(partition).__name__} deals,", found, count)
     numbers = torch.zeros(count, dtype=torch.int64) if classes is None else classes
-    return Dealt(examples, Parts.of(partition.split(numbers, num_clients, generator)), classes)
+    names = partition.names if isinstance(partition, Stated) else None
+    return Dealt(examples, Parts.of(partition.split(numbers, num_clients, generator)), classes, names)
 
 
 def _no_classes(what: str, values: Any, count: int) -> ConfigurationError:

@@ -32,6 +32,7 @@ class CommandParser(argparse.ArgumentParser):
     @override
     def error(self, message: str) -> NoReturn:
         """Raise an error; argparse would print its usage and exit."""
+        message = message.replace("the following arguments are required:", "give")
         raise ConfigurationError(f"{message}: {self.prog} --help lists the options")
 
 

@@ -29,7 +29,7 @@ from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
-from fl_lightning.fit.messages import ParsingError
+from fl_lightning.fit.messages import ParsingError, counted
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (
@@ -93,6 +93,7 @@ class FederatedCLI(OpenCLI):
 
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
         self.holds, self.stopping = holds, Stopping()
+        self.done_before = 0  # number of rounds of the checkpoint from which a fit goes on
         super().__init__(
             FederatedOrchestrator,
             FederatedDataModule,
@@ -173,6 +174,7 @@ class FederatedCLI(OpenCLI):
                 path = sound_checkpoint(last_of_experiment(root / experiment), weights_only)
             rounds_done = rounds_of(path, resumes, weights_only)
             config.ckpt_path = str(path)
+            self.done_before = rounds_done
             if folder := run_of(path):
                 root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
                 rounds = rounds_done if resumes else None
@@ -265,6 +267,9 @@ class FederatedCLI(OpenCLI):
 
     def after_fit(self) -> None:
         """Print the path of the run folder. LightningCLI calls this after ``fit``."""
+        if 0 < (self.trainer.max_epochs or 0) <= self.done_before:
+            more = f"--trainer.max_epochs {self.done_before + 1} or more goes on"
+            self._say(f"all {counted(self.done_before, 'round')} were done before, none was trained: {more}")
         if isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken:
             folder = Path(os.path.relpath(self.folder.log_dir))
             if self.stopping.stopped_by and self.trainer.is_global_zero:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.runs.files import NOT_RECORDED
 from fl_lightning.runs.yaml_text import read_yaml
 
@@ -21,6 +21,7 @@ GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or
 SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/scale.py
 KEYS = (BASE, GRID, SCALE)
 PARTS = ("trainer", "model", "data")
+LIST = "--config.help"  # the option that lists the shipped configs
 
 
 @dataclass(frozen=True)
@@ -40,19 +41,18 @@ def find_config(name: str) -> str:
     """Find a config: a path, or the name of a shipped config (``cifar10_gh.yaml``, ``papers/….yaml``).
 
     Raises:
-        ConfigurationError: there is no such config; the message lists the shipped configs, then the most
-            similar name among them and the configs in the working directory.
+        ConfigurationError: there is no such config; the message gives the three most similar names among the shipped
+            configs and the configs in the working directory.
     """
     if Path(name).is_file():
         return name
     if found := _shipped(name):
         return str(found)
-    shipped = shipped_configs()
     here = [path.name for path in Path().glob("*.yaml")]
-    near = nearest(f"{name.removesuffix('.yaml')}.yaml", [*here, *shipped])
-    hint = f"; did you mean {near}?" if near else ""
+    near = most_similar(f"{name.removesuffix('.yaml')}.yaml", [*here, *shipped_configs()], 3, cutoff=0)
     raise ConfigurationError(
-        f"there is no file {name or repr(name)}, nor such a shipped config; shipped are {', '.join(shipped)}{hint}"
+        f"give a config file or a shipped config, such as {', '.join(near)}: there is no {name or repr(name)}, and "
+        f"fl-lightning fit {LIST} lists what is shipped"
     )
 
 
@@ -68,7 +68,16 @@ def shipped_configs() -> list[str]:
 
 
 def resolve_configs(args: Sequence[str]) -> list[str]:
-    """Replace config names in command-line arguments by paths, each path after the files that the config builds on."""
+    """Replace config names in command-line arguments by paths, each path after the files that the config builds on.
+
+    Raises:
+        ConfigurationError: there is no such config.
+        SystemExit: the list of the shipped configs is asked for, and has been printed.
+    """
+    if LIST in args:
+        first_lines = {name: (CONFIGS / name).read_text().partition("\n")[0] for name in shipped_configs()}
+        print("\n".join(f"{name:36} {line.removeprefix('# ')}" for name, line in first_lines.items()))
+        raise SystemExit(0)
     resolved: list[str] = []
     rest = iter(args)
     for argument in rest:

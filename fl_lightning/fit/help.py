@@ -34,6 +34,7 @@ MORE = {
     "--data.partition.help [CLASS]": "the partitions, or the options of one; also data.sampler, data.availability, …",
     "--model.client.help [CLASS]": "the clients' modules, or the options of one; also model.client.network",
     "--trainer.callbacks.help [CLASS]": "the rules and monitors, or the options of one",
+    "--config.help": "the shipped configs",
     "--print_config": "the whole config that the other arguments make, defaults included",
 }
 

@@ -17,6 +17,21 @@ from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaus
 from fl_lightning.runs.unhelpful import hide_unhelpful
 
 
+# What sets here that for which others have an option, by the words of such options; {} is the value as typed.
+MEANT = {
+    "rounds num_rounds": "the number of rounds is --trainer.max_epochs{}",
+    "epochs num_epochs": "rounds are --trainer.max_epochs{}, a client's epochs in a round --model.local_epochs{}",
+    "seed": "the seed is --seed_everything{}",
+    "lr learning_rate": "the clients' learning rate is --model.client.optimizer.lr{}",
+    "clients num_clients": "the number of clients is --data.num_clients{}, that of a round --data.participation",
+    "batch_size": "the size of a client's batches is --data.batch_size{}",
+    "alpha": "the concentration of the partition is --data.partition.alpha{}",
+    "gpus num_gpus": "GPUs are --trainer.accelerator gpu --trainer.devices{}",
+    "dataset": "the data set is --data{}",
+    "algorithm method rule strategy aggregator": "a rule is --trainer.callbacks+=FedProx, or another class",
+}
+
+
 class ParsingError(Exception):
     """Carries a message of the argument parser. Parsers nest, and only the outermost parser's message is for the user.
 
@@ -174,23 +189,31 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     text, options = " ".join(error.message.split()), error.options
     keys = re.findall(r'Parser key "([^"]+)":', text)
     where = f"{'.'.join(keys)}: " if keys else ""
-    if found := re.search(r"[Uu]nrecognized arguments: --([\w.]+)", text):
-        return f"there is no option --{found[1]}{_nearest(found[1], options)}"
+    if found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", text):
+        return f"there is no option --{found[1]}; {meant(found[1], found[2]) or _like(found[1], options)}"
+    if found := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
+        how = f"a config is --config {found[1]}" if found[1].endswith(".yaml") else "--help lists the options"
+        return f"expected an option, got {found[1]}: {how}"
     if found := re.search(r"does not accept option '([\w.]+)'", text):
-        return f"there is no option {found[1]}{_nearest(found[1], options)}"
+        return f"there is no option {found[1]}; {_like(found[1], options, '')}"
     if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in innermost.accepted:
-        there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}"
-        near = _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted)
-        hint = f"; did you mean {near}?" if near else ""
-        last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] and not near else ""
-        return f"{where}there is no option {found[1]}: {there}{hint}{last}"
+        missing = f"{where}there is no option {found[1]}"
+        if near := _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted):
+            return f"{missing}; did you mean {near}?"
+        last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
+        there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
+        return f"{missing}; {hint}" if (hint := meant(found[1])) else f"{missing}: {there}"
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
         return f"{where}{found[1]}:{found[2]}"
+    if found := re.search(r"import path (?:string|format): ([\w.]+)\((?:(\w+) *=)? *([^,)]*)", text):
+        option = f"--{'.'.join(keys)}"
+        how = f"{option}{'+' * option.endswith('callbacks')}={found[1]} {option}.{found[2] or 'OPTION'}={found[3]}"
+        return f"{where}write the arguments of {found[1]} as options: {how}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
         known = _classes()
         if found[1] in known:
             return f"{where}{found[1]} is not of the kind of classes that this option takes"
-        return f"{where}there is no class {found[1]}{_nearest(found[1], known)}"
+        return f"{where}there is no class {found[1]}; {_like(found[1], known, '')}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
         return f"{where}expected a function, as in my_module.my_function, got something else: {found[1]}"
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
@@ -209,8 +232,22 @@ def _plain(expected: str) -> str:
     return plain.replace("collections.abc.Sequence", "a list")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return f"; did you mean {near}?" if (near := nearest(name, known)) else "; --help lists what there is"
+def meant(name: str, value: str = "") -> str | None:
+    """Say which option sets what an unknown option is known for elsewhere; None if unknown.
+
+    >>> meant("rounds", "10")
+    'the number of rounds is --trainer.max_epochs 10'
+    """
+    word = name.rpartition(".")[2].replace("-", "_")
+    found = next((option for words, option in MEANT.items() if word in words.split()), None)
+    return found and found.replace("{}", value and f" {value}")
+
+
+def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
+    known = [each for each in known if not each.endswith(".help")]
+    same = next((each for each in known if each.endswith(f".{name}")), None)  # such as model.local_epochs
+    near = same or nearest(name, known)
+    return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 
 
 def _short(name: str, known: Iterable[str]) -> str | None:

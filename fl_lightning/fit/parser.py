@@ -10,6 +10,7 @@ from jsonargparse import Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
+from fl_lightning.engine.lightning_private import own_hyperparameters
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
@@ -48,6 +49,11 @@ class Parser(LightningArgumentParser):
         except TypeError:
             super().validate(namespace, True, *args, **kwargs)  # says more about an argument that is not given
             raise
+
+    @override
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        with own_hyperparameters():
+            return super().instantiate(*args, **kwargs)
 
     @override
     def dump(self, cfg: Any, **kwargs: Any) -> str:

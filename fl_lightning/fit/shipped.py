@@ -89,7 +89,7 @@ KINDS = {
         FederatedDataModule,
         fl_lightning.datamodules,
         "a FederatedDataModule: --data my_module.MyData; or any LightningDataModule, as the datamodule of "
-        "fl_lightning.PartitionedData",
+        "PartitionedData",
     ),
     "data.partition": Kind(
         "the partition of the training examples over the clients",

@@ -19,7 +19,8 @@ def report_arguments(args: Sequence[str]) -> Namespace:
     """
     about = "Write one HTML page about some runs, readable offline: curves, conflict, clients, settings, times."
     parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
-    parser.add_argument("run", nargs="+", help="a run folder (runs/<experiment>/<version>), or a folder of run folders")
+    runs = "a run folder (runs/<experiment>/<version>), or a folder of run folders"
+    parser.add_argument("run", metavar="RUN", nargs="+", help=runs)
     parser.add_argument("--out", help="HTML file to write (default report.html in the folder that contains all runs)")
     parser.add_argument("--figures", metavar="DIR", help="also write every chart as PDF, SVG and CSV into this folder")
     parser.add_argument("--names", nargs="+", help="one name for each method, in the order of the methods' first runs")

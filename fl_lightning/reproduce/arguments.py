@@ -10,7 +10,7 @@ from functools import partial
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.arguments import CommandParser, whole_number
 from fl_lightning.fit.configs import find_config
-from fl_lightning.fit.messages import counted
+from fl_lightning.fit.messages import counted, meant
 from fl_lightning.reproduce.figures import borrowed, tables_and_figures
 from fl_lightning.reproduce.papers import experiments
 
@@ -92,7 +92,8 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
     near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
     if near:
         return f"there is no option --{name}; did you mean --{near}{dot}{below}?"
-    return f"there is no option --{name}: --help lists the options; those of fit begin with trainer., model. or data."
+    hint = meant(name) or "--help lists the options; those of fit begin with trainer., model. or data."
+    return f"there is no option --{name}: {hint}"
 
 
 def _listed() -> str:

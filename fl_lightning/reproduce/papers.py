@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.fit.configs import CONFIGS, Cell, grid
 from fl_lightning.runs.catalogue import PAPER_NAMES
 from fl_lightning.runs.yaml_text import read_yaml
@@ -140,8 +139,11 @@ def find(name: str) -> list[Experiment]:
     known = experiments()
     found = [known[name]] if name in known else [known[id] for id in known if id.startswith(f"{name.rstrip('/')}/")]
     if not found:
+        document, _, table = name.rpartition("/")
         documents = {id.partition("/")[0] for id in known}
-        near = difflib.get_close_matches(name, [*known, *documents], n=1)
-        hint = f"did you mean {near[0]}?" if near else "fl-lightning reproduce --list names all"
+        same = [id for id in known if id.startswith(document) and id.endswith(f"/{table}")]
+        near = same or [each for each in sorted(documents) if each.startswith(name)]
+        near = near or most_similar(name, [*known, *documents], 1)
+        hint = f"did you mean {' or '.join(near)}?" if near else "fl-lightning reproduce --list names all"
         raise ConfigurationError(f"there is no experiment {name}: {hint}")
     return found

@@ -31,6 +31,5 @@ def folders_in(path: Path) -> list[Path]:
 
 def _without_runs(path: Path, came: str) -> ConfigurationError:
     return ConfigurationError(
-        f"report: expected a run folder with a {METRICS}, or a folder of run folders, but {path} {came}: "
-        "give a folder that fit has made, runs/<experiment>/<version>"
+        f"give a folder that fit has made, runs/<experiment>/<version>, or a folder of such folders: {path} {came}"
     )

@@ -25,6 +25,7 @@ REQUIRED = {
     "ImageFolder": ["--data.root", "here", "--data.image_size", "8"],
     "FlowerDatasets": ["--data.source", "mine"],
     "HuggingFace": ["--data.train", "here"],
+    "PartitionedData": ["--data.datamodule", "LightningDataModule"],
     "Table": ["--data.train", "my.csv", "--data.target", "y"],
 }
 MINE = """

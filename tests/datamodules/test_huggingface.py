@@ -132,7 +132,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"client": "writer"}, "expected columns writer, got x, label, user: choose among these"),
         ({"client": "user", "columns": ["image"]}, "expected columns image, got x, label, user"),
         ({"client": "user", "partition": [[0]]}, "expected client or partition, got both, with client=user"),
-        ({}, "expected num_clients, or a stated partition, got neither"),
+        ({}, "expected num_clients, a stated partition or Natural with a column, got none"),
         ({"train": [1, 2]}, r"expected a datasets.Dataset \(pip install 'fl-lightning\[huggingface\]'\), got list"),
         ({"train": rows().to_iterable_dataset()}, "expected the data set to be .* got IterableDataset"),
         ({"train": "nowhere"}, "expected a folder that save_to_disk wrote in .*nowhere, got .*: point train to such"),

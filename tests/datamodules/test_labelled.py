@@ -323,6 +323,8 @@ def test_refuses_groups_that_are_unknown() -> None:
         ConfigurationError, match=r"Natural keeps groups together, but Unknown knows no groups: .*groups\(\)"
     ):
         Unknown(partition=Natural()).setup("fit")
+    with pytest.raises(ConfigurationError, match="Tiny knows no column hospital: leave column out, or define"):
+        Tiny(partition=Natural("hospital")).setup("fit")
 
 
 @pytest.mark.parametrize("name", ["long_tail", "proxy_long_tail"])

@@ -12,7 +12,7 @@ import lightning
 import pytest
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.loggers import MLFlowLogger
 from torch.utils.data import DataLoader, TensorDataset
@@ -178,6 +178,33 @@ def test_transferring_module() -> None:
     run.fit(module := Doubling(), DataLoader([[3], [4]], batch_size=None))  # type: ignore[arg-type]  # a list is a dataset
     assert seen == ["next", [3], "next", [4]]
     assert module.transfer(torch.ones(2)).tolist() == [2, 2]
+
+
+class Made(LightningDataModule):
+    def __init__(self, size: int = 1, width: int = 2) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Base(LightningDataModule):
+    def __init__(self, size: int, depth: int = 4) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+
+class Making(Base):
+    def __init__(self, size: int) -> None:
+        self.made = Made(width=3)
+        super().__init__(size)
+
+
+def test_own_hyperparameters() -> None:
+    """The outer module's size, 5, is none of the inner one's; its base class's depth is its own."""
+    with private.own_hyperparameters():
+        outer = Making(5)
+    assert dict(outer.made.hparams) == {"size": 1, "width": 3}
+    assert dict(outer.hparams) == {"size": 5, "depth": 4}
+    assert Making(5).made.hparams["size"] == 5, "Lightning's own: else the function above has no use"
 
 
 def test_saved_hyper_parameters() -> None:

@@ -284,6 +284,103 @@ def test_labels_given_by_hand() -> None:
         assert sorted(map(sorted, values(data))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+HOSPITALS = ["rome", "oslo", "rome", "bern", "oslo", "rome", "rome", "bern"]
+
+
+class Visits(Items):
+    """Examples that store a column."""
+
+    def __init__(self, **columns: Any) -> None:
+        super().__init__(lambda x, y: (x, y))
+        self.__dict__ |= columns
+
+
+class Patients(Items):
+    """Examples whose column is a property."""
+
+    @property
+    def hospital(self) -> list[str]:
+        return HOSPITALS
+
+
+class Rows(Ordinary):
+    """A data module that keeps a table beside the tensors that it makes of it."""
+
+    def __init__(self, **columns: Any) -> None:
+        super().__init__()
+        self.table = pd.DataFrame(columns)
+
+
+VISITS = {
+    "a list": Visits(hospital=HOSPITALS),
+    "an array": Visits(hospital=np.array(HOSPITALS)),
+    "a series": Visits(hospital=pd.Series(HOSPITALS)),
+    "numbers": Visits(hospital=torch.tensor([30, 2, 30, 1, 2, 30, 30, 1])),
+    "a table": Visits(table=pd.DataFrame({"hospital": HOSPITALS, "age": range(8)})),
+    "a property": Patients(lambda x, y: (x, y)),
+    "a key": Items(lambda x, y: {"x": x, "hospital": HOSPITALS[int(x)]}),
+    "a key of numbers": Items(lambda x, y: {"x": x, "hospital": torch.tensor(ord(HOSPITALS[int(x)][0]))}),
+    "below": ConcatDataset([Subset(Visits(hospital=HOSPITALS), range(k, k + 4)) for k in (0, 4)]),
+}
+
+
+@pytest.mark.parametrize("kind", VISITS)
+def test_a_column_says_whose_an_example_is(kind: str) -> None:
+    """Rows 3 and 7 are Bern's, 1 and 4 Oslo's, the others Rome's; without a number, each is a client."""
+    data = made(VISITS[kind], partition=Natural("hospital"))
+    assert data.num_clients == 3
+    assert data.client_names in (["bern", "oslo", "rome"], ["1", "2", "30"], ["98", "111", "114"])
+    data.setup("fit")
+    assert [list(data.client_dataset(k).indices) for k in range(3)] == [[3, 7], [1, 4], [0, 2, 5, 6]]  # type: ignore[attr-defined]
+    two = made(VISITS[kind], partition=Natural("hospital"), num_clients=2)
+    parts = sorted(sorted(two.client_dataset(k).indices) for k in range(2))  # type: ignore[attr-defined]
+    assert two.client_names is None
+    assert any(set(part) in ({3, 7}, {1, 4}, {0, 2, 5, 6}) for part in parts), "two hospitals share a client, whole"
+    assert sorted(parts[0] + parts[1]) == list(range(8))
+
+
+def test_a_column_of_the_data_modules_own_table() -> None:
+    """The classes stay those of the examples; names of one's own replace the values; a new fit finds new values."""
+    rows = Rows(hospital=HOSPITALS)
+    data = FederatedDataModule.from_datamodule(rows, partition=Natural("hospital"))
+    counts = data.class_counts()
+    assert counts is not None
+    assert counts.tolist() == [[1, 1, 0], [0, 2, 0], [2, 0, 2]]  # of classes 0, 1, 2, 0, 1, 2, 0, 1
+    named = FederatedDataModule.from_datamodule(rows, partition=Natural("hospital"), client_names=["a", "b", "c"])
+    assert named.client_names == ["a", "b", "c"]
+    rows.table = pd.DataFrame({"hospital": ["paris"] * 8})
+    data.setup("fit")
+    assert (data.num_clients, data.client_names, data.sizes.tolist()) == (1, ["paris"], [8])
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        (
+            {"age": list(range(8))},
+            {},
+            "expected a column hospital in the training set, got age: name another, or give the",
+        ),
+        ({"hospital": [*HOSPITALS[:6], None, None]}, {}, "column hospital to be complete, got 2 missing values: fill"),
+        ({"hospital": [1.0, float("nan")] * 4}, {}, "column hospital to be complete, got 4 missing values: fill"),
+        ({"hospital": [0.5] * 8}, {}, "expected column hospital to hold integers or texts, got float64: convert"),
+        ({"hospital": HOSPITALS}, {"num_clients": 4}, "got 3 groups for num_clients=4: lower num_clients"),
+    ],
+)
+def test_refuses_other_columns(columns: dict[str, Any], settings: dict[str, Any], message: str) -> None:
+    for source in (Visits(**columns), Visits(table=pd.DataFrame(columns))):
+        with pytest.raises(ConfigurationError, match=message) as caught:
+            made(source, partition=Natural("hospital"), **settings).setup("fit")
+        assert "\n" not in str(caught.value)
+
+
+def test_examples_without_columns_have_none() -> None:
+    with pytest.raises(ConfigurationError, match="a column hospital in the training set, got none: name another"):
+        made(partition=Natural("hospital")).setup("fit")
+    with pytest.raises(ConfigurationError, match="a column hospital in the training set, got label, x: name another"):
+        made(Items(lambda x, y: {"x": x, "label": y}), partition=Natural("hospital")).setup("fit")
+
+
 def test_a_partition_without_labels_reads_none() -> None:
     data = made(Items(lambda x, y: x), num_clients=2, partition=QuantitySkew(1.0))
     assert int(data.sizes.sum()) == 8
@@ -331,14 +428,14 @@ def test_a_loader_that_draws_from_a_subset() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "expected num_clients, or a stated partition, got neither: set num_clients"),
+        ({}, "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"),
         ({"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
         ({"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
         ({"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for each"),
         ({"partition": [0.5, 1.5]}, r"expected partition to be a Partition, .* got \[0.5, 1.5\]: convert it"),
         ({"partition": [[0.5], [1.5]]}, "expected partition to be a Partition"),
         ({"partition": []}, "expected partition to be a Partition"),
-        ({"partition": Natural(), "num_clients": 2}, "Natural keeps groups together: give labels="),
+        ({"partition": Natural(), "num_clients": 2}, "Natural keeps groups together: name a column, or give labels="),
         ({"labels": [0.5] * 8, "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*float64 \(8,\)"),
         ({"labels": [1, 2], "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*int64 \(2,\)"),
     ],
@@ -367,3 +464,72 @@ def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run("data", "--config", "tiny.yaml", "--data.datamodule.batch_size", "6")
     assert shown.status == 0, shown.err
     assert "60 training examples" in shown.out
+
+
+OWN = """
+from lightning.pytorch import LightningDataModule
+import pandas as pd
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.datamodules import PartitionedData
+
+
+class Stays(LightningDataModule):
+    def __init__(self, file: str, batch_size: int = 4):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def setup(self, stage):
+        self.frame = pd.read_csv(self.hparams.file)
+        rows = torch.tensor(self.frame[[f"x{k}" for k in range(64)]].to_numpy(), dtype=torch.float32)
+        self.train = TensorDataset(rows, torch.tensor(self.frame["label"]))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=self.hparams.batch_size, shuffle=True)
+
+
+class Hospitals(PartitionedData):
+    def __init__(self, file: str, **federation):
+        super().__init__(Stays(file), **federation)
+        self.save_hyperparameters()
+"""
+COLUMN_YAML = (
+    YAML.partition("data:")[0]
+    + """
+data:
+  class_path: PartitionedData
+  init_args:
+    datamodule: {class_path: own.Stays, init_args: {file: stays.csv, batch_size: 5}}
+    partition: {class_path: Natural, init_args: {column: hospital}}
+"""
+)
+SUBCLASS_YAML = (
+    YAML.partition("data:")[0]
+    + """
+data:
+  class_path: own.Hospitals
+  init_args: {file: stays.csv, partition: {class_path: Natural, init_args: {column: hospital}}}
+"""
+)
+
+
+@pytest.mark.parametrize(("config", "batch_size"), [(COLUMN_YAML, 5), (SUBCLASS_YAML, 4)])
+def test_a_users_data_module_with_a_column_from_yaml(
+    config: str, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arguments of the user's module reach it, also if a subclass makes it in its constructor; a run goes on."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    rows = pd.DataFrame(np.zeros((24, 64)), columns=[f"x{k}" for k in range(64)])
+    rows.assign(label=0, hospital=["rome", "oslo", "bern"] * 8).to_csv("stays.csv", index=False)
+    Path("tiny.yaml").write_text(config)
+    fit()
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    names = np.load("runs/tiny/version_0/arrays/partition.npz")["names"]
+    assert names.tolist() == ["bern", "oslo", "rome"]
+    shown = run("data", "--config", "tiny.yaml").out
+    assert f"local steps per epoch: {-(-8 // batch_size)} to {-(-8 // batch_size)}" in shown
+    settings = torch.load("runs/tiny/version_0/checkpoints/last.ckpt").get("datamodule_hyper_parameters", {})
+    assert settings.get("file", "stays.csv") == "stays.csv"
+    assert "partition" not in settings, "no object, which weights_only could not load"
