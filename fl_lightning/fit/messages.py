@@ -16,7 +16,6 @@ from typing import TextIO
 from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
 from fl_lightning.runs.unhelpful import hide_unhelpful
 
-
 # What sets here that for which others have an option, by the words of such options; {} is the value as typed.
 MEANT = {
     "rounds num_rounds": "the number of rounds is --trainer.max_epochs{}",
