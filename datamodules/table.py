@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from typing_extensions import override
 
 from fl_lightning.datamodules.held_out import draw_held_out
-from fl_lightning.datamodules.partition import Natural, Partition
+from fl_lightning.datamodules.partition import Natural
 from fl_lightning.engine.data import FederatedDataModule
 from fl_lightning.engine.seeding import numpy_generator
-from fl_lightning.errors import ConfigurationError, check_at_least, nearest
+from fl_lightning.errors import ConfigurationError, nearest
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -51,8 +51,6 @@ class Table(FederatedDataModule):
         task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
             classes of the values of any one target column; None decides by the type of the column.
         partition: ``Natural(column)`` in place of ``client``.
-        num_clients: N, the number of clients, to which the values of the column are dealt at random; None for one
-            client for each value.
         federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
             :class:`FederatedDataModule`.
 
@@ -72,8 +70,7 @@ class Table(FederatedDataModule):
         test_share: float = 0.0,
         eval_batch_size: int = 1000,
         task: Task | None = None,
-        partition: Partition | None = None,
-        num_clients: int | None = None,
+        partition: Natural | None = None,
         **federation: Any,
     ) -> None:
         super().__init__(**federation)
@@ -87,17 +84,13 @@ class Table(FederatedDataModule):
                 "expected task to be regression, or classification of one target column, not a list, got "
                 f"task={task} and target={target}: change one"
             )
-        self.partition = partition or Natural(client)
-        if self.partition.column is None or (partition and client != "client"):
-            got = f"{type(self.partition).__name__} with column={self.partition.column}, and client={client}"
+        if partition is not None and (getattr(partition, "column", None) is None or client != "client"):
             raise ConfigurationError(
-                f"expected client, or partition: Natural with a column, got {got}: give one of both"
+                f"expected client, or partition: Natural with a column, got {partition} and client={client}: give one"
             )
+        client = partition.column if partition and partition.column else client
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
-        self.target, self.client, self.features, self.task = target, self.partition.column, features, task
-        if num_clients is not None:
-            check_at_least(1, num_clients=num_clients)
-        self._number = num_clients
+        self.target, self.client, self.features, self.task = target, client, features, task
         if test is not None or test_share:  # else the data module would hide the client module's own loaders
             self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
 
@@ -107,9 +100,9 @@ class Table(FederatedDataModule):
         return len(self._loaded.parts)
 
     @cached_property
-    def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
-        """The value of the client column for each client, as text, in sorted order; None if clients have several."""
-        return self._loaded.client_names
+    def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
+        """The value of the client column for each client, as text, in the sorted order of the values."""
+        return [str(value) for value in self._loaded.clients]
 
     @property
     def class_names(self) -> list[Any]:
@@ -162,17 +155,15 @@ class Table(FederatedDataModule):
         _check_columns(train, "train", [self.client, *self._targets, *(self.features or ())])
         names = self.features or [c for c in train.columns if c not in (self.client, *self._targets)]
         _check_columns(test, "test", [*self._targets, *names])
-        values = _sorted(train[self.client], self.client)
-        client_names = None if self._number else [str(value) for value in values]
-        known = dict(zip(values, self._owners(len(values)), strict=True))
+        known = {value: number for number, value in enumerate(_sorted(train[self.client], self.client))}
         owners = torch.tensor(train[self.client].map(known).to_numpy(np.int64))
         owned = self.client in test and len(test)
         test_owners = test[self.client].map(known).fillna(-1).to_numpy(np.int64) if owned else np.full(len(test), -1)
         classes = self._classes(train, test)
         tables = [TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test)]
-        parts = [(owners == k).nonzero().flatten() for k in range(self._number or len(known))]
+        parts = [(owners == k).nonzero().flatten() for k in range(len(known))]
         if not self.test_share:
-            return _Loaded(client_names, classes, tables[0], parts, tables[1], torch.tensor(test_owners))
+            return _Loaded(list(known), classes, tables[0], parts, tables[1], torch.tensor(test_owners))
         masks = [
             draw_held_out(len(part), self.test_share, numpy_generator(self.seed, "held out", k))
             for k, part in enumerate(parts)
@@ -180,14 +171,7 @@ class Table(FederatedDataModule):
         back = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)])
         parts = [part[~mask] for part, mask in zip(parts, masks, strict=True)]
         held = TensorDataset(*(tensor[back] for tensor in tables[0].tensors))
-        return _Loaded(client_names, classes, tables[0], parts, held, owners[back])
-
-    def _owners(self, num_values: int) -> Sequence[int]:
-        """Return the client of each value of the client column, in sorted order."""
-        if self._number is None:
-            return range(num_values)
-        draws = numpy_generator(self.seed, "partition")
-        return list(self.partition.owners(np.arange(num_values), self._number, draws))
+        return _Loaded(list(known), classes, tables[0], parts, held, owners[back])
 
     @property
     def _targets(self) -> list[str]:
@@ -222,7 +206,7 @@ class Table(FederatedDataModule):
 
 @dataclass(frozen=True)
 class _Loaded:
-    client_names: list[str] | None
+    clients: list[Any]  # the value of the client column for each client
     class_names: list[Any]
     train: TensorDataset
     parts: list[Tensor]  # the rows of train that each client trains on

@@ -31,7 +31,7 @@ def arguments(thing: object) -> dict[str, Any]:
     own = getattr(thing, "__dict__", {})
     return {
         name: own[attribute]
-        for name in _parameters(type(thing))
+        for name in _argument_names(type(thing))
         for attribute in (name, f"_{name}")
         if attribute in own
     }
@@ -67,7 +67,7 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in found.items() if not is_lazy(tensor)}
 
 
-def _parameters(cls: type) -> Iterator[str]:
+def _argument_names(cls: type) -> Iterator[str]:
     for each in cls.__mro__:
         if inspect.isfunction(own := vars(each).get("__init__")):
             yield from inspect.signature(own).parameters

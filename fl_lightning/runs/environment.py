@@ -143,7 +143,7 @@ class RunTracking(Callback):
         try:
             record = record_of(orchestrator)
         except Exception as error:  # of an object of the user's that cannot be looked at, which trains all the same
-            warnings.warn(f"{folder / CONFIG} is not written, so reports compare no seeds: {error!r}", stacklevel=1)
+            warnings.warn(f"{folder}: no {CONFIG} is written, so reports compare no seeds: {error!r}", stacklevel=1)
             return
         self._resumed_with |= changed_settings(before, record) if before else {}
         text = yaml.safe_dump(record, sort_keys=False, allow_unicode=True)

@@ -235,7 +235,7 @@ def test_rounds_done_of_a_run_that_has_not_begun() -> None:
         (["reproduce", "fedgh-slides/table-2", "--data.nope", "3"], "there is no option nope"),
         (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size"], "--grid must be OPTION=VALUE"),
         (["sweep", "--config", "tiny.yaml", "--grid", "data.batch_size=-1"], "batch_size"),
-        (["sweep"], "required"),
+        (["sweep"], "give --config"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:

@@ -161,7 +161,7 @@ def test_numbers_of_numpy_and_members_of_enums_are_written_as_values() -> None:
 
 
 def test_a_run_goes_on_without_a_record_of_what_cannot_be_looked_at() -> None:
-    with pytest.warns(UserWarning, match="config.yaml is not written, so reports compare no seeds: RuntimeError"):
+    with pytest.warns(UserWarning, match="no config.yaml is written, so reports compare no seeds: RuntimeError"):
         found = fit(Odd(Shy()))
     assert not (found.folder / "config.yaml").exists()
     assert found.metrics.index.tolist() == [1]
