@@ -112,7 +112,7 @@ def _excerpt(text: str, start: int) -> str:
 
 
 def _facts(orchestrator: Server) -> Facts:
-    """What a rank starts from, apart from the values of tensors: settings, data, rules, the model's parts."""
+    """Collect what a rank starts from, apart from the values of tensors: settings, data, rules, the model's parts."""
     trainer, data, client = orchestrator.trainer, orchestrator.data, orchestrator.client
     facts = {f"trainer.{name}": as_text(getattr(trainer, name)) for name in TRAINER}
     facts |= {f"version of {each.__name__}": str(each.__version__) for each in (torch, lightning)}

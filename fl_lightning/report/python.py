@@ -18,7 +18,7 @@ from fl_lightning.runs.reader import Run, read_runs
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What :func:`compare` has found.
+    """Holds the numbers and the words of a comparison, see :func:`compare`.
 
     Attributes:
         comparisons: one comparison for each problem (data and network) that the methods are tried on.

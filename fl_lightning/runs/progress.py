@@ -186,11 +186,11 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._trained = 0
-        if self._enabled:
+        self._trained, self._steps = 0, dict[int, int]()
+        if self._enabled and not self.timer.rounds:  # later rounds have a mean to go by
             server, data = cast(Any, pl_module), trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
             self._steps = {client: server.num_steps(client, server.round) for client in data.cohort(server.round)}
-            self._steps_done, self._all_steps = 0, max(sum(self._steps.values()), 1)
+        self._steps_done, self._all_steps = 0, sum(self._steps.values()) or self._cohort_size(trainer)
         self._show(trainer)
 
     @override
@@ -202,7 +202,7 @@ class RoundProgress(ProgressBar):
         cohort, before = self._cohort_size(trainer), self._trained
         clients = [client for client in batch if client != PADDING]
         self._trained = min(before + len(clients) * trainer.world_size, cohort)
-        self._steps_done += sum(self._steps[client] for client in clients) * trainer.world_size
+        self._steps_done += sum(self._steps.get(client, 1) for client in clients) * trainer.world_size
         if batch_idx + 1 < int(trainer.num_training_batches):  # otherwise the round ends after the evaluation
             self._reach(trainer.current_epoch + min(self._steps_done, self._all_steps - 1) / self._all_steps)
             if self._reached - self._began >= SOON_S:

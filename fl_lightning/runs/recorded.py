@@ -36,7 +36,7 @@ def run_callbacks(
         progress: whether to show the progress; set False for a Trainer with ``enable_progress_bar=False``.
         summary: whether the Trainer may print its table of the module; set True for a Trainer with
             ``enable_model_summary=True``. A ModelSummary among the run's own callbacks prints in any case.
-        changed: what a resumed run changes, see :class:`RunTracking`.
+        changed: the settings that a resumed run changes, see :class:`RunTracking`.
     """
     hide_unhelpful()
     own, timer = list(own), RoundTimer()

@@ -18,7 +18,7 @@ def read_yaml(name: object, text: str) -> Any:
     """Read YAML into numbers, texts, lists and dicts.
 
     Args:
-        name: what holds the text, such as a path, for messages.
+        name: the file or other source of the text, for messages.
         text: the YAML.
 
     Raises:
