@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.engine.arguments import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.engine.callback import federated
 from fl_lightning.engine.devices import busy, waits
 from fl_lightning.engine.fingerprint import data_fingerprint
@@ -20,7 +21,6 @@ from fl_lightning.engine.ranks import START
 from fl_lightning.engine.seeding import global_states, set_global_states
 from fl_lightning.engine.server import Server
 from fl_lightning.engine.server_optimizer import settings_of
-from fl_lightning.engine.told import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.errors import ConfigurationError
 
 TRAINER = ("max_epochs", "min_epochs", "max_steps", "precision", "check_val_every_n_epoch", "limit_val_batches")

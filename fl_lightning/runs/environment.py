@@ -34,7 +34,7 @@ from fl_lightning.runs.log import log_figure, save_arrays
 from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
-from fl_lightning.runs.record import HEAD, record_of
+from fl_lightning.runs.python_runs import HEAD, record_of
 from fl_lightning.runs.resuming import changed_settings, check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES

@@ -1,4 +1,4 @@
-"""What an object was told: its constructor's arguments and its numbers, read from its attributes, as values or text."""
+"""Read what an object was told: its constructors' arguments and its numbers, from its attributes, as values or text."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ from fl_lightning.callbacks import ConflictMonitor, FedProx
 from fl_lightning.datamodules import Digits
 from fl_lightning.models import ImageClassifier, TwoNN
 from fl_lightning.report.methods import group
+from fl_lightning.runs.python_runs import Writer
 from fl_lightning.runs.reader import Run, read_runs
-from fl_lightning.runs.record import Writer
 
 RULES = {**SERVER_RULES, **CLIENT_RULES}
 
