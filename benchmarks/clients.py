@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, TensorDataset
 from benchmarks.common import Clock, bare_trainer, quiet
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import Scaffold
-from fl_lightning.engine.client_states import DiskState, client_bytes
+from fl_lightning.engine.states.disk import DiskState, client_bytes
 from fl_lightning.models import ImageClassifier, TwoLayerCNN
 from fl_lightning.runs.checkpoints import LastCheckpoint
 

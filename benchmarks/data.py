@@ -19,7 +19,7 @@ import torch
 from fl_lightning import datamodules
 from fl_lightning.datamodules import AutoAugment
 from fl_lightning.datamodules.published import PublishedImages
-from fl_lightning.engine.data import TrainingBatch
+from fl_lightning.engine.federation.data import TrainingBatch
 
 BATCHES = 30
 

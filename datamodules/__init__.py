@@ -29,7 +29,7 @@ from fl_lightning.datamodules.table import Table
 from fl_lightning.datamodules.tensors import Tensors
 from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
 from fl_lightning.datamodules.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
-from fl_lightning.engine.data import PartitionedData
+from fl_lightning.engine.federation.data import PartitionedData
 
 __all__ = [
     "CIFAR10",

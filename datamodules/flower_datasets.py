@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from fl_lightning.datamodules.huggingface import column_of, prepared
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.sources import Loaders
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.sources import Loaders
 from fl_lightning.errors import ConfigurationError
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from fl_lightning.engine.batches import check_examples
-from fl_lightning.engine.data import PartitionedData
-from fl_lightning.engine.partition import Partition
-from fl_lightning.engine.sources import Loaders
+from fl_lightning.engine.federation.batches import check_examples
+from fl_lightning.engine.federation.data import PartitionedData
+from fl_lightning.engine.federation.partition import Partition
+from fl_lightning.engine.federation.sources import Loaders
 from fl_lightning.errors import ConfigurationError
 
 

@@ -10,7 +10,7 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvi
 
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.labelled import LabelledData
-from fl_lightning.engine.data import TrainingBatch
+from fl_lightning.engine.federation.data import TrainingBatch
 from fl_lightning.errors import ConfigurationError
 
 

@@ -16,11 +16,11 @@ from fl_lightning.datamodules.held_out import draw_held_out
 from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
-from fl_lightning.engine.batches import take
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.partition import Parts, check_enough
-from fl_lightning.engine.seeding import numpy_generator
+from fl_lightning.engine.federation.batches import take
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.partition import Parts, check_enough
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
+from fl_lightning.seeding import numpy_generator
 
 
 class LabelledData(FederatedDataModule):

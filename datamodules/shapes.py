@@ -8,8 +8,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.boxes import BoxData, padded
-from fl_lightning.engine.seeding import generator
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import generator
 
 SIZES = {"train": 2000, "test": 400}  # numbers of images
 SQUARE, DISC, TRIANGLE = range(3)

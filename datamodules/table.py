@@ -17,9 +17,9 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.held_out import draw_held_out
 from fl_lightning.datamodules.partition import Natural
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.seeding import numpy_generator
+from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

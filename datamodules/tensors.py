@@ -16,7 +16,7 @@ from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.image_folder import check_constants
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.labelled import LabelledData
-from fl_lightning.engine.params import is_finite
+from fl_lightning.engine.module.params import is_finite
 from fl_lightning.errors import ConfigurationError
 
 NAMES = ("train_x", "train_y", "test_x", "test_y")

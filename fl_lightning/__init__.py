@@ -20,11 +20,21 @@ if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_di
 if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     __version__: str
 
-    from fl_lightning.engine.availability import Availability, AvailabilityTrace, Diurnal
-    from fl_lightning.engine.callback import FederatedCallback, Monitor
-    from fl_lightning.engine.cohort import ClientResult, Cohort
-    from fl_lightning.engine.data import FederatedDataModule, PartitionedData, TrainingBatch
-    from fl_lightning.engine.gram import (
+    from fl_lightning.engine.federation.availability import Availability, AvailabilityTrace, Diurnal
+    from fl_lightning.engine.federation.data import FederatedDataModule, PartitionedData, TrainingBatch
+    from fl_lightning.engine.federation.sampling import (
+        ClientSampler,
+        FixedSchedule,
+        RoundRobinSampler,
+        SizeSampler,
+        UniformSampler,
+    )
+    from fl_lightning.engine.orchestrator import FederatedOrchestrator
+    from fl_lightning.engine.rules.callback import FederatedCallback, Monitor
+    from fl_lightning.engine.rules.run import LocalRun
+    from fl_lightning.engine.rules.server import Server
+    from fl_lightning.engine.updates.cohort import ClientResult, Cohort
+    from fl_lightning.engine.updates.gram import (
         angle,
         conflict_ratio,
         cosines,
@@ -34,16 +44,6 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
         project_conflicts,
         share_removed,
     )
-    from fl_lightning.engine.local_run import LocalRun
-    from fl_lightning.engine.orchestrator import FederatedOrchestrator
-    from fl_lightning.engine.sampling import (
-        ClientSampler,
-        FixedSchedule,
-        RoundRobinSampler,
-        SizeSampler,
-        UniformSampler,
-    )
-    from fl_lightning.engine.server import Server
     from fl_lightning.errors import ClientFailure, ConfigurationError
     from fl_lightning.report.python import compare, load_runs, write_report
     from fl_lightning.runs.environment import RunTracking
@@ -54,10 +54,12 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.runs.timer import RoundTimer
     from fl_lightning.runs.traffic import TrafficMonitor
 else:
-    ENGINE = ("availability", "callback", "cohort", "data", "gram", "local_run", "orchestrator", "sampling", "server")
+    FEDERATION, UPDATES = ("availability", "data", "sampling"), ("cohort", "gram")
+    RULES = ("callback", "run", "server")
     RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
     REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
-    HOMES = ("errors", *(f"engine.{name}" for name in ENGINE), *(f"runs.{name}" for name in RUNS))
+    ROOMS = {"engine.federation": FEDERATION, "engine.updates": UPDATES, "engine.rules": RULES, "runs": RUNS}
+    HOMES = [f"{room}.{name}" for room, names in ROOMS.items() for name in names] + ["engine.orchestrator", "errors"]
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""

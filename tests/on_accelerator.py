@@ -23,8 +23,8 @@ from toy import Capture, trainer
 from fl_lightning import FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, FedAdam, FedLAW, GradientHarmonization, Scaffold
 from fl_lightning.datamodules import AutoAugment, RandomCrop, RandomFlip
-from fl_lightning.engine.seeding import isolated, seed_globals
 from fl_lightning.models import ImageClassifier
+from fl_lightning.seeding import isolated, seed_globals
 
 DEVICE = pretended.NAME
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed
 
-from fl_lightning.engine.receiver import Receiver
-from fl_lightning.engine.updates import Updates
+from fl_lightning.engine.updates.receiver import Receiver
+from fl_lightning.engine.updates.updates import Updates
 
 PARAMETERS = 20_011  # three segments
 

@@ -8,9 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.callback import overrides, rules_of
-from fl_lightning.engine.seeding import isolated
+from fl_lightning.engine.rules.callback import overrides, rules_of
 from fl_lightning.errors import check_choice, check_positive
+from fl_lightning.seeding import isolated
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:

@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError, FederatedDataModule, Monitor
-from fl_lightning.engine.files import whole
+from fl_lightning.files import whole
 
 
 class SaveCohorts(Monitor):

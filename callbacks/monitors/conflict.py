@@ -20,7 +20,7 @@ from fl_lightning import (
     save_arrays,
     share_removed,
 )
-from fl_lightning.engine.callback import rules_of
+from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.runs.pictures import draw_cosines
 
 

@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import ConcatDataset, default_collate
 
 from fl_lightning import ConfigurationError, Server
-from fl_lightning.engine.logged import in_use, spare_metrics
-from fl_lightning.engine.params import join, memory_order
-from fl_lightning.engine.seeding import derive, generator, seed_globals
-from fl_lightning.engine.server import evaluating
+from fl_lightning.engine.module.logged import in_use, spare_metrics
+from fl_lightning.engine.module.params import join, memory_order
+from fl_lightning.engine.rules.server import evaluating
+from fl_lightning.seeding import derive, generator, seed_globals
 
 SMALL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
 RESTARTS = 100  # largest number of restarts of Lanczos' method; each takes about 15 products

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
-from fl_lightning.engine.batches import TrainingBatch
+from fl_lightning.engine.federation.batches import TrainingBatch
 from fl_lightning.errors import check_at_least
 
 

@@ -6,7 +6,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
-from fl_lightning.engine.gram import EPSILON
+from fl_lightning.engine.updates.gram import EPSILON
 
 
 def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
-from fl_lightning.engine.module_state import Buffers
-from fl_lightning.engine.server import evaluating
+from fl_lightning.engine.module.state import Buffers
+from fl_lightning.engine.rules.server import evaluating
 
 Model = tuple[Tensor, Buffers]  # parameters (P,) and buffers
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, project_conflicts
-from fl_lightning.engine.gram import EPSILON
+from fl_lightning.engine.updates.gram import EPSILON
 
 
 def fair_projection(gram: Tensor, losses: Tensor, alpha: float) -> Tensor:

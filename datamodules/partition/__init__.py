@@ -6,6 +6,6 @@ from fl_lightning.datamodules.partition.hybrid import HybridDirichlet
 from fl_lightning.datamodules.partition.iid import IID
 from fl_lightning.datamodules.partition.natural import Natural
 from fl_lightning.datamodules.partition.quantity import QuantitySkew
-from fl_lightning.engine.partition import Partition
+from fl_lightning.engine.federation.partition import Partition
 
 __all__ = ["IID", "ClassesPerClient", "Dirichlet", "HybridDirichlet", "Natural", "Partition", "QuantitySkew"]

@@ -4,7 +4,7 @@ import numpy as np
 from typing_extensions import override
 
 from fl_lightning.datamodules.partition.dealing import deal, number
-from fl_lightning.engine.partition import Ints, Partition
+from fl_lightning.engine.federation.partition import Ints, Partition
 from fl_lightning.errors import ConfigurationError
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.engine.partition import stable_order
+from fl_lightning.engine.federation.partition import stable_order
 from fl_lightning.errors import ConfigurationError
 
 Ints = NDArray[np.int64]

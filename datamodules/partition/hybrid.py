@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.partition.dealing import check_alpha
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet
-from fl_lightning.engine.partition import Ints, Partition
+from fl_lightning.engine.federation.partition import Ints, Partition
 from fl_lightning.errors import ConfigurationError
 
 

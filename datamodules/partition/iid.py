@@ -3,7 +3,7 @@
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.engine.partition import Ints, Partition, equal_owners
+from fl_lightning.engine.federation.partition import Ints, Partition, equal_owners
 
 
 class IID(Partition):

@@ -1,4 +1,1 @@
-"""Runs a round: cohort, local training, aggregation.
-
-The engine contains no algorithm and no screen output, and writes nothing into a run folder but client states.
-"""
+"""The engine: rounds of any LightningModule. It knows no algorithm, no run folder and no screen."""

@@ -7,16 +7,16 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.engine import lightning_private
-from fl_lightning.engine.callback import FederatedCallback, overrides, rules_of
+from fl_lightning import lightning_private
 from fl_lightning.engine.checks import check_finite
-from fl_lightning.engine.client_states import client_bytes
-from fl_lightning.engine.cohort import Cohort
-from fl_lightning.engine.devices import agree, busy
-from fl_lightning.engine.exact import full_float32
-from fl_lightning.engine.failures import ending
-from fl_lightning.engine.group_training import GroupTraining
-from fl_lightning.engine.server_optimizer import step_schedules
+from fl_lightning.engine.devices.strategy import agree, busy
+from fl_lightning.engine.module.exact import full_float32
+from fl_lightning.engine.module.failures import ending
+from fl_lightning.engine.rules.callback import FederatedCallback, overrides, rules_of
+from fl_lightning.engine.rules.server_optimizer import step_schedules
+from fl_lightning.engine.states.disk import client_bytes
+from fl_lightning.engine.training.in_lockstep.trainer import GroupTraining
+from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import values_of
 
 

@@ -24,14 +24,14 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.engine.callback import FederatedCallback, Part, overrides
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.devices import ClientParallelStrategy
-from fl_lightning.engine.lightning_private import synchronizes_batchnorm
-from fl_lightning.engine.local_work import LocalSettings
-from fl_lightning.engine.names import names_of
-from fl_lightning.engine.params import is_finite
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.names import names_of
+from fl_lightning.engine.module.params import is_finite
+from fl_lightning.engine.rules.callback import FederatedCallback, Part, overrides
+from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.errors import ConfigurationError, TrainingError, check_at_least, check_choice
+from fl_lightning.lightning_private import synchronizes_batchnorm
 
 
 def check_settings(

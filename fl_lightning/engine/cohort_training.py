@@ -15,24 +15,24 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.engine.batches import TrainingBatch, batch_sizes
-from fl_lightning.engine.buffers import bad_buffers
-from fl_lightning.engine.callback import CLIENT_HOOKS, FederatedCallback, Monitor
 from fl_lightning.engine.checks import check_optimizers, check_trainable
-from fl_lightning.engine.client_optimizers import RoundRates, make_optimizers
-from fl_lightning.engine.cohort import ClientResult
 from fl_lightning.engine.collection import Collection
-from fl_lightning.engine.declared import declares
-from fl_lightning.engine.devices import busy, finish_work
-from fl_lightning.engine.failures import RuleError, described, guarded
-from fl_lightning.engine.local_run import LocalRun
-from fl_lightning.engine.local_work import Work
-from fl_lightning.engine.logged import examples_in
-from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.resident import ResidentData
+from fl_lightning.engine.devices.strategy import busy, finish_work
+from fl_lightning.engine.federation.batches import TrainingBatch, batch_sizes
+from fl_lightning.engine.federation.resident import ResidentData
+from fl_lightning.engine.module.failures import RuleError, described, guarded
+from fl_lightning.engine.module.logged import examples_in
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor
+from fl_lightning.engine.rules.declared import declares
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.work import Work
 from fl_lightning.engine.same_start import check_start
-from fl_lightning.engine.seeding import derive, isolated, seed_globals
+from fl_lightning.engine.training.optimizers import RoundRates, make_optimizers
+from fl_lightning.engine.updates.buffers import bad_buffers
+from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, is_exhaustion, values_of
+from fl_lightning.seeding import derive, isolated, seed_globals
 
 
 class CohortTraining(Collection):

@@ -14,15 +14,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.engine.availability import Turnout
-from fl_lightning.engine.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, federated, streams
-from fl_lightning.engine.cohort import ClientResult, Cohort
-from fl_lightning.engine.failures import ending
-from fl_lightning.engine.gathering import gather_clients
-from fl_lightning.engine.host import ClientHost
-from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.receiver import Receiver
-from fl_lightning.engine.updates import Summed, Updates
+from fl_lightning.engine.federation.availability import Turnout
+from fl_lightning.engine.hosting.host import ClientHost
+from fl_lightning.engine.module.failures import ending
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, federated, streams
+from fl_lightning.engine.updates.cohort import ClientResult, Cohort
+from fl_lightning.engine.updates.gathering import gather_clients
+from fl_lightning.engine.updates.receiver import Receiver
+from fl_lightning.engine.updates.updates import Summed, Updates
 
 STREAM = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 

@@ -16,10 +16,8 @@ from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from fl_lightning.engine import lightning_private
+from fl_lightning import lightning_private
 from fl_lightning.engine.aggregation import Aggregation
-from fl_lightning.engine.callback import sealed_states
-from fl_lightning.engine.checkpoint_checks import check_orders
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
@@ -31,26 +29,28 @@ from fl_lightning.engine.checks import (
     warn_of_hidden_state,
     warn_of_slow_precision,
 )
-from fl_lightning.engine.client_states import FOLDER, DiskState
-from fl_lightning.engine.comparison import compare_group
-from fl_lightning.engine.data import PADDING, ClientIds
 from fl_lightning.engine.defaults import picklable_defaults
-from fl_lightning.engine.devices import busy, waits
-from fl_lightning.engine.exact import default_dtype
-from fl_lightning.engine.files import seal_checkpoints
-from fl_lightning.engine.initial import start_from
-from fl_lightning.engine.inside import within
-from fl_lightning.engine.interruption import Interruption
-from fl_lightning.engine.local_training import LocalTraining
-from fl_lightning.engine.local_work import LocalSettings
-from fl_lightning.engine.module_state import ModuleState
-from fl_lightning.engine.params import FlatParameters, is_finite
-from fl_lightning.engine.row_memory import bytes_in, usual_limit
+from fl_lightning.engine.devices.strategy import busy, waits
+from fl_lightning.engine.federation.data import PADDING, ClientIds
+from fl_lightning.engine.hosting.checkpoint_checks import check_orders
+from fl_lightning.engine.hosting.evaluation import SeededEvaluation
+from fl_lightning.engine.hosting.initial import start_from
+from fl_lightning.engine.hosting.interruption import Interruption
+from fl_lightning.engine.module.exact import default_dtype
+from fl_lightning.engine.module.params import FlatParameters, is_finite
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.rules.callback import sealed_states
+from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import start_alike
-from fl_lightning.engine.seeded_evaluation import SeededEvaluation
-from fl_lightning.engine.seeding import isolated
-from fl_lightning.engine.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.engine.states.disk import FOLDER, DiskState
+from fl_lightning.engine.training.in_lockstep.comparison import compare_group
+from fl_lightning.engine.training.local_training import LocalTraining
+from fl_lightning.engine.updates.store import bytes_in, usual_limit
 from fl_lightning.errors import ConfigurationError, values_of
+from fl_lightning.files import seal_checkpoints
+from fl_lightning.inside import within
+from fl_lightning.seeding import isolated
 
 
 @picklable_defaults

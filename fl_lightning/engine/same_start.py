@@ -12,16 +12,16 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.engine.arguments import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
-from fl_lightning.engine.callback import federated
-from fl_lightning.engine.devices import busy, waits
-from fl_lightning.engine.fingerprint import data_fingerprint
-from fl_lightning.engine.module_state import overwrite
-from fl_lightning.engine.ranks import START
-from fl_lightning.engine.seeding import global_states, set_global_states
-from fl_lightning.engine.server import Server
-from fl_lightning.engine.server_optimizer import settings_of
+from fl_lightning.arguments import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
+from fl_lightning.engine.devices.ranks import START
+from fl_lightning.engine.devices.strategy import busy, waits
+from fl_lightning.engine.federation.fingerprint import data_fingerprint
+from fl_lightning.engine.module.state import overwrite
+from fl_lightning.engine.rules.callback import federated
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.rules.server_optimizer import settings_of
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import global_states, set_global_states
 
 TRAINER = ("max_epochs", "min_epochs", "max_steps", "precision", "check_val_every_n_epoch", "limit_val_batches")
 LONG = 2000  # characters of a fact, above which it travels as its beginning and a digest

@@ -20,11 +20,10 @@ from typing_extensions import override
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
-from fl_lightning.engine.allocator import keep_freed_memory
 from fl_lightning.engine.checks import check_once, check_trainer
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.lightning_private import OpenCLI, continue_mlflow
+from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
+from fl_lightning.engine.training.allocator import keep_freed_memory
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.configs import name_of, resolve_configs
@@ -32,6 +31,7 @@ from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError, counted
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
+from fl_lightning.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.runs.checkpoints import (
     checkpoint_of,
     last_of_experiment,

@@ -25,10 +25,10 @@ from fl_lightning.datamodules import (
     PublishedImages,
     VisionData,
 )
-from fl_lightning.engine.availability import Availability
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.partition import Partition
-from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.engine.federation.availability import Availability
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.partition import Partition
+from fl_lightning.engine.federation.sampling import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define

@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-from fl_lightning.engine.lightning_private import requeues
+from fl_lightning.lightning_private import requeues
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if hasattr(signal, "SIGUSR1"):  # not on Windows

@@ -19,13 +19,13 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.engine.files import whole
-from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.files import whole
 from fl_lightning.fit.command import command
 from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.reading import config_of
+from fl_lightning.inside import inside
 from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.lock import held

@@ -16,10 +16,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from packaging.version import Version
 from typing_extensions import override
 
-from fl_lightning.engine.files import DAMAGED, is_damaged
-from fl_lightning.engine.inside import inside
-from fl_lightning.engine.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import DAMAGED, is_damaged
+from fl_lightning.inside import inside
+from fl_lightning.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.runs.files import CHECKPOINTS, CONFIG
 from fl_lightning.runs.folder import RunFolder
 

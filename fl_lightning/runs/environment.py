@@ -20,14 +20,14 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from fl_lightning.engine.callback import rules_of
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.files import remove_parts, whole
-from fl_lightning.engine.fingerprint import data_fingerprint
-from fl_lightning.engine.inside import inside
-from fl_lightning.engine.names import names_of
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.fingerprint import data_fingerprint
+from fl_lightning.engine.federation.names import names_of
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.rules.callback import rules_of
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.files import remove_parts, whole
+from fl_lightning.inside import inside
 from fl_lightning.runs.files import CONFIG, ENVIRONMENT, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder import RunFolder, run_folder
 from fl_lightning.runs.log import log_figure, save_arrays

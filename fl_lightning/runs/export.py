@@ -17,16 +17,16 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fl_lightning.engine.checkpoint_checks import check_state
-from fl_lightning.engine.data import FederatedDataModule
-from fl_lightning.engine.files import whole
-from fl_lightning.engine.initial import start_from
-from fl_lightning.engine.saving import own_names
-from fl_lightning.engine.seeding import isolated, seed_globals
-from fl_lightning.engine.server import evaluating
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.hosting.checkpoint_checks import check_state
+from fl_lightning.engine.hosting.initial import start_from
+from fl_lightning.engine.hosting.saving import own_names
+from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import whole
 from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
 from fl_lightning.runs.files import NOT_RECORDED
+from fl_lightning.seeding import isolated, seed_globals
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.

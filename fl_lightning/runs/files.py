@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
 from fl_lightning.runs.yaml_text import read_yaml
 
 METRICS = "metrics.csv"  # every run folder has one

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
 from fl_lightning.runs.files import METRICS
 
 

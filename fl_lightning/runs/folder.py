@@ -15,8 +15,8 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import rank_zero_only
 from typing_extensions import override
 
-from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside, within
 from fl_lightning.runs.files import CHECKPOINTS, METRICS
 from fl_lightning.runs.lock import Holds, held
 from fl_lightning.runs.metrics_file import MetricsFile, last_lines

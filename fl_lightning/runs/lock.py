@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from filelock import SoftFileLock, Timeout
 
-from fl_lightning.engine.inside import inside
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
 
 LOCK = "lock"  # the file that is there while a process holds the folder
 

@@ -11,8 +11,8 @@ import numpy as np
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from fl_lightning.engine.files import whole
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.files import whole
 from fl_lightning.runs.files import array_file
 from fl_lightning.runs.folder import run_folder
 

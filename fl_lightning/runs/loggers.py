@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from fl_lightning.engine.callback import rules_of
+from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.runs.mlflow import log_file, log_params
 from fl_lightning.runs.settings import RULES, method_name, named_settings, rule_arguments, seed_of, settings_fingerprint
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fl_lightning.engine.files import whole
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import whole
 from fl_lightning.runs.catalogue import FIRST_COLUMNS
 
 BLOCK = 2**16  # bytes to read at first from the end of a file

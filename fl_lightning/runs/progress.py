@@ -18,8 +18,8 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
-from fl_lightning.engine.data import PADDING
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.federation.data import PADDING
+from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import PROGRESS
 from fl_lightning.runs.timer import RoundTimer
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_lightning.engine.arguments import arguments, as_text, digest, parts, shapes
-from fl_lightning.engine.callback import federated
+from fl_lightning.arguments import arguments, as_text, digest, parts, shapes
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
+from fl_lightning.engine.rules.callback import federated
 from fl_lightning.runs.files import NOT_RECORDED
 
 HEAD = """\

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fl_lightning.engine.inside import inside, within
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside, within
 from fl_lightning.runs.catalogue import is_item
 from fl_lightning.runs.files import (
     ARRAYS,

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
     Timer,
 )
 
-from fl_lightning.engine.callback import Monitor
+from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.secrets import hidden
 from fl_lightning.runs.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told

@@ -18,12 +18,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 from typing_extensions import override
 
-from fl_lightning.engine.callback import Monitor
-from fl_lightning.engine.cohort import Cohort
-from fl_lightning.engine.files import whole
-from fl_lightning.engine.inside import inside
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.rules.callback import Monitor
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.files import whole
+from fl_lightning.inside import inside
 from fl_lightning.runs.files import MEND, TIMINGS, RoundTime
 from fl_lightning.runs.folder import run_folder
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from fl_lightning.engine.inside import inside
+from fl_lightning.inside import inside
 from fl_lightning.runs.files import ENVIRONMENT, TIMINGS, read_mapping
 
 NAMES = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml

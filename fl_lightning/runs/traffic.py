@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.engine.callback import Monitor, rules_of
-from fl_lightning.engine.cohort import Cohort
-from fl_lightning.engine.server import Server
+from fl_lightning.engine.rules.callback import Monitor, rules_of
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.cohort import Cohort
 
 
 class TrafficMonitor(Monitor):

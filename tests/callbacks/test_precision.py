@@ -13,7 +13,7 @@ from tiny_images import client, fit
 from torch import Tensor, nn
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.callback import federated, overrides
+from fl_lightning.engine.rules.callback import federated, overrides
 
 RULES = SERVER_RULES | CLIENT_RULES
 FORWARD = {"32-true": torch.float32, "64-true": torch.float64, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -11,7 +11,7 @@ from command import TINY, fit, rows, run
 
 from fl_lightning import datamodules
 from fl_lightning.datamodules import CIFAR10, Digits, RandomFlip, Shapes, Tensors
-from fl_lightning.engine.data import FederatedDataModule
+from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
 

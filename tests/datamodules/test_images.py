@@ -12,7 +12,7 @@ from toy import Capture, Notes, trainer
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation, ServerFT
 from fl_lightning.datamodules import Augmentation, Digits, ImageData, Natural
-from fl_lightning.engine.data import TrainingBatch, gather
+from fl_lightning.engine.federation.data import TrainingBatch, gather
 from fl_lightning.errors import ConfigurationError
 
 

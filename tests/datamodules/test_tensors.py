@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_lightning.datamodules import Natural, RandomFlip, Tensors
-from fl_lightning.engine.data import TrainingBatch
+from fl_lightning.engine.federation.data import TrainingBatch
 from fl_lightning.errors import ConfigurationError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)

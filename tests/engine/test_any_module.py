@@ -28,7 +28,7 @@ from zoo.runs import (
 from zoo.table import ROWS, Row
 
 from fl_lightning import ConfigurationError
-from fl_lightning.engine.devices import ClientParallelStrategy
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy
 
 PATIENCE = timedelta(seconds=20)  # longer than one device waits for the other
 HANG = 600  # seconds that only processes that hang take, however busy the machine

@@ -20,7 +20,7 @@ from fl_lightning import (
     FixedSchedule,
     TrafficMonitor,
 )
-from fl_lightning.engine.availability import Turnout
+from fl_lightning.engine.federation.availability import Turnout
 from fl_lightning.runs.folder import RunFolder
 
 NAN = float("nan")

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from toy import Capture, Linear, ToyData, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
-from fl_lightning.engine.batches import TrainingBatch
-from fl_lightning.engine.data import LOADERS
+from fl_lightning.engine.federation.batches import TrainingBatch
+from fl_lightning.engine.federation.data import LOADERS
 from fl_lightning.errors import ConfigurationError
 
 

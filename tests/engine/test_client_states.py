@@ -16,7 +16,7 @@ from torch import Tensor
 from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, last, per_client, train
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
-from fl_lightning.engine.client_states import DiskState, client_bytes
+from fl_lightning.engine.states.disk import DiskState, client_bytes
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import LastCheckpoint
 

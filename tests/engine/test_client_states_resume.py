@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, files_in, last, per_client, train
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
-from fl_lightning.engine.client_states import DiskState
+from fl_lightning.engine.states.disk import DiskState
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 # Stop and resume
@@ -398,7 +398,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import totals
-from fl_lightning.engine import client_states
+from fl_lightning.engine.states import disk as client_states
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 folder, moment = Path(sys.argv[1]), sys.argv[2]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
 
-import fl_lightning.engine.updates
+import fl_lightning.engine.updates.updates
 from fl_lightning import Cohort, ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.cohort import ClientResult
+from fl_lightning.engine.updates.cohort import ClientResult
 
 ANCHOR = torch.tensor([10.0, -10.0], dtype=torch.float64)
 MIXING = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.5, 2.0]], dtype=torch.float64)
@@ -44,7 +44,7 @@ def test_metrics_are_averaged_over_the_clients_that_logged_them() -> None:
 
 @pytest.mark.parametrize("tile", [(1, 1), (2, 7), (3, 20), (5, 50), (16, 64)])
 def test_gram_over_tiles(tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fl_lightning.engine.updates, "TILE", tile)
+    monkeypatch.setattr(fl_lightning.engine.updates.updates, "TILE", tile)
     deltas = torch.randn(5, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = [[sum(float(a * b) for a, b in zip(p, q, strict=True)) for q in deltas] for p in deltas]
     assert close(collect(deltas, (1,) * 5).gram, expected, 1e-12)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from fl_lightning.engine.columns import SEGMENTS, UNIT, Columns
+from fl_lightning.engine.updates.columns import SEGMENTS, UNIT, Columns
 
 SIZES = [1, 100, UNIT, UNIT + 1, 55_210, SEGMENTS * UNIT, SEGMENTS * UNIT + 1, 11_173_962]
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
-from fl_lightning.engine import comparison, orchestrator
-from fl_lightning.engine.cohort import ClientResult
-from fl_lightning.engine.outcome import Outcome
+from fl_lightning.engine import orchestrator
+from fl_lightning.engine.training.in_lockstep import comparison
+from fl_lightning.engine.training.in_lockstep.outcome import Outcome
+from fl_lightning.engine.updates.cohort import ClientResult
 
 
 class Drops(TinyClassifier):

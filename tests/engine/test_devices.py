@@ -8,7 +8,7 @@ from lightning import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
 from resumed import assert_same
 
-from fl_lightning.engine.devices import ClientParallelStrategy
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy
 
 RULES = [
     "FedAvg",

@@ -14,7 +14,7 @@ from toy import Capture
 
 from fl_lightning import ClientResult, Cohort, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, NormClipping, ServerFT
-from fl_lightning.engine.exact import full_float32
+from fl_lightning.engine.module.exact import full_float32
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
 GPU, CPU = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul

@@ -10,7 +10,7 @@ from rules import TinyClassifier, TinyData
 from toy import Net, Quadratic, ToyData, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor
-from fl_lightning.engine.failures import RuleError
+from fl_lightning.engine.module.failures import RuleError
 
 
 class AtStart(FederatedCallback):

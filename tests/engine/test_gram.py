@@ -10,8 +10,8 @@ from toy import UPDATES, close
 
 from fl_lightning.callbacks.server.dgc import dominant_updates
 from fl_lightning.callbacks.server.gh import harmonize_in_turn
-from fl_lightning.engine.cohort import ClientResult, Cohort
-from fl_lightning.engine.gram import (
+from fl_lightning.engine.updates.cohort import ClientResult, Cohort
+from fl_lightning.engine.updates.gram import (
     angle,
     conflict_ratio,
     cosines,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fl_lightning.engine import group_batches
-from fl_lightning.engine.batches import take
-from fl_lightning.engine.group_batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
+from fl_lightning.engine.federation.batches import take
+from fl_lightning.engine.training.in_lockstep import batches as group_batches
+from fl_lightning.engine.training.in_lockstep.batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 
 SIZES = [7, 6, 3]  # examples of each client, in batches of 3: the last ones have 1, 3 and 3
 

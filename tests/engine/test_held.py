@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_lightning.engine.module_state import ModuleState
+from fl_lightning.engine.module.state import ModuleState
 
 
 class Thing:

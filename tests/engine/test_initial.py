@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from toy import BATCHES, Net, Same, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.initial import start_from
+from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.models import ImageClassifier, TimmNetwork
 
 

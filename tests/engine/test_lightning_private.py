@@ -20,7 +20,7 @@ from toy import Net, Quadratic, ToyData, trainer
 
 import fl_lightning
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.engine import lightning_private as private
+from fl_lightning import lightning_private as private
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = {  # private names of other libraries

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedNova
-from fl_lightning.engine.local_training import LocalSettings
+from fl_lightning.engine.training.local_training import LocalSettings
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 

@@ -10,7 +10,7 @@ from torchmetrics import MeanMetric
 from toy import Linear, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
-from fl_lightning.engine.logged import MetricLog
+from fl_lightning.engine.module.logged import MetricLog
 
 
 def test_values_are_reduced_as_they_are_logged() -> None:

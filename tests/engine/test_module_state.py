@@ -12,7 +12,7 @@ from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
 from toy import A, B, Capture, Net, Notes, Quadratic, Same, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.module_state import ModuleState
+from fl_lightning.engine.module.state import ModuleState
 
 
 def fit(module: LightningModule, rounds: int = 1, **settings: Any) -> Capture:

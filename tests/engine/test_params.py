@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from toy import Capture, Normalized, NormalizedData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.buffers import average_buffers
-from fl_lightning.engine.params import FlatParameters
+from fl_lightning.engine.module.params import FlatParameters
+from fl_lightning.engine.updates.buffers import average_buffers
 
 
 def network() -> nn.Sequential:

@@ -26,7 +26,7 @@ from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
-from fl_lightning.engine.data import PartitionedData
+from fl_lightning.engine.federation.data import PartitionedData
 from fl_lightning.errors import ConfigurationError
 
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1]

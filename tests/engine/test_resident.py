@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.engine import resident
-from fl_lightning.engine.resident import ResidentData
+from fl_lightning.engine.federation import resident
+from fl_lightning.engine.federation.resident import ResidentData
 
 CPU = torch.device("cpu")
 

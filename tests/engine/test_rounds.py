@@ -23,7 +23,7 @@ from toy import (
 )
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
-from fl_lightning.engine.data import ClientIds
+from fl_lightning.engine.federation.data import ClientIds
 
 NAN = float("nan")
 

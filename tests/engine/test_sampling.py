@@ -14,8 +14,8 @@ from torch import Tensor
 from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import ClientSampler, ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
-from fl_lightning.engine.seeding import generator
+from fl_lightning.engine.federation.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
+from fl_lightning.seeding import generator
 
 
 def draw(sampler: ClientSampler, sizes: list[int], num_clients: int, round: int = 1) -> list[int]:

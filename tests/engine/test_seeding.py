@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from toy import Capture, Linear, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
-from fl_lightning.engine.seeding import derive, generator, isolated, numpy_generator, seed_globals
+from fl_lightning.seeding import derive, generator, isolated, numpy_generator, seed_globals
 
 CPU = torch.device("cpu")
 

@@ -26,8 +26,8 @@ from torch.utils.data import TensorDataset
 from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
-from fl_lightning.engine.devices import ClientParallelStrategy
-from fl_lightning.engine.seeding import derive, generator, seed_globals
+from fl_lightning.engine.devices.strategy import ClientParallelStrategy
+from fl_lightning.seeding import derive, generator, seed_globals
 
 ROUNDS, SIZES, BATCH = 4, (12, 8, 8, 6), 4
 HANG = 600  # seconds that only processes that hang take

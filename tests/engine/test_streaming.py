@@ -20,7 +20,7 @@ from fl_lightning import (
     Server,
 )
 from fl_lightning.callbacks import ConflictMonitor, FaultInjection, FedAvg, FedNova, FedProx, NormClipping
-from fl_lightning.engine.callback import streams
+from fl_lightning.engine.rules.callback import streams
 
 RULES: dict[str, Any] = {
     **SERVER_RULES,

@@ -10,9 +10,9 @@ from shares import LEFT_OUT, PARAMETERS, one_device, results, sent
 from torch import Tensor, multiprocessing
 
 from fl_lightning import ConfigurationError
-from fl_lightning.engine.columns import Columns
-from fl_lightning.engine.receiver import Receiver
-from fl_lightning.engine.updates import Summed, Updates
+from fl_lightning.engine.updates.columns import Columns
+from fl_lightning.engine.updates.receiver import Receiver
+from fl_lightning.engine.updates.updates import Summed, Updates
 
 
 def of_rows(order: list[int]) -> tuple[Updates, Tensor]:

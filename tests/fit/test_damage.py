@@ -13,7 +13,7 @@ import torch
 from command import TINY, contents, fit, run
 from resumed import assert_same
 
-from fl_lightning.engine.files import SealedCheckpoints, is_damaged
+from fl_lightning.files import SealedCheckpoints, is_damaged
 
 SCAFFOLD = ("--config", "tiny.yaml", "--trainer.callbacks+=Scaffold", "--model.client_states", "disk")
 GO_ON = ("fit", *SCAFFOLD, "--trainer.max_epochs", "3", "--ckpt_path", "last")

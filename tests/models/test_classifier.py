@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator
-from fl_lightning.engine.local_run import LocalRun
+from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.models import ImageClassifier
 
 # Four images of 1×1×4 "pixels" that are their own logits: log p for probabilities p out of 16.

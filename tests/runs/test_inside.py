@@ -18,7 +18,7 @@ import pytest
 from command import TINY, fit, run
 
 import fl_lightning
-from fl_lightning.engine.files import whole
+from fl_lightning.files import whole
 
 SCAFFOLD = ("--trainer.callbacks+=Scaffold", "--trainer.callbacks+=SaveCohorts", "--model.client_states", "disk")
 MONITOR = ("--trainer.callbacks+=ConflictMonitor", "--trainer.callbacks.every", "1")

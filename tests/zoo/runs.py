@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun
-from fl_lightning.engine.seeding import derive, generator, seed_globals
+from fl_lightning.seeding import derive, generator, seed_globals
 from zoo.data import ZooData
 from zoo.table import Row
 

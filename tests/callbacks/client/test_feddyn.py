@@ -12,7 +12,7 @@ from toy import A, B, Capture, Net, Quadratic, Same, Scheduled, ToyData, close, 
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedAvgM, FedDyn
-from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.engine.federation.sampling import ClientSampler
 
 ROUND_1, ROUND_2 = (-1.11066, -0.07564), (-1.82041523694, -0.15290654176)
 

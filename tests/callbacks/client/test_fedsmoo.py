@@ -28,7 +28,7 @@ from toy import (
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedDyn, FedSAM, FedSMOO
-from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.engine.federation.sampling import ClientSampler
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 ROUNDS = [  # w, s, μ₀, μ₁, h₀, h₁

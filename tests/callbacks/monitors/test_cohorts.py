@@ -10,7 +10,7 @@ from toy import GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import SaveCohorts
-from fl_lightning.engine.sampling import RoundRobinSampler
+from fl_lightning.engine.federation.sampling import RoundRobinSampler
 
 
 @pytest.fixture

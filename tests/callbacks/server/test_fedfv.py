@@ -13,7 +13,7 @@ from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedFV, FedNova
 from fl_lightning.callbacks.server.fedfv import fair_projection
-from fl_lightning.engine.sampling import ClientSampler
+from fl_lightning.engine.federation.sampling import ClientSampler
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 RISING, FALLING, EQUAL = (0.5, 1.0, 2.0), (2.0, 1.0, 0.5), (1.0, 1.0, 1.0)  # the clients' losses

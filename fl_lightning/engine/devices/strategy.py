@@ -1,0 +1,112 @@
+"""The client_parallel strategy, whose devices train different clients of the cohort."""
+
+from __future__ import annotations
+
+from subprocess import Popen
+from typing import Any
+
+import torch
+import torch.distributed
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from typing_extensions import override
+
+from fl_lightning.engine.devices.ranks import RankWatch, meeting
+from fl_lightning.lightning_private import keep_samplers
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Starts processes as DDP does, but wraps no module: gradients stay on their client, the devices share updates.
+
+    Every device computes the same round from all updates, so the result does not depend on the number of devices.
+    (Plain DDP would split each client's batches, which means fewer local steps and so another algorithm.) Every device
+    evaluates the whole test set: a distributed sampler would pad the test set and so change the metrics. So no metric
+    is summed over devices, and ``all_gather`` in a module returns what it returns on one device.
+    """
+
+    strategy_name = "client_parallel"
+    watch: RankWatch | None = None  # of a run on several devices
+
+    @override
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        if self.world_size > 1:
+            children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
+            self.watch = RankWatch(self.global_rank, self.world_size, children)
+            self.watch.start()
+        with meeting(self.global_rank, self.world_size):
+            super().setup_distributed()
+        if self.watch:
+            self.watch.store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
+
+    @override
+    def setup(self, trainer: Trainer) -> None:
+        keep_samplers(trainer)
+        super().setup(trainer)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self.watch:
+            self.watch.explain(exception)
+
+    @override
+    def teardown(self) -> None:
+        if self.watch:
+            self.watch.end()
+            self.watch = None
+        super().teardown()
+
+    @override
+    def configure_ddp(self) -> None:
+        pass  # DDP wraps the module here
+
+    @override
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        return tensor  # a metric: every device has evaluated everything
+
+    @override
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        return tensor  # as on one device
+
+    @override
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        votes = torch.tensor(int(decision), device=self.root_device)
+        torch.distributed.all_reduce(votes)
+        return int(votes) >= (self.world_size if all else 1)
+
+    @classmethod
+    @override
+    def register_strategies(cls, strategy_registry: Any) -> None:
+        """Register the strategy for ``Trainer(strategy="client_parallel")``."""
+        if cls.strategy_name not in strategy_registry.available_strategies():
+            strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__)
+
+
+ClientParallelStrategy.register_strategies(StrategyRegistry)
+
+
+def busy(trainer: Trainer, what: str) -> None:
+    """Tell the other devices what this device is doing, for their messages."""
+    if watch := getattr(trainer.strategy, "watch", None):
+        watch.busy(what)
+
+
+def waits(trainer: Trainer) -> None:
+    """Tell the other devices that this device waits for them."""
+    if watch := getattr(trainer.strategy, "watch", None):
+        watch.waits()
+
+
+def finish_work(device: torch.device) -> None:
+    """Wait until a device has finished its queued work; a CPU has no queue."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def agree(trainer: Trainer, update: Tensor) -> None:
+    """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
+    if trainer.world_size > 1:
+        torch.distributed.broadcast(update, src=0)

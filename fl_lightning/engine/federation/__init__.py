@@ -1,0 +1,1 @@
+"""The clients, their data, and who takes part in a round."""

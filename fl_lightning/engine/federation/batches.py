@@ -1,0 +1,113 @@
+"""A client's batches: gathered from tensors in memory, or read example by example with a seed for each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import derive, isolated, seed_globals
+
+CPU = torch.device("cpu")
+
+Collate = Callable[[list[Any]], Any]
+"""A function that makes a batch from a list of examples."""
+
+
+class TrainingBatch(list[Any]):
+    """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
+
+
+class Examples(Protocol):
+    """A map-style dataset: examples by index, and a length."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def check_examples(dataset: Any, source: str) -> Examples:
+    """Refuse a dataset without a length or without examples by index; return the dataset.
+
+    Args:
+        dataset: anything.
+        source: the expression that gave the dataset, for the message.
+
+    Raises:
+        ConfigurationError: the dataset is an IterableDataset, or lacks ``__len__`` or ``__getitem__``.
+    """
+    kind = type(dataset)
+    reads = getattr(kind, "__getitem__", None)
+    if isinstance(dataset, IterableDataset) or not hasattr(kind, "__len__") or reads in (None, Dataset.__getitem__):
+        raise ConfigurationError(
+            f"expected {source} to be a dataset with __len__ and __getitem__, such as TensorDataset, Subset or a list "
+            f"of examples, got {kind.__name__}: read an iterable into a list; in place of a loader, give its dataset"
+        )
+    checked: Examples = dataset
+    return checked
+
+
+def in_memory(dataset: Any, indices: Tensor) -> tuple[TensorDataset, Tensor] | None:
+    """Find rows ``indices`` of a dataset in memory: the TensorDataset that it is a Subset of, and the rows there."""
+    if type(dataset) is Subset:
+        return in_memory(dataset.dataset, take(torch.as_tensor(dataset.indices), indices))
+    return (dataset, indices) if type(dataset) is TensorDataset else None
+
+
+def gather(dataset: Any, indices: Tensor) -> Sequence[Tensor] | None:
+    """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
+    found = in_memory(dataset, indices)
+    return None if found is None else [take(tensor, found[1]) for tensor in found[0].tensors]
+
+
+def take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Return rows of a tensor, as ``tensor[rows]``, but for tensors of bytes twenty times as fast."""
+    try:
+        return tensor.index_select(0, rows)
+    except (IndexError, RuntimeError):  # negative numbers, or none of this tensor's, which the next line names
+        return tensor[rows]
+
+
+def unchanged(batch: Any) -> Any:
+    """Return the batch."""
+    return batch
+
+
+class SeededBatches(Dataset[Any]):
+    """The batches of one epoch, as a dataset that a DataLoader with any number of workers may read.
+
+    Random numbers that an example draws depend on the seed and the example's index alone, those that ``collate`` draws
+    on the seed and the number of the batch.
+
+    Args:
+        examples: the dataset.
+        indices: (n,) indices of the examples in the epoch's order, n >= 1.
+        batch_size: number of examples in a batch; the last batch may be smaller.
+        seed: the seed of the epoch.
+        collate: makes a batch from its examples.
+    """
+
+    def __init__(self, examples: Examples, indices: Tensor, batch_size: int, seed: int, collate: Collate) -> None:
+        self.examples, self.seed, self.collate = examples, seed, collate
+        self.batches = torch.split(indices, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: int) -> Any:
+        with isolated(CPU):
+            examples = [self._example(index) for index in self.batches[number].tolist()]
+            seed_globals(derive(self.seed, "batch", number), CPU)
+            return self.collate(examples)
+
+    def _example(self, index: int) -> Any:
+        seed_globals(derive(self.seed, "item", index), CPU)
+        return self.examples[index]
+
+
+def batch_sizes(batches: Any) -> list[int]:
+    """Numbers of examples in a loader's batches as :class:`SeededBatches` deals them; empty for other batches."""
+    dataset = getattr(batches, "dataset", None)
+    return [len(indices) for indices in dataset.batches] if isinstance(dataset, SeededBatches) else []

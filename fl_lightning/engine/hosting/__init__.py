@@ -1,0 +1,1 @@
+"""The client module under the Trainer: its hooks, its evaluation, its checkpoints."""

@@ -1,0 +1,99 @@
+"""ClientTrainer: the Trainer as the client module sees it through ``self.trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.work import LocalSettings, Work
+from fl_lightning.errors import ConfigurationError
+
+#: The Trainer's attributes that describe the client's own training, while there is one.
+LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
+    "current_epoch": lambda work, run: run.epoch if run else 0,
+    "global_step": lambda work, run: run.global_step if run else 0,
+    "is_last_batch": lambda work, run: run.is_last_batch if run else False,
+    "should_stop": lambda work, run: run.should_stop if run else False,
+    "optimizers": lambda work, run: run.optimizers if run else [],
+    "lr_scheduler_configs": lambda work, run: run.schedules if run else [],
+    "max_epochs": lambda work, run: work.max_epochs,
+    "max_steps": lambda work, run: work.max_steps,
+    "min_epochs": lambda work, run: None,
+    "min_steps": lambda work, run: None,
+    "num_training_batches": lambda work, run: work.num_batches,
+    "estimated_stepping_batches": lambda work, run: work.optimizer_steps,
+    "accumulate_grad_batches": lambda work, run: work.settings.accumulate,
+    "gradient_clip_val": lambda work, run: work.settings.clip,
+    "gradient_clip_algorithm": lambda work, run: (
+        None if work.settings.clip is None else GradClipAlgorithmType(work.settings.clip_algorithm)
+    ),
+    "train_dataloader": lambda work, run: work.loader(),
+    "world_size": lambda work, run: 1,
+    "num_devices": lambda work, run: 1,
+    "num_nodes": lambda work, run: 1,
+    "global_rank": lambda work, run: 0,
+    "local_rank": lambda work, run: 0,
+    "node_rank": lambda work, run: 0,
+}
+
+#: The Trainer's attributes that count clients while no client trains, which a client module does not expect.
+ONLY_LOCAL = ("num_training_batches", "estimated_stepping_batches", "train_dataloader")
+
+
+class ClientTrainer:
+    """Shows a client module its own training: sizes, progress and optimizers are the client's, all else is the run's.
+
+    While a client trains, and while the module is set up for a fit, the attributes in ``LOCAL`` describe the client's
+    training in this round, as if ``Trainer.fit`` trained this client alone. In evaluation, they describe the run.
+
+    Args:
+        trainer: the run's Trainer.
+        settings: the local work of every client.
+
+    Attributes:
+        asked: names of the attributes in ``LOCAL`` that the module has asked for.
+    """
+
+    asked: set[str]
+
+    def __init__(self, trainer: Trainer, settings: LocalSettings) -> None:
+        vars(self).update(_trainer=trainer, _settings=settings, _work=None, _run=None, asked=set[str]())
+
+    @property  # type: ignore[misc]  # a module may ask isinstance(self.trainer, Trainer)
+    def __class__(self) -> type:
+        return Trainer
+
+    def begin(self, run: LocalRun | None = None) -> None:
+        """Show a client's training; without a run, that of any client: sizes of a client's data are then refused."""
+        work = run.work if run else vars(self)["_settings"].work()
+        vars(self).update(_work=work, _run=run)
+
+    def end(self) -> None:
+        """Show the run."""
+        vars(self).update(_work=None, _run=None)
+
+    def __getattr__(self, name: str) -> Any:
+        if "_trainer" not in vars(self):  # a copy that is being made
+            raise AttributeError(name)
+        work, run = vars(self)["_work"], vars(self)["_run"]
+        if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
+            raise ConfigurationError(
+                f"self.trainer.{name} would count clients, not batches: in configure_optimizers or a training hook, "
+                "ask for self.trainer.num_training_batches, estimated_stepping_batches or max_epochs, which are the "
+                "client's own"
+            )
+        if work is not None and name in LOCAL:
+            vars(self)["asked"].add(name)
+            return LOCAL[name](work, run)
+        return getattr(vars(self)["_trainer"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        run = vars(self)["_run"]
+        if name == "should_stop" and run is not None:
+            run.should_stop = value
+        else:
+            setattr(vars(self)["_trainer"], name, value)

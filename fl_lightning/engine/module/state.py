@@ -1,0 +1,207 @@
+"""ModuleState: everything of a module outside the flat vector, put back after each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.engine.module.held import Held
+from fl_lightning.engine.module.params import Tree
+
+#: Values of a module's state tensors: the buffers, in the order of ``module.buffers()``, the frozen parameters, in the
+#: order of ``module.parameters()``, and the buffers that are None, which a client may set.
+Buffers = Sequence[Tensor | None]
+
+
+class ModuleState:
+    """Remembers a module, apart from its trainable parameters, and undoes the changes that a client makes.
+
+    Remembered are buffers, frozen parameters, registered parameters, submodules and hooks, ``requires_grad`` flags,
+    training modes, extra state (``get_extra_state``), and all other attributes with whatever they hold (:class:`Held`):
+    containers, objects, random number generators, torchmetrics objects.
+
+    Args:
+        module: the module, which is remembered as it is now.
+        before: an earlier memory of the module, whose list of objects is taken over if no attribute has changed since.
+
+    Attributes:
+        beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
+    """
+
+    def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
+        self._module, self._tree = module, Tree(module)
+        self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+        self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
+        self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
+        self._slots = _slots(module)
+        known = [*self.trainable, *(slot.tensor for slot in self._slots)]
+        self._held: Held = before._held if before and not before._held.is_changed() else Held(module, map(id, known))
+        self.beyond = self._held.beyond
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in self._held.tensors]
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that require a gradient, in the order of ``module.parameters()``."""
+        return [parameter for parameter, flag in self._flags if flag]
+
+    @property
+    def buffers(self) -> Buffers:
+        """The remembered values of the state tensors; do not write to the tensors."""
+        return [slot.value for slot in self._slots]
+
+    def read(self) -> Buffers:
+        """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
+        if not self._slots or self._tree.is_whole():
+            return self._copies([slot.registry.get(slot.name) for slot in self._slots])
+        named: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
+        named |= dict(self._module.named_parameters(remove_duplicate=False))
+        return self._copies([named.get(slot.path) for slot in self._slots])
+
+    def _copies(self, now: Sequence[Tensor | None]) -> Buffers:
+        """Copy those of the present state tensors that have changed, and take the remembered ones else."""
+        remembered = self.buffers
+        same = _all_same((n, o) for n, o in zip(now, remembered, strict=True) if n is not None and o is not None)
+        return [
+            old if new is None or (old is not None and next(same)) else new.detach().clone()
+            for new, old in zip(now, remembered, strict=True)
+        ]
+
+    def write(self, values: Buffers) -> None:
+        """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
+        with torch.no_grad():
+            for slot, value in zip(self._slots, values, strict=True):
+                if value is not None:
+                    slot.write(value.to(self._device))
+
+    def of(self, named: Mapping[str, Tensor]) -> Buffers:
+        """Return the state tensors of another module of this kind, given those that differ by their names."""
+        return self._copies([named.get(slot.path) for slot in self._slots])
+
+    def is_changed(self) -> bool:
+        """Tell whether an attribute, or what an attribute holds, differs from what was remembered."""
+        return self._held.is_changed() or not all(_all_same(self._tensors))
+
+    def restore(self) -> list[str]:
+        """Put back whatever has changed; where nothing has changed, this costs some comparisons.
+
+        Returns:
+            Names of public attributes with a number, a container or an object that has changed, such as
+            ``MyModule.step_count``.
+        """
+        names = self._held.restore()
+        for parameter, flag in self._flags:
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+        for module, state in self._extra:
+            module.set_extra_state(deepcopy(state))
+        if self._slots or self._tensors:
+            with torch.no_grad():
+                for slot in self._slots:
+                    slot.restore()
+                for tensor, value in self._tensors:
+                    if not _known_same(tensor, value):
+                        overwrite(tensor, value)
+        return names
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+@dataclass
+class _Slot:
+    """A place where a module registers a buffer or a frozen parameter.
+
+    Attributes:
+        path: the name in the whole module.
+        registry: the submodule's dict of buffers or parameters.
+        name: the name in the dict.
+        tensor: the registered object, None for an empty buffer.
+        value: a copy of the tensor.
+    """
+
+    path: str
+    registry: dict[str, Any]
+    name: str
+    tensor: Tensor | None
+    value: Tensor | None
+
+    def write(self, value: Tensor) -> None:
+        now = self.registry.get(self.name)
+        if now is None:
+            self.registry[self.name] = value.clone()
+        elif not _known_same(now, value):
+            overwrite(now, value)
+
+    def restore(self) -> None:
+        if self.tensor is not None and self.value is not None and not _known_same(self.tensor, self.value):
+            overwrite(self.tensor, self.value)
+
+
+def _slots(module: nn.Module) -> list[_Slot]:
+    """Find the state tensors of a module; a tensor that is registered twice has one slot."""
+    parts = list(module.named_modules())
+    buffers: list[tuple[str, dict[str, Any]]] = [(path, part._buffers) for path, part in parts]
+    parameters: list[tuple[str, dict[str, Any]]] = [(path, part._parameters) for path, part in parts]
+    found: dict[int, _Slot] = {}
+    for path, registry in [*buffers, *parameters]:
+        for name, tensor in registry.items():
+            if tensor is not None and not tensor.requires_grad and id(tensor) not in found:
+                found[id(tensor)] = _Slot(_joined(path, name), registry, name, tensor, tensor.detach().clone())
+    empty = [(path, registry, name) for path, registry in buffers for name in registry if registry[name] is None]
+    return [
+        *found.values(),
+        *(_Slot(_joined(path, name), registry, name, None, None) for path, registry, name in empty),
+    ]
+
+
+def make_room(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give buffers that are None, empty or expanded the shapes that they have in a state_dict, as clients left them."""
+    for path, part in module.named_modules():
+        for name, buffer in list(part._buffers.items()):
+            saved = state.get(_joined(path, name))
+            if isinstance(saved, Tensor) and (buffer is None or not buffer.numel() or 0 in buffer.stride()):
+                part._buffers[name] = torch.empty_like(saved)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _all_same(pairs: Iterable[tuple[Any, Any]]) -> Iterator[bool]:
+    """Tell for each pair of tensors whether they are the same; wait once for all that are on another device."""
+    pairs = list(pairs)
+    away = [one.device.type != "cpu" and _alike(one, other) and one.layout is torch.strided for one, other in pairs]
+    signs = [(one == other).all() for (one, other), is_away in zip(pairs, away, strict=True) if is_away]
+    read = iter(torch.stack(signs).tolist() if signs else ())
+    return (next(read) if is_away else _same(one, other) for (one, other), is_away in zip(pairs, away, strict=True))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, dtype and entries; a tensor with a nan is never the same as another."""
+    if one.dtype is not other.dtype or one.layout is not other.layout:
+        return False
+    return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
+
+
+def _known_same(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors are known to be the same without waiting for a device; a write costs less."""
+    return one.is_cpu and _same(one, other)
+
+
+def overwrite(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor another value, in place if its shape and memory allow (not those of an expanded tensor)."""
+    plain = tensor.layout is value.layout is torch.strided and 0 not in tensor.stride()
+    if plain and tensor.shape == value.shape:
+        tensor.copy_(value)
+    else:
+        tensor.data = value.to(tensor, copy=True)

@@ -1,0 +1,274 @@
+"""FederatedCallback, the base class of algorithms, which change a round, and Monitor, of callbacks that observe it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.engine.rules.declared import declares
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.states.disk import DiskState
+from fl_lightning.engine.states.sealed import SealedState
+from fl_lightning.engine.updates.cohort import Cohort
+from fl_lightning.errors import ConfigurationError
+
+#: The parts of a round that a rule can settle: the updates that enter the sum, their starting or final weights, the
+#: shrinking factor, the reduction itself, the server's step, the point where clients evaluate their gradients.
+Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "step", "local gradient"]
+
+
+class FederatedCallback(Callback):
+    """One algorithm, on the clients, on the server, or on both. Every hook does nothing until it is overridden.
+
+    A whole rule: scale every update down to the median norm of its cohort. ``aggregate`` takes the cohort that the
+    previous rule returned, and returns a new one. It changes K×K numbers alone, never the (P,) updates.
+
+    >>> import torch
+    >>> from fl_lightning import ClientResult, Cohort, FederatedCallback
+    >>> class MedianClipping(FederatedCallback):
+    ...     def aggregate(self, orchestrator, cohort):
+    ...         norms = cohort.corrected_gram.diagonal().sqrt()
+    ...         return cohort.scaled((norms.median() / norms).clamp(max=1.0))
+
+    Three clients send updates of the norms 5, 10 and 1:
+
+    >>> deltas = torch.tensor([[3.0, 4.0], [0.0, 10.0], [1.0, 0.0]])
+    >>> results = [ClientResult(k, num_samples=1, num_steps=1, loss=0.0, normalizer=1.0) for k in range(3)]
+    >>> cohort = Cohort.collect(round=1, anchor=torch.zeros(2), deltas=deltas, results=results)
+    >>> clipped = MedianClipping().aggregate(None, cohort)
+    >>> clipped.mixing.diagonal().tolist()
+    [1.0, 0.5, 1.0]
+    >>> clipped.update  # the mean of (3, 4), (0, 5) and (1, 0)
+    tensor([1.3333, 3.0000])
+
+    A rule runs as one of the Trainer's callbacks: ``Trainer(callbacks=[MedianClipping()])``, or ``trainer.callbacks``
+    in YAML. The hooks of Lightning's own Callback are there, too. Several callbacks act in the order of that list.
+
+    Attributes:
+        state: tensors that the rule keeps from round to round, by name; empty when a fit begins, saved in checkpoints.
+            A tensor that belongs to one client is named ``name/client``; with ``model.client_states: disk``, each such
+            tensor is kept in a file. Every device must hold the same state: set the state in server hooks, from the
+            values that the clients sent (:meth:`LocalRun.send`). Client hooks only read the state: a change there is
+            refused.
+    """
+
+    state: MutableMapping[str, Tensor]
+
+    #: The parts of a round that the rule settles. A chain in which one rule would undo another rule's work is refused
+    #: at the start.
+    settles: ClassVar[frozenset[Part]] = frozenset()
+
+    #: Names of the tensors in ``state`` that each client of a cohort receives beside the model, counted by
+    #: ``bytes/down``; a tensor that is not yet in ``state`` is zero, and not sent. Clients send by
+    #: :meth:`LocalRun.send`.
+    broadcasts: ClassVar[tuple[str, ...]] = ()
+
+    #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
+    needs_proxy: ClassVar[bool] = False
+
+    #: Whether the client hooks serve groups of clients that train at once (``model.clients_at_once``): tensors that
+    #: belong to a client are in ``run.kept``, ``loss`` computes without ``.item()``, and ``closure`` and the
+    #: hooks before and after a step broadcast over the rows of ``run.params`` and ``run.grads`` (N, P).
+    stacks: ClassVar[bool] = False
+
+    #: Whether the server hooks read no single updates (``deltas``, ``gram``, … of a cohort). If this holds for all
+    #: callbacks of a run, each update of a large cohort is added to one sum when it arrives, and then dropped.
+    #: Callbacks without server hooks read none; a rule that changes weights must also define :meth:`stream_weights`.
+    streams: ClassVar[bool] = False
+
+    #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
+    #: update in place of the weighted sum. At most one rule of a run may define ``reduce``.
+    reduce: Callable[[Server, Cohort], Tensor] | None = None
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # A fit begins with an empty state, unless it resumes from a checkpoint.
+        if stage != "fit" and hasattr(self, "state"):
+            return  # the state of the last fit stays, to be inspected and saved
+        on_disk = getattr(pl_module, "client_states", "memory") == "disk"
+        self.state = DiskState(writes=trainer.is_global_zero) if on_disk else {}
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        # A scheduler's signal may save a checkpoint while a client trains.
+        state = self.state.content if isinstance(self.state, SealedState) else self.state
+        return state.state_dict() if isinstance(state, DiskState) else dict(state)
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if isinstance(self.state, DiskState) != (on_disk := "replaced" in state_dict):
+            raise ConfigurationError(
+                f"the checkpoint keeps the client states of {type(self).__name__} "
+                f"{'on disk' if on_disk else 'in memory'}: set model.client_states to {'disk' if on_disk else 'memory'}"
+            )
+        if isinstance(self.state, DiskState):
+            self.state.load_state_dict(state_dict)
+        else:
+            self.state = dict(state_dict)
+
+    def recall(self, name: str, start: Tensor) -> Tensor:
+        """Return ``state[name]`` on the device and in the dtype of ``start``, or ``start`` if there is no such name.
+
+        A copy from host memory to a GPU goes through pinned memory, so that the host need not wait until the GPU has
+        done its work so far. That path has not been tried on CUDA.
+        """
+        if name not in self.state:
+            return start
+        value = self.state[name]
+        if start.is_cuda and not value.is_cuda:
+            return value.pin_memory().to(start, non_blocking=True)
+        return value.to(start)
+
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        """Prepare for a client, before its first local step; the module holds the global model.
+
+        The client starts from what the hook writes to ``run.params`` (P,) and to buffers of ``run.module``.
+        """
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        """Return the loss to differentiate, given the loss so far and the ``outputs`` that training_step returned."""
+        return loss
+
+    def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Return a replacement for ``closure``, which evaluates the loss and the gradient at ``run.params``.
+
+        The replacement may call ``closure`` again at other parameters (SAM and related methods).
+        """
+        return closure
+
+    def on_before_client_step(self, run: LocalRun) -> None:
+        """Correct ``run.grads`` (P,) in place, before each local optimizer step and before clipping."""
+
+    def on_after_client_step(self, run: LocalRun) -> None:
+        """Correct ``run.params`` (P,) in place, after each local optimizer step: momentum does not see the change."""
+
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        """Read ``run.params``, the client's model, after the client's last local step."""
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        """Return the cohort with new weights or a new mixing of the updates."""
+        return cohort
+
+    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+        """Return the weights (k,) with which some updates enter the round's sum, each from its client's values alone.
+
+        The weights may lack a factor that all clients of the round share: ``aggregate`` finds that factor when all
+        updates have arrived.
+
+        Args:
+            cohort: k clients of the round; of their updates, only ``norms`` may be read.
+            weights: (k,) the weights so far; before the first rule, the clients' numbers of examples.
+        """
+        return weights
+
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        """Return the (P,) update that the server optimizer applies, given the ``update`` so far."""
+        return update
+
+    def refine(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Change ``orchestrator.params`` (P,), the parameters of the new global model, in place."""
+
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Look at the new global model; ``orchestrator.log_round`` logs a metric."""
+
+
+class Monitor(FederatedCallback):
+    """Observes a run without changing it: with or without a monitor, a run ends in the same model, bit for bit.
+
+    Reports treat runs that differ only in their monitors as one method. A monitor draws random numbers from
+    ``orchestrator.generator(purpose)``, so that all other draws of the run stay the same.
+
+    Raises:
+        ConfigurationError: a subclass defines an attribute or a hook that only a rule may define.
+    """
+
+    _FOR_RULES = (
+        "settles",
+        "broadcasts",
+        "reduce",
+        "closure",
+        "on_before_client_step",
+        "on_after_client_step",
+        "stream_weights",
+        "update",
+        "refine",
+    )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if changing := [name for name in cls._FOR_RULES if name in vars(cls)]:
+            raise ConfigurationError(
+                f"{cls.__name__} is a Monitor, which changes nothing, but defines {', '.join(changing)}: derive "
+                f"{cls.__name__} from FederatedCallback"
+            )
+
+
+def overrides(callback: FederatedCallback, hook: str) -> bool:
+    """Tell whether a callback's class overrides a hook of FederatedCallback."""
+    return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
+
+
+WEIGHT_HOOKS = ("aggregate", "stream_weights")
+SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
+CLIENT_HOOKS = (
+    "on_client_start",
+    "loss",
+    "closure",
+    "on_before_client_step",
+    "on_after_client_step",
+    "on_client_end",
+)
+
+
+def serves_stacks(callback: FederatedCallback) -> bool:
+    """Tell whether all client hooks of a callback serve groups of clients."""
+    own = [hook for hook in CLIENT_HOOKS if overrides(callback, hook)]
+    return not own or declares(callback, "stacks", own)
+
+
+def streams(callback: FederatedCallback, hooks: Sequence[str] = SERVER_HOOKS) -> bool:
+    """Tell whether none of a callback's hooks in ``hooks`` reads single updates."""
+    own = [hook for hook in hooks if overrides(callback, hook)]
+    return callback.reduce is None and (not own or declares(callback, "streams", own))
+
+
+@contextmanager
+def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
+    """Make the callbacks' states read-only inside a ``with`` block, in which clients train.
+
+    Raises:
+        ConfigurationError: a client hook has changed the state of its callback.
+    """
+    seals: list[tuple[FederatedCallback, SealedState]] = []
+    for callback in callbacks:
+        if "state" in vars(callback):  # not if a subclass has its own setup
+            own = [hook for hook in CLIENT_HOOKS if overrides(callback, hook)]
+            seals.append((callback, SealedState(callback.state, type(callback).__name__, own)))
+    for callback, seal in seals:
+        callback.state = seal
+    try:
+        yield
+    finally:
+        replaced = [seal for callback, seal in seals if callback.state is not seal]
+        for callback, seal in seals:
+            callback.state = seal.content
+        for seal in replaced:
+            seal.refuse("replaces self.state")
+        for _, seal in seals:
+            seal.check_unchanged()
+
+
+def federated(trainer: Trainer) -> list[FederatedCallback]:
+    """Return the Trainer's federated callbacks, rules and monitors, in the order given."""
+    return [each for each in trainer.callbacks if isinstance(each, FederatedCallback)]  # type: ignore[attr-defined]  # set outside its __init__
+
+
+def rules_of(trainer: Trainer) -> list[FederatedCallback]:
+    """Return the Trainer's federated callbacks that may change a round, in the order given."""
+    return [each for each in federated(trainer) if not isinstance(each, Monitor)]

@@ -1,0 +1,29 @@
+"""declares: tells whether a class attribute about methods still holds for a subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def declares(thing: object, flag: str, methods: Iterable[str]) -> bool:
+    """Tell whether a class attribute is true, and no later subclass has overridden a method that it describes.
+
+    Args:
+        thing: an object.
+        flag: name of the attribute.
+        methods: names of the methods that the attribute describes; all are defined in some class of ``thing``.
+
+    Example:
+        >>> from fl_lightning.engine.rules.declared import declares
+        >>> class Rule:
+        ...     pure = True
+        ...     def step(self): ...
+        >>> class Other(Rule):
+        ...     def step(self): ...
+        >>> declares(Rule(), "pure", ["step"]), declares(Other(), "pure", ["step"])
+        (True, False)
+    """
+    mro = type(thing).__mro__
+    said = next(place for place, each in enumerate(mro) if flag in vars(each))
+    defined = (next(place for place, each in enumerate(mro) if method in vars(each)) for method in methods)
+    return bool(getattr(thing, flag)) and all(said <= place for place in defined)

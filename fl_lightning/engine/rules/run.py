@@ -1,0 +1,275 @@
+"""LocalRun: one client's training in one round, as rules see it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.engine.module.logged import MetricLog
+from fl_lightning.engine.module.params import FlatParameters
+from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.engine.rules.work import Work
+from fl_lightning.engine.updates.cohort import ClientResult
+
+
+class LocalRun:
+    """One client's training in one round, which client hooks read and change.
+
+    Args:
+        module: the LightningModule that trains, shared by all clients in turn.
+        flat: the module's parameters as one vector.
+        state: the rest of the global module: buffers, frozen parameters, training modes and other attributes.
+        client: the client's id.
+        round: the round's number, 1, 2, …
+        num_samples: n_k, the client's number of training examples.
+        anchor: (P,) the global model that the client starts from.
+        work: the client's number of epochs or steps in this round, and its batches.
+
+    Attributes:
+        client: the client's id.
+        round: the round's number, 1, 2, …
+        module: the LightningModule that trains.
+        anchor: (P,) the global model that the client starts from.
+        num_samples: n_k, the client's number of training examples.
+        work: the client's number of epochs or steps in this round, and its batches.
+        epoch: the number of the local epoch, 0, 1, …
+        global_step: number of steps of all optimizers so far, as the Trainer counts them.
+        is_last_batch: whether the current batch is the last of its epoch.
+        should_stop: whether the client stops after the current batch; the module may set this to True.
+        proximal: the total μ of the proximal terms that rules add to the gradient, which enters ``normalizer``.
+        optimizers: the client's optimizers, made for this run; empty while the module makes them.
+        schedules: Lightning's configurations of the optimizers' learning-rate schedules.
+        losses: the training loss of each batch so far, scalar tensors without an autograd graph.
+        batch_size: number of examples in the current batch; None outside of a batch.
+        kept: tensors that rules keep for the client during its training, by name; where a group of clients trains at
+            once, each tensor has one row per client.
+        has_gradient: whether a gradient has been computed since the last step; there is none while every
+            ``training_step`` returns None.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        flat: FlatParameters,
+        state: ModuleState,
+        client: int,
+        round: int,
+        num_samples: int,
+        anchor: Tensor,
+        work: Work,
+    ) -> None:
+        self.module, self.client, self.round = module, client, round
+        self.num_samples, self.anchor, self.proximal = num_samples, anchor, 0.0
+        self.work, self.epoch, self.global_step = work, 0, 0
+        self.is_last_batch = self.should_stop = self.has_gradient = False
+        self.optimizers: list[Optimizer] = []
+        self.schedules: list[LRSchedulerConfig] = []
+        self.losses: list[Tensor] = []
+        self.batch_size: int | None = None
+        self.kept: dict[str, Tensor] = {}
+        self._flat, self._state, self._in_loss = flat, state, False
+        self._batch_sizes: list[int] = []
+        self._step_sizes: list[float] = []
+        self._logged = MetricLog()
+        self._vectors: dict[str, Tensor] = {}
+
+    @property
+    def params(self) -> Tensor:
+        """(P,) the client's live parameters: writing to the vector changes the module.
+
+        Inside the ``loss`` hook, a new vector whose gradients reach the parameters, and which is for reading only.
+        """
+        return self._flat.join(self._flat.parameters) if self._in_loss else self._flat.vector
+
+    @property
+    def grads(self) -> Tensor:
+        """(P,) the live gradients of the current step: writing to the vector changes the optimizer step.
+
+        A rule may also assign another vector (P,): the optimizer step then uses that vector itself, not a copy.
+        """
+        return self._flat.gradient
+
+    @grads.setter
+    def grads(self, gradient: Tensor) -> None:
+        self._flat.set_gradient(gradient)
+
+    @property
+    def schedulers(self) -> list[Any]:
+        """The schedulers of the client's learning rates."""
+        return [config.scheduler for config in self.schedules]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimizer steps taken so far, τ_k."""
+        return len(self._step_sizes)
+
+    @property
+    def loss(self) -> float:
+        """Mean training loss so far, each batch weighted by its number of examples; nan before the first batch."""
+        return float(self.mean_loss(self.params))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics logged so far, each reduced over the local steps."""
+        return self._logged.collect()
+
+    @property
+    def normalizer(self) -> float:
+        """‖a_k‖₁, the total weight of the client's gradients in its update (FedNova, Wang et al., 2020).
+
+        Computed as the displacement under a constant gradient of 1, with the client's step sizes, momentum and proximal
+        terms, divided by the learning rate: τ_k for plain SGD at a constant rate. Adaptive optimizers count as SGD.
+        """
+        if not self._step_sizes:
+            return 0.0
+        reached = displacement(self._step_sizes, self.optimizers[0].param_groups[0], self.proximal)
+        return reached / self.learning_rate if reached else float(self.num_steps)
+
+    @property
+    def learning_rate(self) -> float:
+        """η_k, the client's learning rate in this round: its scheduler's initial rate, else its largest step size."""
+        group = self.optimizers[0].param_groups[0]
+        return float(group.get("initial_lr") or max(self._step_sizes, default=group["lr"]))
+
+    def send(self, name: str, vector: Tensor) -> None:
+        """Send a tensor to the server beside the update; the server reads it as ``cohort.results[k].vectors[name]``."""
+        self._vectors[name] = vector.detach().clone()
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Log a metric of this client, with the arguments of ``LightningModule.log``.
+
+        The values of the local steps are reduced by ``reduce_fx``. The round's metric is the mean over its clients,
+        weighted by n_k, or with such a ``reduce_fx`` their sum, minimum or maximum.
+        """
+        self._logged.add(name, value, *args, in_batch=self.batch_size, **kwargs)
+
+    def add_loss(self, loss: Tensor | None) -> None:
+        """Add the training loss of the current batch, if there is one."""
+        if loss is not None:
+            self.losses.append(loss.detach())
+            self._batch_sizes.append(self.batch_size or 1)
+
+    @contextlib.contextmanager
+    def in_loss(self) -> Iterator[None]:
+        """Let :attr:`params` have a gradient inside a ``with`` block, in which the ``loss`` hooks are called."""
+        self._in_loss = True
+        try:
+            yield
+        finally:
+            self._in_loss = False
+
+    @contextlib.contextmanager
+    def at(self, point: Tensor) -> Iterator[None]:
+        """Give the module other parameters (P,) inside a ``with`` block, for rules that evaluate at other points.
+
+        At the end of the block, parameters, frozen parameters and buffers are restored, so that BatchNorm statistics
+        count one pass only. Metrics that the module logs inside the block are dropped. Do not use the block between a
+        forward pass and its backward pass: autograd detects that buffers have changed.
+        """
+        with self._holding(point.clone()):
+            yield
+
+    @contextlib.contextmanager
+    def _holding(self, point: Tensor) -> Iterator[None]:
+        """Let the module use a vector (P,) itself, not a copy, as its parameters inside a ``with`` block."""
+        buffers = self._state.read()
+        try:
+            with self._flat.at(point), self.logging_to(MetricLog()):
+                yield
+        finally:
+            self._state.write(buffers)
+
+    @contextlib.contextmanager
+    def logging_to(self, log: MetricLog) -> Iterator[None]:
+        """Let another log collect what the module logs inside a ``with`` block."""
+        logged, self._logged = self._logged, log
+        try:
+            yield
+        finally:
+            self._logged = logged
+
+    def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
+        """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
+
+        The module may change ``point`` meanwhile: pass a new vector, or a copy. The returned gradient is a new vector;
+        gradients returned earlier do not change. Afterwards ``grads`` is the returned gradient: set ``grads`` to the
+        gradient that the optimizer is to use.
+        """
+        with self._holding(point.contiguous()):
+            self._flat.clear_gradient()
+            closure()
+            return self._flat.gradient
+
+    def mean_loss(self, like: Tensor) -> Tensor:
+        """Return :attr:`loss` as a scalar tensor, without waiting for the device; nan has the type of ``like``."""
+        if not self.losses:
+            return like.new_full((), float("nan"))
+        sizes = self._batch_sizes
+        if sizes.count(sizes[0]) == len(sizes):
+            return torch.stack(self.losses).mean()
+        alike = {size: [loss for loss, n in zip(self.losses, sizes, strict=True) if n == size] for size in sizes}
+        return torch.stack([torch.stack(losses).sum() * size for size, losses in alike.items()]).sum() / sum(sizes)
+
+    def result(
+        self, buffers: Buffers, loss_scale: tuple[float, int] | None, loss: float = float("nan")
+    ) -> ClientResult:
+        """Collect the values that this client sends beside its update.
+
+        Args:
+            buffers: the client's buffers and frozen parameters.
+            loss_scale: scale and growth tracker of the client's GradScaler; None without a GradScaler.
+            loss: the mean training loss, if already known.
+        """
+        return ClientResult(
+            client=self.client,
+            num_samples=self.num_samples,
+            num_steps=self.num_steps,
+            loss=loss,
+            normalizer=self.normalizer,
+            buffers=list(buffers),
+            metrics=self.metrics,
+            reductions=self._logged.reductions(),
+            loss_scale=loss_scale,
+            learning_rate=self.learning_rate,
+            vectors=self._vectors,
+        )
+
+    def count_step(self, optimizer: Optimizer, *_: Any) -> None:
+        """Count a step of the first optimizer, if it has a gradient."""
+        if self.has_gradient or not self.module.automatic_optimization:
+            self._step_sizes.append(float(optimizer.param_groups[0]["lr"]))
+        self.has_gradient = False
+
+
+def displacement(step_sizes: Sequence[float], group: Mapping[str, Any], proximal: float) -> float:
+    """Compute the distance that SGD moves a parameter under a constant gradient of 1 and a proximal term.
+
+    Args:
+        step_sizes: learning rates, one per step.
+        group: the optimizer's settings, of which momentum, dampening and nesterov are used.
+        proximal: μ of the proximal term μ/2 ‖w - w_start‖².
+
+    Example:
+        >>> from fl_lightning.engine.rules.run import displacement
+        >>> displacement([0.5, 0.5], {}, proximal=0.0)  # 0.5 + 0.5
+        1.0
+        >>> displacement([0.5, 0.5], {"momentum": 0.5}, proximal=0.0)  # velocities 1 and 1.5
+        1.25
+        >>> displacement([0.5, 0.5], {}, proximal=1.0)  # 0.5 · 1 + 0.5 · (1 - 0.5)
+        0.75
+    """
+    momentum, dampening = group.get("momentum", 0.0), group.get("dampening", 0.0)
+    reached, velocity = 0.0, None
+    for size in step_sizes:
+        gradient = 1.0 - proximal * reached
+        velocity = gradient if velocity is None else momentum * velocity + (1 - dampening) * gradient
+        direction = gradient + momentum * velocity if group.get("nesterov") else velocity
+        reached += size * (direction if momentum else gradient)
+    return reached

@@ -1,0 +1,251 @@
+"""Server: the part of the orchestrator that rules may use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+
+from fl_lightning import lightning_private
+from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
+from fl_lightning.engine.module.params import FlatParameters
+from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import derive, generator, isolated, seed_globals
+
+
+@contextlib.contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode inside a ``with`` block; each submodule then returns to its former mode."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+class Server(lightning_private.TransferringModule):
+    """Holds the global model and the operations that rules may use: the type of ``orchestrator`` in a rule's hooks.
+
+    Rules may also read ``trainer`` and ``device``, as on any LightningModule.
+
+    Args:
+        client: the LightningModule that every client trains; between clients, the module holds the global model.
+        seed: the seed of local randomness and of rules that draw random numbers.
+
+    Attributes:
+        client: the LightningModule that every client trains.
+        seed: the seed of local randomness and of rules that draw random numbers.
+        rounds_done: rounds completed since the run began, resumed ones included.
+        seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
+    """
+
+    _flat: FlatParameters
+    _state: ModuleState | None = None  # the rest of the global module, in a fit
+    _takes_index: bool  # whether training_step takes batch_idx
+    channels_last: bool = False  # whether images lie in memory with the channels last
+    _batches_ready: bool  # whether batches need neither transfer nor hooks
+    _spares: list[Spare] | None = None
+
+    def __init__(self, client: LightningModule, seed: int) -> None:
+        super().__init__()
+        self.client, self.seed, self.rounds_done = _check_module(client), seed, 0
+        self.seconds_looking = 0.0
+
+    @property
+    def round(self) -> int:
+        """Number of the current round, 1, 2, …; between two rounds, the number of the next round."""
+        return self.rounds_done + 1
+
+    @property
+    def data(self) -> FederatedDataModule:
+        """The run's data module.
+
+        Raises:
+            ConfigurationError: the Trainer has no data module, or not a FederatedDataModule.
+        """
+        data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
+        if not isinstance(data, FederatedDataModule):
+            raise ConfigurationError(
+                f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
+            )
+        return data
+
+    @property
+    def params(self) -> Tensor:
+        """(P,) the live trainable parameters of the global model; while a client trains, the client's parameters."""
+        return self._flat.vector
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Cut a (P,) vector into the shapes of the trainable parameters; the parts share its memory."""
+        return self._flat.views(vector)
+
+    def columns_of(self, name: str) -> slice:
+        """Return the columns that a part of the client module has in (P,) vectors, of parameters, gradients or updates.
+
+        Args:
+            name: the name of a parameter, as in ``client.named_parameters()``, or of a submodule that holds some. A
+                parameter that several submodules share has the first of its names alone.
+
+        Raises:
+            ConfigurationError: no trainable parameter has the name, or lies in a submodule of this name.
+        """
+        return self._flat.columns_of(name)
+
+    def generator(self, purpose: str, *indices: int) -> torch.Generator:
+        """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
+        return generator(self.seed, purpose, *indices)
+
+    def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
+        """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
+        # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
+        scalar = torch.tensor(value, dtype=torch.get_default_dtype())
+        self.log(name, scalar, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+    def read_buffers(self) -> Buffers:
+        """Return the client module's buffers and frozen parameters; do not write to these tensors."""
+        return (self._state or ModuleState(self.client)).read()
+
+    def write_buffers(self, buffers: Buffers) -> None:
+        """Copy buffers and frozen parameters, such as those of a client's result, into the client module."""
+        (self._state or ModuleState(self.client)).write(buffers)
+
+    @contextlib.contextmanager
+    def at(self, params: Tensor, buffers: Buffers = ()) -> Iterator[None]:
+        """Give the client module other parameters (P,) and, if given, other buffers inside a ``with`` block."""
+        before, buffers_before = self.params.clone(), self.read_buffers() if buffers else ()
+        try:
+            self.params.copy_(params)
+            if buffers:
+                self.write_buffers(buffers)
+            yield
+        finally:
+            self.params.copy_(before)
+            if buffers:
+                self.write_buffers(buffers_before)
+
+    @contextlib.contextmanager
+    def server_side(self, purpose: str) -> Iterator[None]:
+        """Use the client module on the server inside a ``with`` block.
+
+        Random numbers are seeded by the round and the purpose, logged metrics are dropped, and all of the module but
+        its trainable parameters is restored.
+        """
+        state = ModuleState(self.client)
+        with isolated(self.device):
+            seed_globals(derive(self.seed, purpose, self.round), self.device)
+            try:
+                yield
+            finally:
+                state.restore()
+
+    def loss_and_gradient(self, params: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """Compute the client module's training loss and its gradient at given parameters.
+
+        Args:
+            params: (P,) parameters; the module's own parameters are restored, its buffers change as in training.
+            batch: a batch of the proxy set or of a client, as the data module returns it.
+
+        Returns:
+            The loss, a scalar without graph, and its gradient (P,).
+
+        Raises:
+            ConfigurationError: the module's ``training_step`` returns no loss.
+        """
+        with self.at(params):
+            return self.differentiate(lambda: self.training_loss(self.prepare_batch(batch)))
+
+    def training_loss(self, batch: Any) -> Tensor:
+        """Compute the client module's training loss on a batch, with its graph, at the module's current parameters.
+
+        Args:
+            batch: a batch in the form that ``training_step`` takes.
+
+        Raises:
+            ConfigurationError: ``training_step`` returns no loss.
+        """
+        outputs: Any = self.client.training_step(batch, *((0,) if self._takes_index else ()))
+        value = outputs["loss"] if isinstance(outputs, dict) else outputs
+        if not isinstance(value, Tensor):
+            raise ConfigurationError(
+                f"a rule needs the loss that {type(self.client).__name__}.training_step returns, got "
+                f"{type(value).__name__}: return the loss"
+            )
+        return value
+
+    def differentiate(self, loss: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """Compute a loss of the client module and its gradient at the module's current parameters.
+
+        Args:
+            loss: a function that computes the loss, a scalar with its graph.
+
+        Returns:
+            The loss, a scalar without graph, and its gradient (P,).
+        """
+        with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
+            value = loss()
+        parts = torch.autograd.grad(value, self._flat.parameters, materialize_grads=True)
+        return value.detach(), self._flat.join(parts)
+
+    def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
+        """Collect the metrics that the client module's ``validation_step`` logs on batches, at its current parameters.
+
+        The Trainer's own validation, and the torchmetrics objects that it uses, are not affected.
+
+        Args:
+            batches: batches as the data module returns them, before the transfer hooks.
+
+        Returns:
+            The metrics by name, each reduced as ``self.log`` was told, by default to the mean over the examples; for a
+            torchmetrics object, its result on this device.
+        """
+        logged = MetricLog(training=False)
+        step, size = self.client.validation_step, 1
+        indexed = is_param_in_hook_signature(step, "batch_idx", min_args=2)
+
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            logged.add(name, value, *args, in_batch=size, **kwargs)
+
+        self._spares = self._spares or spare_metrics(self.client)
+        usual, self.client.log = self.client.log, log  # type: ignore[method-assign]
+        try:
+            with in_use(self._spares), evaluating(self.client), torch.no_grad():
+                for index, batch in enumerate(map(self.prepare_batch, batches)):
+                    size = examples_in(batch)
+                    with self.trainer.precision_plugin.val_step_context():
+                        step(batch, *([index] if indexed else ()))
+                return logged.collect()
+        finally:
+            self.client.log = usual  # type: ignore[method-assign]
+
+    def prepare_batch(self, batch: Any) -> Any:
+        """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""
+        if not self._batches_ready:
+            batch = self.transfer(self.trainer.precision_plugin.convert_input(batch))
+        return apply_to_collection(batch, Tensor, _with_channels_last) if self.channels_last else batch
+
+
+def _with_channels_last(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
+
+
+def _check_module(module: Any) -> LightningModule:
+    """Refuse a module that is no LightningModule of the package ``lightning``; return the module."""
+    if isinstance(module, LightningModule):
+        return module
+    advice = "put the network in one"
+    if any(parent.__module__.startswith("pytorch_lightning.") for parent in type(module).__mro__):
+        advice = (
+            "pytorch_lightning is another package with the same classes; import lightning.pytorch in its place, or set "
+            'sys.modules["pytorch_lightning"] = lightning.pytorch before the import'
+        )
+    raise ConfigurationError(f"expected a LightningModule of lightning.pytorch, got {type(module).__name__}: {advice}")

@@ -1,0 +1,1 @@
+"""Clients that train at once, as the rows of one matrix."""

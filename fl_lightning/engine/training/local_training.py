@@ -1,0 +1,393 @@
+"""LocalTraining: trains a client with the module's own steps, hooks and optimizers, called as the Trainer would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
+from fl_lightning.engine.module.failures import guarded
+from fl_lightning.engine.module.params import FlatParameters
+from fl_lightning.engine.rules.callback import FederatedCallback, overrides
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.work import LocalSettings
+from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
+from fl_lightning.engine.updates.cohort import ClientResult
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.lightning_private import hooked
+
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_train_epoch_end",
+    "on_train_end",
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+)
+
+
+class LocalTraining:
+    """Trains one client after another. Hooks and settings are looked up once per fit, so that a local step is cheap.
+
+    Args:
+        module: the LightningModule that trains, shared by all clients in turn.
+        flat: the module's parameters as one vector.
+        settings: the local work of every client in a round.
+        trainer: the Trainer as the module sees it.
+        callbacks: the run's federated callbacks.
+    """
+
+    def __init__(
+        self,
+        module: LightningModule,
+        flat: FlatParameters,
+        settings: LocalSettings,
+        trainer: ClientTrainer,
+        callbacks: Sequence[FederatedCallback],
+    ) -> None:
+        self.module, self.flat, self.settings, self.trainer = module, flat, settings, trainer
+        self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
+        precision = trainer.precision_plugin
+        plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
+        self.forward_context: Callable[[], AbstractContextManager[None]]
+        self.forward_context = nullcontext if plain else precision.train_step_context
+        self.shared_scaler: Any = getattr(precision, "scaler", None)
+        self.scaler: Any = None  # the client's own
+        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.automatic = module.automatic_optimization
+        self.hooked: list[Any] | None = None  # the client's optimizers as a module with manual optimization sees them
+        self.in_hooked_step = False
+        self.losses = [guarded(c.loss) for c in callbacks if overrides(c, "loss")]
+        self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
+        self.before_step = [
+            guarded(c.on_before_client_step) for c in callbacks if overrides(c, "on_before_client_step")
+        ]
+        self.after_step = [guarded(c.on_after_client_step) for c in callbacks if overrides(c, "on_after_client_step")]
+        self.shown: Sequence[Optimizer] = ()  # those that the module has made when the fit began
+
+    def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> LocalRun:
+        """Let the module make the optimizers of a client's run, with the learning rates of this round.
+
+        Args:
+            run: the client's run.
+            factors: factors on the learning rates, as :meth:`RoundRates.factors` returns them; None for the module's.
+        """
+        self.trainer.begin(run)
+        run.optimizers, run.schedules = self.make_optimizers()
+        if factors is not None:
+            scale_rates(run.optimizers, run.schedules, factors)
+        run.optimizers[0].register_step_post_hook(run.count_step)
+        if self.after_step:
+            for optimizer in run.optimizers:
+                optimizer.register_step_post_hook(partial(self._after_step, run))
+        self.scaler = None if self.shared_scaler is None else deepcopy(self.shared_scaler)
+        if not self.automatic:
+            self._attach(run)
+        return run
+
+    def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """Make a client's optimizers and schedules.
+
+        Raises:
+            ConfigurationError: ``configure_optimizers`` returns an optimizer that it has returned before.
+        """
+        made, schedules = make_optimizers(self.module)
+        if any(optimizer is other for optimizer in made for other in self.shown):
+            raise ConfigurationError(
+                f"{type(self.module).__name__}.configure_optimizers returns an optimizer that it has returned before, "
+                "which would carry momentum from client to client: make a new one at each call"
+            )
+        return made, schedules
+
+    def end(self, run: LocalRun | None) -> None:
+        """Show the module the run again, and free a client's optimizers, if the client got that far.
+
+        A step hook of an optimizer refers to the client's run, and the run to the optimizer: the two would wait for
+        Python's garbage collector, which counts objects and not the bytes of momentum in them.
+        """
+        self.trainer.end()
+        self.hooked = None
+        if run is not None:
+            run.optimizers, run.schedules = [], []
+
+    def hooked_optimizers(self, run: LocalRun) -> list[Any]:
+        """Return the client's optimizers as Lightning gives them to a module with manual optimization."""
+        if self.hooked is None:
+
+            def step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+                def evaluate() -> Any:
+                    result = closure()
+                    self._before_step(run, optimizer)
+                    return result
+
+                self.in_hooked_step = True
+                try:
+                    return optimizer.step(evaluate, **kwargs)
+                finally:
+                    self.in_hooked_step = False
+
+            self.hooked = [hooked(optimizer, self.module, step) for optimizer in run.optimizers]
+        return self.hooked
+
+    def _attach(self, run: LocalRun) -> None:
+        """Call the rules and hooks, and count, when a module with manual optimization steps an optimizer."""
+
+        def before(optimizer: Optimizer, *_: Any) -> None:
+            if not self.in_hooked_step:
+                self._before_step(run, optimizer)
+
+        def after(*_: Any) -> None:
+            run.global_step += 1
+
+        for optimizer in run.optimizers:
+            optimizer.register_step_pre_hook(before)
+            optimizer.register_step_post_hook(after)
+
+    def loss_scale(self) -> tuple[float, int] | None:
+        """Scale and growth tracker of the client's GradScaler, or None without a scaler."""
+        state = self.scaler.state_dict() if self.scaler is not None else {}
+        return (state["scale"], state["_growth_tracker"]) if state else None
+
+    def end_round(self, results: Sequence[ClientResult]) -> None:
+        """Start the next round's clients from the smallest loss scale of this round's."""
+        scales = [result.loss_scale for result in results if result.loss_scale is not None]
+        if scales:
+            scale, tracker = min(scales)
+            state = self.shared_scaler.state_dict()
+            self.shared_scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
+
+    def train(self, run: LocalRun, batches: Callable[[int], Iterable[tuple[Any, int]]]) -> None:
+        """Train a client.
+
+        Args:
+            run: the client's run.
+            batches: returns the batches of local epoch 0, 1, …, on the device, with their numbers of examples.
+
+        Raises:
+            ConfigurationError: the loss has no gradient, or there are no batches.
+        """
+        work, left = run.work, run.work.steps
+        self._call("on_train_start")
+        while left != 0 and not run.should_stop and (work.epochs is None or run.epoch < work.epochs):
+            if work.epochs is not None and run.epoch == work.whole_epochs:
+                left = work.last_batches
+                if not left:
+                    break
+            self._call("on_train_epoch_start")
+            taken = self._epoch(run, batches(run.epoch), left)
+            self._call("on_train_epoch_end")
+            if not taken:
+                raise ConfigurationError(f"client {run.client} has no batches: a client without data must not be drawn")
+            left = None if left is None else left - taken
+            run.epoch += 1
+        self._call("on_train_end")
+        self.flat.take_in()
+        self.flat.clear_gradient()
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Back-propagate a loss and call the module's hooks; the module's ``manual_backward`` calls this method."""
+        self._call("on_before_backward", loss)
+        loss = loss if self.scaler is None else self.scaler.scale(loss)
+        self.hooks.get("backward", torch.Tensor.backward)(loss, *args, **kwargs)
+        self._call("on_after_backward")
+
+    def _call(self, hook: str, *args: Any) -> Any:
+        return self.hooks[hook](*args) if hook in self.hooks else None
+
+    def _epoch(self, run: LocalRun, batches: Iterable[tuple[Any, int]], limit: int | None) -> int:
+        """Train on one epoch's batches, at most ``limit`` of them; return the number of batches."""
+        index = -1
+        for index, ((batch, size), last) in enumerate(with_last(batches, limit)):
+            run.is_last_batch, run.batch_size = last, size
+            leave = self._call("on_train_batch_start", batch, index) == -1
+            stepping = last or leave or (index + 1) % self.settings.accumulate == 0
+            outputs = None if leave else self._batch(run, batch, index, stepping)
+            if stepping:
+                self._step_schedules(run, "step", index)
+            if last or leave:
+                self._step_schedules(run, "epoch", run.epoch)
+            if leave:
+                break
+            if "on_train_batch_end" in self.hooks:
+                self._call("on_train_batch_end", self._shown(outputs), batch, index)
+            if run.should_stop:
+                break
+        run.batch_size = None
+        return index + 1
+
+    def _batch(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
+        """Train on one batch, with an optimizer step if ``stepping``; return the outputs of ``training_step``."""
+        outputs = None
+        if not self.automatic:
+            outputs = self._forward(batch, index)
+            run.add_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
+            return outputs
+
+        def evaluate() -> Tensor | None:
+            nonlocal outputs
+            outputs, loss = self._evaluate(run, batch, index)
+            return loss
+
+        closure: Callable[[], Tensor | None] = evaluate
+        for wrap in self.closures:
+            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        if stepping:
+            self._step(run, closure, index)
+        else:
+            run.add_loss(closure())
+        return outputs
+
+    def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:
+        """Compute the outputs and the loss of a batch, and the loss's gradient."""
+        accumulate = self.settings.accumulate
+        outputs = self._forward(batch, index)
+        loss = None if outputs is None else self.loss_of(outputs)
+        if loss is not None and self.losses:
+            with run.in_loss():
+                for hook in self.losses:
+                    loss = hook(run, batch, outputs, loss)
+        if index % accumulate == 0:
+            self._zero_grad(run, index)
+        if loss is not None:
+            self.backward(loss / accumulate if accumulate > 1 else loss)
+            run.has_gradient = True
+        return outputs, loss
+
+    def _forward(self, batch: Any, index: int) -> Any:
+        step = self.module.training_step
+        with self.forward_context():
+            return step(batch, index) if self.takes_index else step(batch)
+
+    def loss_of(self, outputs: Any) -> Tensor:
+        """Return the loss in what ``training_step`` returned.
+
+        Raises:
+            ConfigurationError: there is no loss, or the loss has no gradient.
+        """
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            name = type(self.module).__name__
+            got = "a loss without a gradient" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
+            raise ConfigurationError(
+                f"{name}.training_step must return a loss that depends on the parameters (a tensor, or a dict with "
+                f"'loss'), got {got}: is it detached, or computed under no_grad?"
+            )
+        return loss
+
+    def _shown(self, outputs: Any) -> dict[str, Any]:
+        """Make the outputs for ``on_train_batch_end``: always a dict, with a loss without autograd graph."""
+        shown = {} if outputs is None else dict(outputs) if isinstance(outputs, dict) else {"loss": outputs}
+        if "loss" in shown:
+            shown["loss"] = shown["loss"].detach() / self.settings.accumulate
+        return shown
+
+    def _zero_grad(self, run: LocalRun, index: int) -> None:
+        optimizer = run.optimizers[0]
+        self._call("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in self.hooks:
+            self.hooks["optimizer_zero_grad"](run.epoch, index, optimizer)
+        else:
+            self.flat.clear_gradient()
+
+    def _step(self, run: LocalRun, evaluate: Callable[[], Tensor | None], index: int) -> None:
+        optimizer: Any = run.optimizers[0]
+        scaler = self.scaler
+
+        def closure() -> Tensor | None:
+            loss = evaluate()
+            run.add_loss(loss)
+            if scaler is not None and loss is not None:
+                scaler.unscale_(optimizer)
+            self._before_step(run, optimizer)
+            self._clip(optimizer)
+            return loss
+
+        shown = optimizer if scaler is None else hooked(optimizer, self.module, self._scaled_step)
+        if "optimizer_step" in self.hooks:
+            self.hooks["optimizer_step"](run.epoch, index, shown, closure)
+        else:
+            shown.step(closure)
+        run.global_step += 1
+
+    def _scaled_step(self, optimizer: Optimizer, closure: Callable[[], Tensor | None], **kwargs: Any) -> None:
+        if closure() is not None:  # without a loss, there is nothing to scale back
+            self.scaler.step(optimizer, **kwargs)
+            self.scaler.update()
+
+    def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
+        """Let the rules correct the gradients of this optimizer's parameters; all other gradients are restored."""
+        others = {}
+        if self.before_step and len(run.optimizers) > 1:
+            mine = {p for group in optimizer.param_groups for p in group["params"]}
+            others = {p: None if p.grad is None else p.grad.clone() for p in self.flat.parameters if p not in mine}
+        for hook in self.before_step:
+            hook(run)
+        for parameter, gradient in others.items():
+            parameter.grad = gradient
+        if self.before_step and isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
+            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+                parameter.grad = parameter.grad.to_sparse(1)
+        self._call("on_before_optimizer_step", optimizer)
+
+    def _after_step(self, run: LocalRun, optimizer: Optimizer, *_: Any) -> None:
+        """Let the rules correct this optimizer's parameters; all other parameters are restored."""
+        mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        others = [p for p in self.flat.parameters if p not in mine] if len(run.optimizers) > 1 else []
+        with torch.no_grad():
+            before = [parameter.clone() for parameter in others]
+            for hook in self.after_step:
+                hook(run)
+            for parameter, value in zip(others, before, strict=True):
+                parameter.copy_(value)
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        settings = self.settings
+        if "configure_gradient_clipping" in self.hooks:
+            self.hooks["configure_gradient_clipping"](optimizer, settings.clip, settings.clip_algorithm)
+        elif settings.clip is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            by_norm = settings.clip_algorithm == "norm"
+            clip = torch.nn.utils.clip_grad_norm_ if by_norm else torch.nn.utils.clip_grad_value_
+            clip(parameters, settings.clip)
+
+    def _step_schedules(self, run: LocalRun, interval: str, index: int) -> None:
+        for config in run.schedules if self.automatic else ():
+            if config.interval == interval and (index + 1) % config.frequency == 0:
+                if "lr_scheduler_step" in self.hooks:
+                    self.hooks["lr_scheduler_step"](config.scheduler, None)
+                else:
+                    config.scheduler.step()  # type: ignore[call-arg]  # no metric: plateau schedulers are refused
+
+
+def with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
+    """Yield each batch and whether it is the last one; stop after ``limit`` batches."""
+    waiting: list[Any] = []
+    for count, batch in enumerate(batches):
+        if count == limit:
+            break
+        if waiting:
+            yield waiting.pop(), False
+        waiting.append(batch)
+    if waiting:
+        yield waiting.pop(), True

@@ -1,0 +1,137 @@
+"""A client's optimizers and schedules: made for each client, their rates set by the round, measured for FedNova."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.lightning_private import configured
+
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # learning rates in a parameter group; the last two are OneCycleLR's
+
+
+def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    """Make optimizers and schedules with the module's ``configure_optimizers``, in any form that Lightning accepts.
+
+    Raises:
+        ConfigurationError: ``configure_optimizers`` returns no optimizer, a ReduceLROnPlateau that could change a rate
+            within a round, or, with automatic optimization, more than one optimizer.
+    """
+    name, made = type(module).__name__, module.configure_optimizers()
+    if isinstance(made, Optimizer):
+        return [made], []
+    if made is None:
+        raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got None")
+    optimizers, configs = configured(made, module.automatic_optimization)
+    if not optimizers:
+        raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got none")
+    if module.automatic_optimization and len(optimizers) > 1:
+        raise ConfigurationError(
+            f"{name}.configure_optimizers returns {len(optimizers)} optimizers: automatic optimization takes one, for "
+            "more set automatic_optimization = False"
+        )
+    return optimizers, [config for config in configs if not (config.reduce_on_plateau and _waits(module, config))]
+
+
+def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
+    """Tell whether a ReduceLROnPlateau waits for more steps than a client takes, and so changes no learning rate.
+
+    Raises:
+        ConfigurationError: the schedule could change a rate.
+    """
+    trainer, patience = module.trainer, config.scheduler.patience  # type: ignore[union-attr]  # of ReduceLROnPlateau
+    each = {"epoch": trainer.max_epochs, "step": trainer.estimated_stepping_batches}[config.interval]
+    steps, name = int(each or 0) // config.frequency, type(module).__name__
+    if steps > patience:
+        raise ConfigurationError(
+            f"{name}.configure_optimizers returns ReduceLROnPlateau with a patience of {patience}, but a client has "
+            f"nothing to monitor in its {steps} {config.interval}s of a round: use a scheduler that goes by steps or "
+            f"epochs, a patience of at least {steps}, or model.local_lr_scheduler, which goes by rounds"
+        )
+    rank_zero_warn(
+        f"ReduceLROnPlateau of {name} changes no learning rate: its patience of {patience} is longer than a client's "
+        f"round ({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
+    )
+    return True
+
+
+def scale_rates(
+    optimizers: Sequence[Optimizer], schedules: Sequence[LRSchedulerConfig], factors: Sequence[Sequence[float]]
+) -> None:
+    """Multiply all learning rates, including the rates that schedules start from and rise to.
+
+    Args:
+        optimizers: a client's optimizers.
+        schedules: their schedules.
+        factors: one factor for each parameter group of each optimizer.
+    """
+    for optimizer, each in zip(optimizers, factors, strict=True):
+        for group, factor in zip(optimizer.param_groups, each, strict=True):
+            group.update({name: factor * group[name] for name in RATES if name in group})
+    by_optimizer = {id(optimizer): each for optimizer, each in zip(optimizers, factors, strict=True)}
+    for config in schedules:
+        for scheduler in _with_parts(config.scheduler):
+            each = by_optimizer[id(scheduler.optimizer)]
+            for name in ("base_lrs", "max_lrs"):
+                if hasattr(scheduler, name):
+                    rates = getattr(scheduler, name)
+                    setattr(scheduler, name, [factor * rate for factor, rate in zip(each, rates, strict=True)])
+
+
+class RoundRates:
+    """The clients' learning rates in each round, shown by optimizers that never step.
+
+    Args:
+        optimizers: a client's optimizers.
+        make_scheduler: makes a schedule of a client's optimizer, stepped once a round; None for ``decay``.
+        decay: factor on all rates, per round.
+
+    Attributes:
+        optimizers: a client's optimizers, with the rates of the present round.
+        schedulers: the schedules, one per optimizer.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], make_scheduler: Callable[[Optimizer], Any] | None, decay: float
+    ) -> None:
+        self.optimizers = list(optimizers)
+        for group in self._groups():  # the rates before a schedule within a round
+            group["lr"] = group.pop("initial_lr", group["lr"])
+        self._start = [float(group["lr"]) for group in self._groups()]
+        self._decay = None if make_scheduler else decay
+        make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
+        self.schedulers = [make(optimizer) for optimizer in optimizers]
+        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers):
+            raise ConfigurationError(
+                "model.local_lr_scheduler must go by rounds alone, got ReduceLROnPlateau, which goes by a metric"
+            )
+
+    def factors(self, round: int) -> list[list[float]] | None:
+        """Return factors on the rates of all optimizers' parameter groups in a round 1, 2, …; None if all are 1."""
+        if self._decay == 1:
+            return None
+        if self._decay is not None:
+            return [[self._decay ** (round - 1)] * len(optimizer.param_groups) for optimizer in self.optimizers]
+        start = iter(self._start)
+        return [
+            [float(group["lr"]) / rate if (rate := next(start)) else 1.0 for group in optimizer.param_groups]
+            for optimizer in self.optimizers
+        ]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+
+def _with_parts(scheduler: Any) -> Iterator[Any]:
+    """Yield a schedule and the schedules that it combines, if it is a SequentialLR or ChainedScheduler."""
+    yield scheduler
+    for part in getattr(scheduler, "_schedulers", ()):
+        yield from _with_parts(part)

@@ -1,0 +1,101 @@
+"""Average the clients' buffers, and detect buffers that a client has made infinite or nan."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALL = 1 << 16  # entries of the largest buffer that is averaged together with others
+
+
+def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """Return a scalar on the device of a tensor, not 0 if a finite entry of a buffer has become infinite or nan.
+
+    A mask of -inf was never finite.
+    """
+    pairs = zip(before, after, strict=True)
+    bad = [_bad(old, new).to(like.device) for old, new in pairs if new is not None and new is not old]
+    return torch.stack(bad).any() if bad else like.new_zeros(())
+
+
+def _bad(old: Tensor | None, new: Tensor) -> Tensor:
+    bad = ~new.to_dense().isfinite()
+    if old is not None and old.shape == new.shape:
+        bad &= old.to_dense().isfinite()
+    return bad.any()
+
+
+def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor) -> list[Tensor | None]:
+    """Merge the clients' buffers: the mean weighted by n_k of float buffers, the maximum of integer buffers.
+
+    Args:
+        rows: the buffers of each of the K clients.
+        num_samples: (K,) numbers of training examples, n_k.
+
+    Returns:
+        One tensor per buffer, or None where clients have no tensor or tensors of different shapes: then the global
+        model keeps its own. The mean is computed in float64, as a distance from the first client's value, so that
+        buffers on which all clients agree do not change.
+
+    Example:
+        >>> import torch
+        >>> from fl_lightning.engine.updates.buffers import average_buffers
+        >>> one, other = [torch.tensor([2.0]), torch.tensor(5)], [torch.tensor([6.0]), torch.tensor(7)]
+        >>> average_buffers([one, other], num_samples=torch.tensor([1, 3]))  # 1/4 · 2 + 3/4 · 6
+        [tensor([5.]), tensor(7)]
+    """
+    shares = num_samples.double() / num_samples.sum()
+    columns = list(zip(*rows, strict=True))
+    small = [place for place, values in enumerate(columns) if _joins(values)]
+    means = dict(zip(small, _means([[row[place] for place in small] for row in rows], shares), strict=True))
+    return [means[place] if place in means else _merge(values, shares.tolist()) for place, values in enumerate(columns)]
+
+
+def _joins(values: Sequence[Tensor | None]) -> bool:
+    """Tell whether a buffer is averaged together with others: small, dense, real, and of one shape on all clients."""
+    first = values[0]
+    if first is None or all(value is first for value in values):
+        return False
+    plain = first.layout is torch.strided and first.is_floating_point() and first.numel() <= SMALL
+    return plain and all(value is not None and value.shape == first.shape for value in values)
+
+
+def _means(rows: Sequence[Sequence[Any]], shares: Tensor) -> list[Tensor]:
+    """Average the buffers of K clients, given as K lists, by one product of the shares (K,) and all entries (K, B)."""
+    like = rows[0]
+    if not like:
+        return []
+    device = like[0].device
+    wide = torch.stack([torch.cat([value.to(device).double().flatten() for value in row]) for row in rows])
+    first = wide[0]
+    mean = first + shares.to(device) @ torch.where(wide == first, 0.0, wide - first)
+    parts = torch.split(mean, [value.numel() for value in like])
+    return [part.view(value.shape).to(value.dtype) for part, value in zip(parts, like, strict=True)]
+
+
+def _merge(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor | None:
+    first = values[0]
+    if all(value is first for value in values):
+        return first
+    present = [value for value in values if value is not None]
+    if first is None or len({value.shape for value in present}) > 1 or len(present) < len(values):
+        warnings.warn(
+            "a buffer has different shapes on different clients, and is not averaged: the global model keeps its own",
+            stacklevel=2,
+        )
+        return None
+    if first.layout is not torch.strided:
+        dense = _merge([value.to_dense() for value in present], shares)
+        return None if dense is None else dense.to_sparse(layout=first.layout)
+    if not (first.is_floating_point() or first.is_complex()):
+        return torch.stack([value.to(first.device) for value in present]).amax(0)
+    wide = torch.complex128 if first.is_complex() else torch.float64
+    total = first.to(wide)
+    for share, value in zip(shares, present, strict=True):
+        near = value.to(first.device)
+        total = total + share * torch.where(near == first, 0, near.to(wide) - first.to(wide))
+    return total.to(first.dtype)

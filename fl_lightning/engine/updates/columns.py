@@ -1,0 +1,103 @@
+"""Columns: the columns of the updates that each device keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import ceil
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+SEGMENTS = 24  # largest number of segments; 1, 2, 3, 4, 6, 8 or 12 devices can keep equally many
+UNIT = 1 << 13  # a segment's number of columns is a multiple of it
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of the updates (K, P), cut into segments; each device keeps all rows of some neighbouring segments.
+
+    The segments do not depend on the number of devices. Sums over columns are taken segment by segment, so that every
+    number of devices gives the same bits.
+
+    Attributes:
+        size: P.
+        rank: this device's number, from 0.
+        devices: number of devices.
+
+    Example:
+        >>> from fl_lightning.engine.updates.columns import Columns
+        >>> columns = Columns(20_000, rank=1, devices=2)
+        >>> columns.bounds, columns.own
+        ([0, 8192, 16384, 20000], slice(8192, 20000, None))
+    """
+
+    size: int
+    rank: int = 0
+    devices: int = 1
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """The columns at which segments begin, and P."""
+        width: int = UNIT * max(1, ceil(self.size / (SEGMENTS * UNIT)))
+        return [*range(0, max(1, self.size), width), self.size]
+
+    def _first(self, device: int) -> int:
+        return device * (len(self.bounds) - 1) // self.devices
+
+    def share(self, device: int) -> slice:
+        """The columns of a device."""
+        return slice(self.bounds[self._first(device)], self.bounds[self._first(device + 1)])
+
+    @cached_property
+    def own(self) -> slice:
+        """The columns of this device."""
+        return self.share(self.rank)
+
+    @cached_property
+    def width(self) -> int:
+        """The largest number of columns that a device keeps."""
+        firsts = [self.bounds[self._first(device)] for device in range(self.devices + 1)]
+        return max(stop - start for start, stop in pairwise(firsts))
+
+    def segments(self, start: int, stop: int) -> list[slice]:
+        """Cut the columns from ``start`` to ``stop`` at the bounds of this device's segments.
+
+        Returns:
+            For each segment of this device, its part of the columns, perhaps empty, counted from the device's first.
+        """
+        first, last = self._first(self.rank), self._first(self.rank + 1)
+        parts = zip(self.bounds[first:last], self.bounds[first + 1 : last + 1], strict=True)
+        cut = [(max(low, start), min(high, stop)) for low, high in parts]
+        return [slice(low - self.own.start, max(low, high) - self.own.start) for low, high in cut]
+
+    def total(self, parts: Iterable[Tensor], start: Tensor) -> Tensor:
+        """Add one tensor for each segment of this device to ``start``, those of all devices in the segments' order."""
+        if self.devices > 1:
+            parts = self._gathered(list(parts), start)
+        for part in parts:
+            start += part
+        return start
+
+    def _gathered(self, parts: list[Tensor], like: Tensor) -> Iterable[Tensor]:
+        counts = [self._first(device + 1) - self._first(device) for device in range(self.devices)]
+        sent = like.new_zeros(max(counts), *like.shape)
+        for place, part in zip(sent, parts, strict=False):
+            place.copy_(part)
+        received = [torch.empty_like(sent) for _ in counts]
+        torch.distributed.all_gather(received, sent)
+        return (part for given, count in zip(received, counts, strict=True) for part in given[:count])
+
+    def joined(self, own: Tensor) -> Tensor:
+        """Join the devices' columns (p,) of a vector to the vector (P,)."""
+        if self.devices == 1:
+            return own
+        sent = own.new_zeros(self.width)
+        sent[: len(own)] = own
+        received = [torch.empty_like(sent) for _ in range(self.devices)]
+        torch.distributed.all_gather(received, sent)
+        shares = map(self.share, range(self.devices))
+        return torch.cat([part[: each.stop - each.start] for part, each in zip(received, shares, strict=True)])
