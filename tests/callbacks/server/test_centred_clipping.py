@@ -9,7 +9,7 @@ from toy import GivenData, Linear, close, send, train, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import CentredClipping, FedAvg, FedNova
-from fl_lightning.engine.updates.updates import updates as shared
+from fl_lightning.engine.updates import updates as shared
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
 SENT = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)

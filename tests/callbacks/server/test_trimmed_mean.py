@@ -9,7 +9,7 @@ from toy import UPDATES, close, send
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedAvg, FedNova, TrimmedMean
 from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean
-from fl_lightning.engine.updates.updates import updates as shared
+from fl_lightning.engine.updates import updates as shared
 
 FIVE = [[1.0, -50.0], [7.0, 2.0], [2.0, 0.0], [90.0, 1.0], [3.0, 9.0]]
 
