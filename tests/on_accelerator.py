@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule
 from rules import CLIENT_RULES
 from tiny_images import CALLBACKS, client, data, fit
 from torch import Tensor, nn
-from toy import Capture, trainer
+from toy import SEEN, Capture, trainer
 
 from fl_lightning import FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, FedAdam, FedLAW, GradientHarmonization, Scaffold
@@ -80,7 +80,7 @@ def test_clients_at_once_do_as_on_the_cpu(name: str) -> None:
     for device in ({}, pretended.on_device()):
         orchestrator = FederatedOrchestrator(client(), on_bad_update="raise", clients_at_once=6)
         trainer(CALLBACKS[name](), rounds=3, **device).fit(orchestrator, datamodule=data())
-        assert orchestrator.group_size == 6
+        assert SEEN[orchestrator].group_size == 6
         ends.append(orchestrator.params)
     assert torch.equal(*ends)
 

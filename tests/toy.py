@@ -12,7 +12,9 @@ Batch normalisation (Normalized, NormalizedData): buffers that can be followed b
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import lightning
 import torch
@@ -275,11 +277,38 @@ class Capture(FederatedCallback):
         return self.cohort.mixing @ self.cohort.deltas
 
 
+@dataclass(frozen=True)
+class Seen:
+    """How clients trained in a fit, whose parts are gone when it has ended."""
+
+    group_size: int
+    at_once: bool
+    tried: int  # the last round with a trial
+    compiled: bool
+    streams: bool
+
+
+SEEN: "WeakKeyDictionary[Any, Seen]" = WeakKeyDictionary()  # by orchestrator, of its last fit
+
+
+class Sees(Callback):
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        if isinstance(pl_module, FederatedOrchestrator):
+            training, sums_after = pl_module.client_training, pl_module._policy.sums_after
+            tried, groups = getattr(training, "compared", 0), getattr(training, "groups", None)
+            compiled = bool(groups and groups.steps.is_compiled)
+            SEEN[pl_module] = Seen(training.group_size, training.at_once, tried, compiled, sums_after is not None)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if "_policy" in vars(pl_module):
+            self.on_fit_end(trainer, pl_module)
+
+
 def trainer(*callbacks: Callback, rounds: int = 1, **settings: Any) -> lightning.Trainer:
     """A Trainer that leaves nothing behind, unless told otherwise."""
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     quiet |= {"enable_model_summary": False, "num_sanity_val_steps": 0, "max_epochs": rounds}
-    return lightning.Trainer(**{**quiet, **settings}, callbacks=list(callbacks))
+    return lightning.Trainer(**{**quiet, **settings}, callbacks=[*callbacks, Sees()])
 
 
 def train(*callbacks: Callback, rounds: int = 1, momentum: float = 0.0, **settings: Any) -> Tensor:

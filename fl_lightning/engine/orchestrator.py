@@ -11,20 +11,24 @@ from urllib.parse import quote
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
+from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from fl_lightning import lightning_private
-from fl_lightning.engine.aggregation import Aggregation
+from fl_lightning.engine.aggregation import aggregate, step_server
 from fl_lightning.engine.checks import (
     check_callbacks,
     check_client,
     check_data,
     check_evaluation,
+    check_optimizers,
     check_rules,
     check_settings,
+    check_trainable,
     check_trainer,
     warn_of_hidden_state,
     warn_of_slow_precision,
@@ -32,29 +36,39 @@ from fl_lightning.engine.checks import (
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
-from fl_lightning.engine.hosting.checkpoint_checks import check_orders
 from fl_lightning.engine.hosting.evaluation import SeededEvaluation
+from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.interruption import Interruption
+from fl_lightning.engine.hosting.saving import check_orders
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
 from fl_lightning.engine.module.state import ModuleState
-from fl_lightning.engine.rules.callback import sealed_states
-from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of
+from fl_lightning.engine.policy import choose_policy
+from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.callback import federated, sealed_states
+from fl_lightning.engine.rules.hooks import Hooks
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.engine.same_start import start_alike
-from fl_lightning.engine.states.disk import FOLDER, DiskState
-from fl_lightning.engine.training.in_lockstep.comparison import compare_group
+from fl_lightning.engine.same_start import check_start, start_alike
+from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
+from fl_lightning.engine.training.client_data import ClientData
+from fl_lightning.engine.training.in_lockstep.trainer import choose_training
 from fl_lightning.engine.training.local_training import LocalTraining
+from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
+from fl_lightning.engine.training.optimizers import RoundRates
 from fl_lightning.engine.updates.store import bytes_in, usual_limit
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.files import seal_checkpoints
 from fl_lightning.inside import within
-from fl_lightning.seeding import isolated
+from fl_lightning.seeding import derive, isolated, seed_globals
+
+SAVED = ("clients_at_once", "server_settings", "memory_orders")  # entries of a checkpoint that a resumed fit reads
 
 
 @picklable_defaults
-class FederatedOrchestrator(Aggregation):
+class FederatedOrchestrator(ClientHost):
     """Federated training of any LightningModule by the plain Trainer: an epoch is a round, a batch is a client.
 
     Each ``training_step`` trains the clients of one batch, from the global model. The last ``training_step`` of an
@@ -108,6 +122,8 @@ class FederatedOrchestrator(Aggregation):
         ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
 
+    client_training: ClientTraining  # made when a fit begins
+
     def __init__(
         self,
         client: LightningModule,
@@ -158,8 +174,10 @@ class FederatedOrchestrator(Aggregation):
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
         self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
+        self._at_once = False  # whether clients have trained in lock-step in the last round
+        self._round: Round | None = None
 
-    # Hooks that the Trainer calls
+    # A fit begins
 
     @override
     def configure_callbacks(self) -> Any:
@@ -172,22 +190,21 @@ class FederatedOrchestrator(Aggregation):
         check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
         if not any(isinstance(each, Interruption) and each.orchestrator is self for each in known):
-            added += [Interruption(self), SeededEvaluation(self)]
+            added += [Interruption(self, self._drop_round), SeededEvaluation(self)]
         return added
 
     @override
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self._saved_settings: Settings | None = None
-        self._saved_orders: Sequence[list[int] | None] | None = None
-        self._way_before = None
+        self._saved = dict[str, Any]()
         self._order_memory()
         if self.init_from is not None and not self._started:
             start_from(self.client, self.init_from)
         self._started = True  # a second fit goes on from the first
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
-            check_rules(self.callbacks, self.data)
+            check_rules(federated(self.trainer), self.data)
+            self._client_data = ClientData(self, self.settings)
             check_data(self.data, self.trainer.max_epochs)
 
     def _order_memory(self) -> None:
@@ -199,10 +216,9 @@ class FederatedOrchestrator(Aggregation):
         # This is the first hook after the module has been moved to its device: flatten the parameters here.
         self._order_memory()  # for layers that configure_model has made
         start_alike(self)
-        self._flat = FlatParameters(self.client)
-        self._receiver = None
+        self.flat = FlatParameters(self.client)
         with values_of("model.server_optimizer"):
-            optimizer = self.server_optimizer(self._flat.parameters)
+            optimizer = self.server_optimizer(self.flat.parameters)
         with values_of("model.server_scheduler"):
             schedulers = make_schedulers(self.server_scheduler, optimizer)
         self._server_settings = settings_of(optimizer)
@@ -211,56 +227,175 @@ class FederatedOrchestrator(Aggregation):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        check_client(self.client, self.settings, self.trainer.precision_plugin, self.callbacks)
-        warn_of_slow_precision(self.trainer.precision_plugin, self.device)
-        self._training = LocalTraining(self.client, self._flat, self.settings, self._shown, self.callbacks)
-        self._usual_dtype = torch.get_default_dtype()
-        self._state, self._told, self._skipped = ModuleState(self.client), set[str](), 0
-        self._quarantined = []
-        warn_of_hidden_state(self._state.beyond)
-        self.make_rates()
-        self.make_room()
-        self.choose_group_size()
-        self._folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
-        self.memory_limit = self.cohort_memory or usual_limit(self.trainer.num_devices)
-        self.choose_memory()
-        self._open_states()
+        self._hooks, precision = Hooks(self, federated(self.trainer)), self.trainer.precision_plugin
+        check_client(self.client, self.settings, precision, self._hooks.callbacks)
+        warn_of_slow_precision(precision, self.device)
+        self._usual_dtype, self._skipped, self._quarantined = torch.get_default_dtype(), 0, list[int]()
+        self._state = state = ModuleState(self.client)
+        warn_of_hidden_state(state.beyond)
+        local = LocalTraining(self.client, self.flat, self.settings, self._shown, self._hooks.callbacks)
+        self._rates = self._make_rates(local, state)
+        one_by_one = OneByOne(self, local, self._client_data, self._hooks)
+        self.client_training = choose_training(
+            one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
+        )
+        self._at_once = self.client_training.at_once
+        folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
+        self._policy = choose_policy(
+            self,
+            self._hooks.callbacks,
+            self.client_training.group_size,
+            self.cohort_memory or usual_limit(self.trainer.num_devices),
+            folder,
+            self.on_bad_update,
+            self.max_update_norm,
+        )
+        self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
                 "training would start from a model with infinite or nan parameters: give another checkpoint, or mend "
                 "the module's initial values"
             )
 
+    def _make_rates(self, local: LocalTraining, state: ModuleState) -> RoundRates:
+        """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
+        first = int(self.data.sizes.argmax())
+        work, size = self._client_data.work(first, self.round), int(self.data.sizes[first])
+        run = LocalRun(self.client, self.flat, state, first, self.round, size, self.params, work)
+        with isolated(self.device):
+            seed_globals(derive(self.seed, "rates"), self.device)
+            try:
+                made = local.make_first(run)
+            finally:
+                state.restore()
+        check_optimizers(self.client, made)
+        with values_of("model.local_lr_scheduler"):
+            rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
+        configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in rates.schedulers]
+        self.trainer.lr_scheduler_configs.extend(configs)
+        self._idle_optimizers = rates.optimizers
+        check_start(self, made)
+        return rates
+
+    def _open_states(self, folder: Path) -> None:
+        """Find the files of the clients' states, before the run writes any file."""
+        for callback in self._hooks.callbacks if self.client_states == "disk" else ():
+            if isinstance(callback.state, DiskState):
+                own = within(folder, FOLDER, quote(callback.state_key, safe=""))
+                callback.state.open(own, lambda: self.round)
+
     @override
     def on_train_start(self) -> None:
         # On resume, the settings of this run win over the server optimizer's settings in the checkpoint.
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
-        check_orders(self._flat.orders, self._saved_orders)
-        optimizer = self.trainer.optimizers[0]
-        go_on(optimizer, schedulers, self._server_settings, self._saved_settings, self.rounds_done)
+        check_orders(self.flat.orders, self._saved.get("memory_orders"))
+        saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
+        go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
         self.set_step(self.round)
 
     def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
         """Return class and settings of the optimizers of a ``client`` and of the ``server``, as when the fit began."""
-        client = [(type(each), settings_of(each)) for each in self._training.shown]
+        client = [(type(each), settings_of(each)) for each in self._rates.optimizers]
         return {"client": client, "server": [(type(self.trainer.optimizers[0]), self._server_settings)]}
 
-    def _open_states(self) -> None:
-        """Find the files of the clients' states, before the run writes any file."""
-        if self.client_states == "disk":
-            for callback in self.callbacks:
-                if isinstance(callback.state, DiskState):
-                    folder = within(self._folder, FOLDER, quote(callback.state_key, safe=""))
-                    callback.state.open(folder, lambda: self.round)
+    # A round
 
     @override
-    def on_fit_end(self) -> None:
-        super().on_fit_end()
-        self.tell_quarantined()
-        # The Trainer has moved the module to the CPU: leave nothing of the rounds in the device's memory.
-        self._flat.vector  # noqa: B018  # moves
-        for name in ("_receiver", "_summed", "_anchor", "_resident"):
-            self.__dict__.pop(name, None)
+    def on_batch_passed_on(self) -> None:
+        self.set_step(self.round)  # before callbacks log anything of this batch
+
+    @override
+    def training_step(self, batch: ClientIds, batch_idx: int) -> None:
+        """Train the clients of one batch; the epoch's last batch ends the round."""
+        # The Trainer's precision is for the clients' forward passes alone: no autocast, no other default dtype.
+        with torch.autocast(self.device.type, enabled=False):
+            if batch_idx == 0:
+                self._round = self._begin_round()
+            round, done = self._round, batch_idx + 1
+            assert round is not None
+            with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self._hooks.callbacks):
+                self.client_training.train(round, [client for client in batch if client != PADDING])
+            waits(self.trainer)
+            if done == self.trainer.num_training_batches:
+                self._end_round(round)
+                busy(self.trainer, f"the evaluation after round {self.rounds_done}")
+            elif self._policy.sums_after and done % self._policy.sums_after == 0:
+                round.sum_up()
+
+    def _begin_round(self) -> Round:
+        """Remember the global model, from which all clients of the round start."""
+        self._state = ModuleState(self.client, self._state)
+        check_trainable(self.client, self.flat.parameters, self._state.trainable, self.round)
+        factors, turnout = self._rates.factors(self.round), self.data.turnout(self.round)
+        return Round(self.round, self.params.clone(), self._state, factors, turnout, self._policy)
+
+    def _end_round(self, round: Round) -> None:
+        """Aggregate the updates of the round's clients, step the server optimizer and log the round."""
+        cohort = round.cohort()
+        self._log_turnout(round, len(cohort.clients) if cohort else 0)
+        busy(self.trainer, f"the server's part of round {self.round}")
+        if cohort:
+            round.tell_failures()
+            aggregate(self, self._hooks, cohort)
+            self._skipped = 0
+            self._log_states()
+        else:
+            self._skip(round)
+        step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
+        self.log_round_number(self.round)
+        self.rounds_done += 1
+        self._at_once, self._round = self.client_training.at_once, None
+        round.failures.clear()  # an error refers to the frames that it passed, and these to the round
+
+    def _log_turnout(self, round: Round, kept: int) -> None:
+        self._quarantined.append(len(round.turnout.arrived) - kept)
+        counts = round.turnout.counts if self.data.availability else {}
+        for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():
+            self.log_round(f"clients/{name}", float(count))
+
+    def _skip(self, round: Round) -> None:
+        """Leave the global model as it is after a round without an update."""
+        counts, reason = round.turnout.counts, "its only client is left out"
+        if not counts["arrived"]:
+            reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
+        elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
+            raise round.without_update()
+        else:
+            self._skipped += 1
+        round.tell_failures()
+        rank_zero_warn(f"round {self.round} is skipped: {reason}")
+        step_server(self, None)
+
+    def _log_states(self) -> None:
+        """Log the size of the clients' states; states on disk can be read by all devices after this call."""
+        if held := sum(client_bytes(callback.state) for callback in self._hooks.callbacks):
+            self.log_round("clients/state_bytes", float(held))
+        if self.client_states == "disk":
+            self.trainer.strategy.barrier()
+
+    def _drop_round(self) -> int | None:
+        """Drop the current round; return how many of its clients were done, or None if there is no current round."""
+        round, self._round = self._round, None
+        if round is None:
+            return None
+        round.tell_failures()
+        return round.trained
+
+    @property
+    def group_size(self) -> int:
+        """TEMP."""
+        return self.client_training.group_size if "client_training" in self.__dict__ else 1
+
+    @property
+    def streams(self) -> bool:
+        """TEMP."""
+        return "_policy" in self.__dict__ and bool(self._policy.sums_after)
+
+    def num_steps(self, client: int, round: int) -> int:
+        """TEMP."""
+        return self._client_data.counted(client, round).total_batches
+
+    # Between rounds, and when a fit ends
 
     @override
     def on_train_epoch_start(self) -> None:
@@ -274,26 +409,32 @@ class FederatedOrchestrator(Aggregation):
             waits(self.trainer)
 
     @override
-    def on_batch_passed_on(self) -> None:
-        self.set_step(self.round)  # before callbacks log anything of this batch
+    def on_fit_end(self) -> None:
+        super().on_fit_end()
+        if times := sum(self._quarantined):
+            rounds = sum(count > 0 for count in self._quarantined)
+            rank_zero_warn(
+                f"clients left out in this fit: {times}, in {rounds} of {len(self._quarantined)} rounds "
+                "(see clients/quarantined)"
+            )
+        self.flat.vector  # noqa: B018  # moves to the CPU, as the Trainer has moved the module
 
     @override
-    def training_step(self, batch: ClientIds, batch_idx: int) -> None:
-        """Train the clients of one batch; the epoch's last batch ends the round."""
-        # The Trainer's precision is for the clients' forward passes alone: no autocast, no other default dtype.
-        with torch.autocast(self.device.type, enabled=False):
-            if batch_idx == 0:
-                self.start_round()
-            with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self.callbacks):
-                compare_group(self)
-                self.train_clients([client for client in batch if client != PADDING])
-            waits(self.trainer)
-            self.sum_up(batch_idx + 1)
-            if batch_idx + 1 == self.trainer.num_training_batches:
-                self.end_round()
-                busy(self.trainer, f"the evaluation after round {self.rounds_done}")
+    def release_client(self) -> None:
+        super().release_client()
+        for name in ("client_training", "_client_data", "_hooks", "_policy", "_rates"):  # refer to the Trainer, too
+            self.__dict__.pop(name, None)
 
     # Metrics that are logged after a round have the round as their step
+
+    def log_round_number(self, round: int) -> None:
+        """Log a round's number, as the metric ``round`` and as the step of the metrics logged with it."""
+        self.set_step(round)
+        self.log_round("round", float(round))
+
+    def set_step(self, round: int) -> None:
+        """Make the round the step of the loggers: Lightning would count batches, which are clients here."""
+        lightning_private.set_step(self.trainer, round)
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -305,24 +446,25 @@ class FederatedOrchestrator(Aggregation):
         self.client.on_test_epoch_end()
         self.log_round_number(self.rounds_done)
 
+    # Checkpoints
+
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
-        checkpoint["clients_at_once"] = [self.clients_at_once, self._stacked is not None]
-        if self._run is not None:  # saved on a signal, while the module holds a client's model
-            with self.at(self._anchor, self._state.buffers):
+        checkpoint["clients_at_once"] = [self.clients_at_once, self._at_once]
+        if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
+            with self.at(self._round.anchor, self._round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings
-            checkpoint["memory_orders"] = self._flat.orders
+            checkpoint["memory_orders"] = self.flat.orders
         super().on_save_checkpoint(checkpoint)
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.rounds_done, self._way_before = checkpoint["rounds_done"], checkpoint.get("clients_at_once")
+        self.rounds_done = checkpoint["rounds_done"]
+        self._saved = {name: checkpoint.get(name) for name in SAVED}
         if "loops" in checkpoint:  # continue with the first client of the next round
             lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)
-        self._saved_settings = checkpoint.get("server_settings")
-        self._saved_orders = checkpoint.get("memory_orders")
         checkpoint["lr_schedulers"] = []  # on_train_start sets the run's own schedule to the round

@@ -18,9 +18,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.hosting.checkpoint_checks import check_state
 from fl_lightning.engine.hosting.initial import start_from
-from fl_lightning.engine.hosting.saving import own_names
+from fl_lightning.engine.hosting.saving import check_state, own_names
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole

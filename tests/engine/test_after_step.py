@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import SGD
-from toy import Capture, GivenData, Linear, close, trainer
+from toy import SEEN, Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor
 
@@ -31,7 +31,7 @@ class Watched(Capture):
 def deltas(module: LightningModule, **settings: Any) -> Tensor:
     orchestrator, capture = FederatedOrchestrator(module, on_bad_update="raise", **settings), Watched()
     trainer(Sinks(), capture).fit(orchestrator, datamodule=GivenData(ROWS, samples=STEPS, steps=STEPS))
-    assert orchestrator.group_size == settings.get("clients_at_once", 1)
+    assert SEEN[orchestrator].group_size == settings.get("clients_at_once", 1)
     return capture.cohort.deltas
 
 

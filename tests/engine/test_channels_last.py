@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from toy import close, trainer
+from toy import SEEN, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedGAM, GradientHarmonization, Scaffold
@@ -58,7 +58,7 @@ def run(
 def test_results_are_those_of_the_usual_order(rules: list[Any], at_once: int) -> None:
     _, usual = run(*rules)
     _, last = run(*rules, channels_last=True, clients_at_once=at_once)
-    assert last.group_size == at_once
+    assert SEEN[last].group_size == at_once
     for (name, one), other in zip(usual.client.state_dict().items(), last.client.state_dict().values(), strict=True):
         assert close(other, one, 1e-5), name
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fl_lightning.engine.hosting.checkpoint_checks import check_orders, check_state, shape
+from fl_lightning.engine.hosting.saving import check_orders, check_state, shape
 from fl_lightning.errors import ConfigurationError
 
 OWN = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, files_in, last, per_client, train
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning.engine.rules.callback import federated
 from fl_lightning.engine.states.disk import DiskState
 from fl_lightning.runs.checkpoints import LastCheckpoint
 
@@ -268,7 +269,7 @@ def test_two_rules_of_one_name_have_folders_of_their_own(tmp_path: Path) -> None
 
     class Both(FederatedCallback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            assert len({rule.state_key for rule in pl_module.rules}) == 3
+            assert len({rule.state_key for rule in federated(trainer)}) == 3
 
     other = Outer.Totals()
     _, rule = train(tmp_path, 3, Both(), other, LastCheckpoint())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
-from toy import Capture, close, trainer
+from toy import SEEN, Capture, close, trainer
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FedProx
@@ -42,8 +42,8 @@ def run(make: Any, *rules: Any, compiled: bool, rounds: int = 3) -> tuple[Tensor
     orchestrator = FederatedOrchestrator(make(), clients_at_once=6, compile_clients=compiled, on_bad_update="raise")
     watched = Watched()
     trainer(*(rule() for rule in rules), watched, rounds=rounds).fit(orchestrator, datamodule=TinyData(batch_size=4))
-    assert orchestrator._stacked is not None
-    assert orchestrator._stacked.is_compiled == compiled
+    assert SEEN[orchestrator].at_once
+    assert SEEN[orchestrator].compiled == compiled
     return orchestrator.params.clone(), [cohort.metrics for cohort in watched.cohorts]
 
 

@@ -11,7 +11,7 @@ import torch
 from command import TINY, fit, fit_on
 from rules import CLIENT_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
-from toy import Capture, Net, trainer
+from toy import SEEN, Capture, Net, trainer
 from zoo import manual
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
@@ -51,7 +51,7 @@ def compare(
             watched, chosen = Watched(), [rule() for rule in rules]
             orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
             trainer(*chosen, watched, rounds=3).fit(orchestrator, datamodule=data(batch_size=4))
-            assert (orchestrator.group_size > 1) == (at_once > 1)
+            assert (SEEN[orchestrator].group_size > 1) == (at_once > 1)
             ends.append((orchestrator, watched))
     (one, alone), (other, grouped) = ends
     near(one.params, other.params, tolerance)
@@ -214,7 +214,7 @@ class FourData(TinyData):
         watched = Watched()
         orchestrator = FederatedOrchestrator(make(), clients_at_once=4, **settings)
         trainer(watched).fit(orchestrator, datamodule=cls(batch_size=4))
-        assert orchestrator._stacked is not None
+        assert SEEN[orchestrator].at_once
         return watched.cohort.deltas
 
 
@@ -270,7 +270,7 @@ def test_examples_go_through_the_hooks_as_one_by_one(kind: type[Images]) -> None
         nn.init.zeros_(orchestrator.client.network[1].weight)  # type: ignore[union-attr, index]
         nn.init.zeros_(orchestrator.client.network[1].bias)  # type: ignore[union-attr, index]
         trainer(rounds=2, limit_val_batches=0).fit(orchestrator, datamodule=data)
-        assert orchestrator.group_size == at_once
+        assert SEEN[orchestrator].group_size == at_once
         assert all(size <= 4 for size in data.seen)  # type: ignore[attr-defined]
         ends.append(orchestrator.params)
     near(*ends, 1e-6)
@@ -421,5 +421,5 @@ def test_auto_stacks_small_models_alone() -> None:
     for make in (Net, Wide):
         orchestrator = FederatedOrchestrator(make(), clients_at_once="auto")
         trainer().fit(orchestrator, datamodule=FourData(batch_size=4))
-        sizes.append(orchestrator.group_size)
+        sizes.append(SEEN[orchestrator].group_size)
     assert sizes == [4, 1]

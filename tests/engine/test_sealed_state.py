@@ -10,7 +10,7 @@ import torch
 from rules import TinyClassifier, TinyData
 from torch import Tensor
 from totals import CLIENTS, Totals, files, train
-from toy import trainer
+from toy import SEEN, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 
@@ -163,4 +163,4 @@ def test_clients_at_once(make: type[FederatedCallback]) -> None:
     hook = "loss" if issubclass(make, InLoss) else "on_client_start"
     with pytest.raises(ConfigurationError, match=rf"^{make.__name__} sets self.state.* in {hook}, while"):
         trainer(make(), rounds=1).fit(orchestrator, datamodule=TinyData(batch_size=4))
-    assert orchestrator.group_size == 6
+    assert SEEN[orchestrator].group_size == 6

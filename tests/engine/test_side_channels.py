@@ -23,7 +23,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toy import trainer
+from toy import SEEN, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
@@ -522,7 +522,7 @@ def federated(
     if end:
         run.save_checkpoint(end)
     said = (*lines, *(str(each.message) for each in caught))
-    return Run(orchestrator.params.clone(), orchestrator._stacked is not None, said)
+    return Run(orchestrator.params.clone(), SEEN[orchestrator].at_once, said)
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
-from toy import Capture, trainer
+from toy import SEEN, Capture, trainer
 
 from fl_lightning import (
     ClientFailure,
@@ -67,7 +67,7 @@ def fit(*callbacks: Any, memory: str | None = None, **data: Any) -> FederatedOrc
 def test_streaming_changes_no_bit(name: str, batch: int) -> None:
     kept, looked_at = fit(RULES[name]()), fit(RULES[name](), Looks(), memory="1KiB")
     streamed = fit(RULES[name](), memory="1KiB", clients_per_batch=batch)
-    assert [each.streams for each in (kept, looked_at, streamed)] == [False, False, True]
+    assert [SEEN[each].streams for each in (kept, looked_at, streamed)] == [False, False, True]
     assert torch.equal(kept.params, looked_at.params)
     assert torch.equal(kept.params, streamed.params)
 
@@ -76,7 +76,7 @@ def test_streaming_changes_no_bit(name: str, batch: int) -> None:
 @pytest.mark.parametrize("chain", [[FedAvg("uniform"), FedNova()], [FedProx(0.1), FedNova()], [NormClipping(0.1)]])
 def test_chains_stream(chain: list[FederatedCallback]) -> None:
     streamed = fit(*chain, memory="1KiB")
-    assert streamed.streams
+    assert SEEN[streamed].streams
     assert torch.equal(streamed.params, fit(*chain, Capture()).params)
 
 
@@ -84,7 +84,7 @@ def test_chains_stream(chain: list[FederatedCallback]) -> None:
 def test_updates_that_are_not_finite_are_left_out_of_the_sum() -> None:
     faults = [FaultInjection("nan", clients=[0, 2], rounds=[1, 3])]
     streamed = fit(*faults, memory="1KiB")
-    assert streamed.streams
+    assert SEEN[streamed].streams
     assert streamed.params.isfinite().all()
     assert torch.equal(streamed.params, fit(*faults, Looks(), memory="1KiB").params)
 
@@ -92,10 +92,10 @@ def test_updates_that_are_not_finite_are_left_out_of_the_sum() -> None:
 def test_what_looks_at_single_updates_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # for ConflictMonitor's files
     for callbacks in ([ConflictMonitor()], [Capture()], [NormClipping()]):
-        assert not fit(*callbacks, memory="1KiB").streams
+        assert not SEEN[fit(*callbacks, memory="1KiB")].streams
     whole = FederatedOrchestrator(TinyClassifier(), cohort_memory="1KiB", max_update_norm=1e9)
     trainer().fit(whole, datamodule=TinyData())
-    assert not whole.streams
+    assert not SEEN[whole].streams
 
 
 class Own(FedAvg):
@@ -124,7 +124,7 @@ class Lies(FederatedCallback):
 
 
 def test_a_rule_that_does_not_stream_is_not_taken_for_one() -> None:
-    assert not fit(Own(), memory="1KiB").streams
+    assert not SEEN[fit(Own(), memory="1KiB")].streams
 
 
 @pytest.mark.parametrize(("rule", "said"), [(Forgets(), "stream_weights gave others"), (Lies(), "single updates")])
@@ -140,5 +140,5 @@ def test_the_guides_rule_streams_as_printed() -> None:
     names: dict[str, Any] = {"FederatedCallback": FederatedCallback}
     exec(text, names)
     streamed = fit(names["ByLoss"](), memory="1KiB")
-    assert streamed.streams
+    assert SEEN[streamed].streams
     assert torch.equal(streamed.params, fit(names["ByLoss"](), Looks()).params)

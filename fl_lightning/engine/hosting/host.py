@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
 from fl_lightning.engine.federation.data import LOADERS, TRANSFER_HOOKS, ClientIds, FederatedDataModule
-from fl_lightning.engine.hosting.saving import ClientSaver
+from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_in, renamed
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.inference import leave_inference_mode
-from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.module.state import make_room
+from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.engine.training.local_training import LocalTraining
-from fl_lightning.engine.training.optimizers import RoundRates
+from fl_lightning.lightning_private import saved_hyper_parameters
 
 EVALUATION_HOOKS = tuple(
     f"on_{stage}_{when}"
@@ -33,11 +35,16 @@ EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
 BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 
 
-class ClientHost(ClientSaver):
-    """Owns the client module and forwards to it the hooks and steps that the Trainer calls outside of training.
+class ClientHost(Server):
+    """Owns the client module: forwards to it what the Trainer calls outside of training, and saves it in checkpoints.
 
     While a client trains, the module's ``self.log`` collects the client's metrics, and ``self.optimizers()`` returns
     the client's optimizers. In an evaluation, ``self.log`` logs as usual.
+
+    The module's own ``state_dict``, ``load_state_dict``, ``strict_loading``, ``on_save_checkpoint`` and
+    ``on_load_checkpoint`` decide what a checkpoint holds and what must be in there; all of them see the module's own
+    names. The hyper-parameters that the module and the data module have saved enter the checkpoint, too, as far as they
+    are plain values: others could not be loaded with ``weights_only=True``.
 
     Args:
         client: the LightningModule to own.
@@ -45,10 +52,8 @@ class ClientHost(ClientSaver):
     """
 
     settings: LocalSettings  # the local work of every client
-    _run: LocalRun | None = None  # the client that trains at the moment, if any
-    _training: LocalTraining
-    _rates: RoundRates | None = None  # the clients' learning rates; made when a fit starts
     _shown: ClientTrainer  # the Trainer as the client module sees it
+    _idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
     _lone_metrics: Sequence[tuple[Metric, Any]] = ()  # those that do not look at other devices, and what they asked
 
     def __init__(self, client: LightningModule, seed: int) -> None:
@@ -73,7 +78,7 @@ class ClientHost(ClientSaver):
                 setattr(self, step, getattr(self.client, step))  # Lightning reads the signature of the module's step
         if not is_overridden("validation_step", self.client, LightningModule):
             self.validation_step = None  # type: ignore[method-assign, assignment]  # a fit then skips validation
-        self._spares, self._rates = None, None
+        self._spares, self._idle_optimizers = None, ()
         metrics = [part for part in self.client.modules() if isinstance(part, Metric)]
         self._lone_metrics = [(metric, metric.distributed_available_fn) for metric in metrics]
         for metric in metrics:  # each device evaluates everything, and trains other clients
@@ -96,17 +101,13 @@ class ClientHost(ClientSaver):
             self.client.__dict__.pop(name, None)
         for metric, available in self._lone_metrics:
             metric.distributed_available_fn = available
-        self._lone_metrics, self._rates = [], None
+        self._lone_metrics, self._idle_optimizers = [], ()
         self.client.trainer = self.trainer
-        for name in ("_state", "_shown", "_training"):  # these refer to the Trainer
+        for name in ("_state", "_shown"):  # these refer to the Trainer
             self.__dict__.pop(name, None)
         for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS, *LOADERS):
             self.__dict__.pop(hook, None)
         self._lend_loaders(None)
-
-    def drop_round(self) -> int | None:
-        """Drop the current round; return how many of its clients were done, or None if there is no current round."""
-        raise NotImplementedError
 
     @override
     def configure_callbacks(self) -> Any:
@@ -146,7 +147,7 @@ class ClientHost(ClientSaver):
         )
         converted = type(self.trainer.precision_plugin).convert_input is not Precision.convert_input
         # Batches that need no transfer, hooks or conversion skip all three, which saves a tiny client half its time.
-        self._batches_ready = self.device.type == "cpu" and not hooked and not converted
+        self.batches_ready = self.device.type == "cpu" and not hooked and not converted
         self.client.on_fit_start()
         self._shown.end()
 
@@ -162,32 +163,78 @@ class ClientHost(ClientSaver):
         if isinstance(data := self.trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]  # as above
             data.borrow_loaders(module)
 
+    # Checkpoints
+
+    @property
+    @override
+    def strict_loading(self) -> bool:
+        """Whether a checkpoint must hold exactly the client module's tensors."""
+        return self.client.strict_loading
+
+    @strict_loading.setter
+    def strict_loading(self, strict_loading: bool) -> None:
+        self.client.strict_loading = strict_loading
+
+    @override
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        if not is_overridden("state_dict", self.client, LightningModule):
+            return super().state_dict(*args, **kwargs)
+        found = kwargs.get("destination")
+        found = OrderedDict() if found is None else found
+        found.update(renamed(self.client.state_dict(), lambda name: kwargs.get("prefix", "") + PREFIX + name))
+        return found
+
+    @override
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        if not is_overridden("load_state_dict", self.client, LightningModule):
+            return super().load_state_dict(state_dict, strict, assign)
+        return self.client.load_state_dict(own_names(state_dict), strict=strict)
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        argument, saved = saved_hyper_parameters(self.client)
+        for key in {self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY} & set(
+            checkpoint
+        ):
+            checkpoint[key] = plain_in(checkpoint[key])  # of the orchestrator and of the data module
+        if plain := plain_in(saved):
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
+            checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
+        with own_view(checkpoint):
+            self.client.on_save_checkpoint(checkpoint)
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        with own_view(checkpoint):
+            self.client.on_load_checkpoint(checkpoint)
+            if not is_overridden("load_state_dict", self.client, LightningModule):  # which may rename
+                make_room(self.client, checkpoint["state_dict"])
+                check_state(nn.Module.state_dict(self.client), checkpoint["state_dict"], self.strict_loading)
+
     # Replacements for the client module's own methods
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if self._run is not None:
-            self._run.log(name, value, *args, **kwargs)
+        if self._shown.run is not None:
+            self._shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
             if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
     def _client_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self._run is not None:
-            self._training.backward(loss, *args, **kwargs)
+        if self._shown.run is not None:
+            self._shown.run.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
-        if self._run is None:
-            optimizers: list[Any] = self._rates.optimizers if self._rates else []
-        elif use_pl_optimizer and not self.client.automatic_optimization:
-            optimizers = self._training.hooked_optimizers(self._run)
-        else:
-            optimizers = self._run.optimizers
-        return optimizers[0] if len(optimizers) == 1 else optimizers
+        run = self._shown.run
+        optimizers: Sequence[Any] = run.optimizers if run else self._idle_optimizers
+        if run and use_pl_optimizer and run.hooked:
+            optimizers = run.hooked
+        return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_schedulers(self) -> Any:
-        schedulers = self._run.schedulers if self._run else []
+        schedulers = self._shown.run.schedulers if self._shown.run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
 

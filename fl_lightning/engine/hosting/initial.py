@@ -12,8 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fl_lightning.engine.hosting.checkpoint_checks import shape
-from fl_lightning.engine.hosting.saving import own_names
+from fl_lightning.engine.hosting.saving import own_names, shape
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
@@ -19,10 +21,11 @@ class Interruption(Callback):
 
     Args:
         orchestrator: the orchestrator whose rounds are watched.
+        drop_round: drops the current round; returns how many of its clients were done, or None if there is none.
     """
 
-    def __init__(self, orchestrator: ClientHost) -> None:
-        self.orchestrator = orchestrator
+    def __init__(self, orchestrator: ClientHost, drop_round: Callable[[], int | None]) -> None:
+        self.orchestrator, self._drop = orchestrator, drop_round
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -35,7 +38,7 @@ class Interruption(Callback):
 
     def _drop_round(self, trainer: Trainer, speaks: bool) -> None:
         orchestrator = self.orchestrator
-        if (done := orchestrator.drop_round()) is None:
+        if (done := self._drop()) is None:
             return
         loop = trainer.fit_loop
         epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress

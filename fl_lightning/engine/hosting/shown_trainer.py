@@ -56,30 +56,39 @@ class ClientTrainer:
 
     Attributes:
         asked: names of the attributes in ``LOCAL`` that the module has asked for.
+        run: the client that trains at the moment, if any.
+        logs: takes what the module logs while a client trains, or several do at once.
     """
 
     asked: set[str]
+    run: LocalRun | None
+    logs: Any
 
     def __init__(self, trainer: Trainer, settings: LocalSettings) -> None:
-        vars(self).update(_trainer=trainer, _settings=settings, _work=None, _run=None, asked=set[str]())
+        vars(self).update(_trainer=trainer, _settings=settings, _work=None, run=None, logs=None, asked=set[str]())
 
     @property  # type: ignore[misc]  # a module may ask isinstance(self.trainer, Trainer)
     def __class__(self) -> type:
         return Trainer
 
-    def begin(self, run: LocalRun | None = None) -> None:
-        """Show a client's training; without a run, that of any client: sizes of a client's data are then refused."""
+    def begin(self, run: LocalRun | None = None, logs: Any = None) -> None:
+        """Show a client's training; without a run, that of any client: sizes of a client's data are then refused.
+
+        Args:
+            run: the client's run.
+            logs: takes what the module logs, in place of the run.
+        """
         work = run.work if run else vars(self)["_settings"].work()
-        vars(self).update(_work=work, _run=run)
+        vars(self).update(_work=work, run=run, logs=logs or run)
 
     def end(self) -> None:
         """Show the run."""
-        vars(self).update(_work=None, _run=None)
+        vars(self).update(_work=None, run=None, logs=None)
 
     def __getattr__(self, name: str) -> Any:
         if "_trainer" not in vars(self):  # a copy that is being made
             raise AttributeError(name)
-        work, run = vars(self)["_work"], vars(self)["_run"]
+        work, run = vars(self)["_work"], vars(self)["run"]
         if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(
                 f"self.trainer.{name} would count clients, not batches: in configure_optimizers or a training hook, "
@@ -92,7 +101,7 @@ class ClientTrainer:
         return getattr(vars(self)["_trainer"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        run = vars(self)["_run"]
+        run = vars(self)["run"]
         if name == "should_stop" and run is not None:
             run.should_stop = value
         else:

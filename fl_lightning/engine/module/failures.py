@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from lightning.pytorch import LightningModule
@@ -56,18 +57,23 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
 def _is_of_step(error: Exception) -> bool:
     """Tell whether an error comes from the evaluation of a client's local step."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = [(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in frames]
-    return any(str(module).startswith("fl_lightning.engine.") and name == "_evaluate" for module, name in names)
+    return any(_is_of_engine(frame) and frame.f_code.co_name == "_evaluate" for frame in frames)
 
 
 def described(error: Exception, module: LightningModule) -> str:
     """Describe an error in a module's training: class, message, layer that raised it, and what to do if known."""
     names = {id(part): name for name, part in module.named_modules() if part is not module}
-    found = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not _is_of_engine(frame)]
+    found = [frame.f_locals.get("self") for frame in frames]
     layers = [each for each in found if isinstance(each, nn.Module) and id(each) in names]
     where = f" (in {names[id(layers[-1])]}, {_short(layers[-1])})" if layers else ""
     hint = next((f": {words}" for found, words in HINTS.items() if found in str(error)), "")
     return f"{type(error).__name__}: {error}{where}{hint}"
+
+
+def _is_of_engine(frame: FrameType) -> bool:
+    """Tell whether a frame is the engine's: to look at its variables would keep them, and the error, in memory."""
+    return str(frame.f_globals.get("__name__")).startswith("fl_lightning.engine.")
 
 
 def _short(layer: nn.Module) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,8 @@ class LocalRun:
             once, each tensor has one row per client.
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
+        backward: back-propagates a loss, as the module's ``manual_backward`` does.
+        hooked: the optimizers as a module with manual optimization sees them; empty for other modules.
     """
 
     def __init__(
@@ -74,7 +77,11 @@ class LocalRun:
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
         self.kept: dict[str, Tensor] = {}
+        self.backward: Callable[..., None] = Tensor.backward
+        self.hooked: list[Any] = []
         self._flat, self._state, self._in_loss = flat, state, False
+        self._row: Tensor | None = None
+        self._loss: float | None = None
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
         self._logged = MetricLog()
@@ -86,6 +93,8 @@ class LocalRun:
 
         Inside the ``loss`` hook, a new vector whose gradients reach the parameters, and which is for reading only.
         """
+        if self._row is not None:
+            return self._row
         return self._flat.join(self._flat.parameters) if self._in_loss else self._flat.vector
 
     @property
@@ -93,7 +102,12 @@ class LocalRun:
         """(P,) the live gradients of the current step: writing to the vector changes the optimizer step.
 
         A rule may also assign another vector (P,): the optimizer step then uses that vector itself, not a copy.
+
+        Raises:
+            RuntimeError: the client is a row of a stack, whose gradients are those of all its clients.
         """
+        if self._row is not None:
+            raise RuntimeError("a client of a stack has no gradient of its own")
         return self._flat.gradient
 
     @grads.setter
@@ -113,7 +127,7 @@ class LocalRun:
     @property
     def loss(self) -> float:
         """Mean training loss so far, each batch weighted by its number of examples; nan before the first batch."""
-        return float(self.mean_loss(self.params))
+        return float(self.mean_loss(self.params)) if self._loss is None else self._loss
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -137,6 +151,15 @@ class LocalRun:
         """η_k, the client's learning rate in this round: its scheduler's initial rate, else its largest step size."""
         group = self.optimizers[0].param_groups[0]
         return float(group.get("initial_lr") or max(self._step_sizes, default=group["lr"]))
+
+    def place(self, row: Tensor, optimizer: Optimizer) -> None:
+        """Give the client a row (P,) of a stack in place of the module's own parameters, and the stack's optimizer."""
+        self._row, self._loss, self.optimizers = row, math.nan, [optimizer]
+
+    def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor]) -> None:
+        """Record what a stack knows of the client: mean loss, learning rate of each step, rows of the kept tensors."""
+        self._loss, self.kept = loss, kept
+        self._step_sizes, self.global_step = rates, len(rates)
 
     def send(self, name: str, vector: Tensor) -> None:
         """Send a tensor to the server beside the update; the server reads it as ``cohort.results[k].vectors[name]``."""
@@ -218,7 +241,7 @@ class LocalRun:
         return torch.stack([torch.stack(losses).sum() * size for size, losses in alike.items()]).sum() / sum(sizes)
 
     def result(
-        self, buffers: Buffers, loss_scale: tuple[float, int] | None, loss: float = float("nan")
+        self, buffers: Buffers, loss_scale: tuple[float, int] | None = None, loss: float = math.nan
     ) -> ClientResult:
         """Collect the values that this client sends beside its update.
 

@@ -49,11 +49,11 @@ class Server(lightning_private.TransferringModule):
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
     """
 
-    _flat: FlatParameters
+    flat: FlatParameters
     _state: ModuleState | None = None  # the rest of the global module, in a fit
     _takes_index: bool  # whether training_step takes batch_idx
     channels_last: bool = False  # whether images lie in memory with the channels last
-    _batches_ready: bool  # whether batches need neither transfer nor hooks
+    batches_ready: bool  # whether batches need no transfer, hooks or conversion
     _spares: list[Spare] | None = None
 
     def __init__(self, client: LightningModule, seed: int) -> None:
@@ -83,11 +83,11 @@ class Server(lightning_private.TransferringModule):
     @property
     def params(self) -> Tensor:
         """(P,) the live trainable parameters of the global model; while a client trains, the client's parameters."""
-        return self._flat.vector
+        return self.flat.vector
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Cut a (P,) vector into the shapes of the trainable parameters; the parts share its memory."""
-        return self._flat.views(vector)
+        return self.flat.views(vector)
 
     def columns_of(self, name: str) -> slice:
         """Return the columns that a part of the client module has in (P,) vectors, of parameters, gradients or updates.
@@ -99,7 +99,7 @@ class Server(lightning_private.TransferringModule):
         Raises:
             ConfigurationError: no trainable parameter has the name, or lies in a submodule of this name.
         """
-        return self._flat.columns_of(name)
+        return self.flat.columns_of(name)
 
     def generator(self, purpose: str, *indices: int) -> torch.Generator:
         """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
@@ -193,8 +193,8 @@ class Server(lightning_private.TransferringModule):
         """
         with self.trainer.precision_plugin.train_step_context(), torch.enable_grad():
             value = loss()
-        parts = torch.autograd.grad(value, self._flat.parameters, materialize_grads=True)
-        return value.detach(), self._flat.join(parts)
+        parts = torch.autograd.grad(value, self.flat.parameters, materialize_grads=True)
+        return value.detach(), self.flat.join(parts)
 
     def evaluate(self, batches: Iterable[Any]) -> dict[str, float]:
         """Collect the metrics that the client module's ``validation_step`` logs on batches, at its current parameters.
@@ -229,7 +229,7 @@ class Server(lightning_private.TransferringModule):
 
     def prepare_batch(self, batch: Any) -> Any:
         """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""
-        if not self._batches_ready:
+        if not self.batches_ready:
             batch = self.transfer(self.trainer.precision_plugin.convert_input(batch))
         return apply_to_collection(batch, Tensor, _with_channels_last) if self.channels_last else batch
 

@@ -23,9 +23,10 @@ from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
+from fl_lightning.engine.training.manual import gradients_kept, of_others, values_kept, watch_steps
+from fl_lightning.engine.training.optimizers import make_optimizers, make_sparse, scale_rates
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.lightning_private import hooked
 
 HOOKS = (
@@ -76,48 +77,62 @@ class LocalTraining:
         self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.automatic = module.automatic_optimization
-        self.hooked: list[Any] | None = None  # the client's optimizers as a module with manual optimization sees them
-        self.in_hooked_step = False
         self.losses = [guarded(c.loss) for c in callbacks if overrides(c, "loss")]
         self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
         self.before_step = [
             guarded(c.on_before_client_step) for c in callbacks if overrides(c, "on_before_client_step")
         ]
         self.after_step = [guarded(c.on_after_client_step) for c in callbacks if overrides(c, "on_after_client_step")]
-        self.shown: Sequence[Optimizer] = ()  # those that the module has made when the fit began
+        self._first: Sequence[Optimizer] = ()  # those that the module has made when the fit began
 
-    def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> LocalRun:
+    def make_first(self, run: LocalRun) -> list[Optimizer]:
+        """Let the module make the optimizers of a client when a fit begins; no client trains with them.
+
+        Raises:
+            ConfigurationError: ``configure_optimizers`` returns none, or another number than it may.
+        """
+        self.trainer.begin(run)
+        try:
+            with values_of(f"{type(self.module).__name__}.configure_optimizers"):
+                self._first, _ = make_optimizers(self.module)
+        finally:
+            self.end(None)
+        return self._first
+
+    def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> None:
         """Let the module make the optimizers of a client's run, with the learning rates of this round.
 
         Args:
             run: the client's run.
             factors: factors on the learning rates, as :meth:`RoundRates.factors` returns them; None for the module's.
         """
-        self.trainer.begin(run)
-        run.optimizers, run.schedules = self.make_optimizers()
-        if factors is not None:
-            scale_rates(run.optimizers, run.schedules, factors)
+        run.optimizers, run.schedules = self.make_optimizers(run, factors)
+        run.backward = self.backward
         run.optimizers[0].register_step_post_hook(run.count_step)
         if self.after_step:
             for optimizer in run.optimizers:
                 optimizer.register_step_post_hook(partial(self._after_step, run))
         self.scaler = None if self.shared_scaler is None else deepcopy(self.shared_scaler)
         if not self.automatic:
-            self._attach(run)
-        return run
+            watch_steps(run, partial(self._before_step, run))
 
-    def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-        """Make a client's optimizers and schedules.
+    def make_optimizers(
+        self, run: LocalRun, factors: Sequence[Sequence[float]] | None
+    ) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+        """Make a client's optimizers and schedules; see :meth:`start`.
 
         Raises:
             ConfigurationError: ``configure_optimizers`` returns an optimizer that it has returned before.
         """
+        self.trainer.begin(run)
         made, schedules = make_optimizers(self.module)
-        if any(optimizer is other for optimizer in made for other in self.shown):
+        if any(optimizer is other for optimizer in made for other in self._first):
             raise ConfigurationError(
                 f"{type(self.module).__name__}.configure_optimizers returns an optimizer that it has returned before, "
                 "which would carry momentum from client to client: make a new one at each call"
             )
+        if factors is not None:
+            scale_rates(made, schedules, factors)
         return made, schedules
 
     def end(self, run: LocalRun | None) -> None:
@@ -127,42 +142,8 @@ class LocalTraining:
         Python's garbage collector, which counts objects and not the bytes of momentum in them.
         """
         self.trainer.end()
-        self.hooked = None
         if run is not None:
-            run.optimizers, run.schedules = [], []
-
-    def hooked_optimizers(self, run: LocalRun) -> list[Any]:
-        """Return the client's optimizers as Lightning gives them to a module with manual optimization."""
-        if self.hooked is None:
-
-            def step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-                def evaluate() -> Any:
-                    result = closure()
-                    self._before_step(run, optimizer)
-                    return result
-
-                self.in_hooked_step = True
-                try:
-                    return optimizer.step(evaluate, **kwargs)
-                finally:
-                    self.in_hooked_step = False
-
-            self.hooked = [hooked(optimizer, self.module, step) for optimizer in run.optimizers]
-        return self.hooked
-
-    def _attach(self, run: LocalRun) -> None:
-        """Call the rules and hooks, and count, when a module with manual optimization steps an optimizer."""
-
-        def before(optimizer: Optimizer, *_: Any) -> None:
-            if not self.in_hooked_step:
-                self._before_step(run, optimizer)
-
-        def after(*_: Any) -> None:
-            run.global_step += 1
-
-        for optimizer in run.optimizers:
-            optimizer.register_step_pre_hook(before)
-            optimizer.register_step_post_hook(after)
+            run.optimizers, run.schedules, run.hooked = [], [], []
 
     def loss_scale(self) -> tuple[float, int] | None:
         """Scale and growth tracker of the client's GradScaler, or None without a scaler."""
@@ -336,30 +317,20 @@ class LocalTraining:
             self.scaler.update()
 
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
-        """Let the rules correct the gradients of this optimizer's parameters; all other gradients are restored."""
-        others = {}
-        if self.before_step and len(run.optimizers) > 1:
-            mine = {p for group in optimizer.param_groups for p in group["params"]}
-            others = {p: None if p.grad is None else p.grad.clone() for p in self.flat.parameters if p not in mine}
-        for hook in self.before_step:
-            hook(run)
-        for parameter, gradient in others.items():
-            parameter.grad = gradient
-        if self.before_step and isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
-            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-                parameter.grad = parameter.grad.to_sparse(1)
+        """Let the rules correct the gradients of this optimizer's parameters, and call the module's hook."""
+        if self.before_step:
+            with gradients_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
+                for hook in self.before_step:
+                    hook(run)
+            if isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
+                make_sparse(optimizer)
         self._call("on_before_optimizer_step", optimizer)
 
     def _after_step(self, run: LocalRun, optimizer: Optimizer, *_: Any) -> None:
-        """Let the rules correct this optimizer's parameters; all other parameters are restored."""
-        mine = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        others = [p for p in self.flat.parameters if p not in mine] if len(run.optimizers) > 1 else []
-        with torch.no_grad():
-            before = [parameter.clone() for parameter in others]
+        """Let the rules correct this optimizer's parameters."""
+        with torch.no_grad(), values_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
             for hook in self.after_step:
                 hook(run)
-            for parameter, value in zip(others, before, strict=True):
-                parameter.copy_(value)
 
     def _clip(self, optimizer: Optimizer) -> None:
         settings = self.settings

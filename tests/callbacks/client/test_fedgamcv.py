@@ -10,6 +10,7 @@ from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from toy import (
+    SEEN,
     Capture,
     DecaysEverySecondStep,
     GivenData,
@@ -171,7 +172,7 @@ def test_the_released_code(momentum: float, at_once: int) -> None:
         orchestrator = FederatedOrchestrator(model, clients_at_once=at_once, on_bad_update="raise")
         model.w.data = torch.tensor([0.5, -1.5], dtype=torch.float64)
         trainer(rule, rounds=3).fit(orchestrator, datamodule=Bowls())
-        assert orchestrator.group_size == at_once
+        assert SEEN[orchestrator].group_size == at_once
         params, controls = released_code(3, lr=0.05, momentum=momentum, decay=0.1)
         assert close(orchestrator.params, params) == close(variates(rule, 3), controls) == (control is None)
 

@@ -8,42 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part
-
-
-class Row:
-    """One client's row of a stack, in place of the module's own parameters.
-
-    Args:
-        vector: (P,) the client's parameters, a view of the stack.
-    """
-
-    def __init__(self, vector: Tensor) -> None:
-        self.vector = vector
-
-    @property
-    def gradient(self) -> Tensor:
-        """Refuse: in a stack, gradients are those of all clients."""
-        raise RuntimeError("a client of a stack has no gradient of its own")
-
-
-class RowRun(LocalRun):
-    """One client's training in one round, as a row of a stack: what rules see before and after the local steps."""
-
-    loss: float = float("nan")  # set when the client is done
-
-    def place(self, row: Tensor, optimizer: Optimizer) -> None:
-        """Give the client its row (P,) of the stack, and the stack's optimizer."""
-        self._flat = Row(row)  # type: ignore[assignment]  # has a vector, too
-        self.optimizers = [optimizer]
-
-    def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor]) -> None:
-        """Record the mean loss, the learning rate of each step, and the client's rows of the kept tensors."""
-        self.loss, self.kept = loss, kept
-        self._step_sizes, self.global_step = rates, len(rates)
 
 
 class StackedRun:
@@ -60,7 +27,7 @@ class StackedRun:
         kept: the tensors in :attr:`LocalRun.kept`, with one row per client; inside ``loss``, the tensors of one client.
     """
 
-    def __init__(self, runs: Sequence[RowRun], weights: Tensor) -> None:
+    def __init__(self, runs: Sequence[LocalRun], weights: Tensor) -> None:
         first = runs[0]
         self.module, self.round, self.anchor = first.module, first.round, first.anchor
         self.runs, self.weights = runs, weights

@@ -15,11 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from fl_lightning.engine.module.failures import guarded
+from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import ELEMENTWISE, StackedOptimizer
-from fl_lightning.engine.training.in_lockstep.stacked_run import RowRun, StackedRun
+from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
 from fl_lightning.engine.training.local_training import LocalTraining
-from fl_lightning.engine.training.optimizers import scale_rates
 
 
 def _refuse(*_: Any) -> Any:
@@ -80,7 +80,7 @@ class StackedTraining:
         """Whether the steps of whole groups are compiled."""
         return self._compiled is not None
 
-    def start(self, runs: Sequence[RowRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
+    def start(self, runs: Sequence[LocalRun], factors: Sequence[Sequence[float]] | None) -> Tensor:
         """Give the runs of a group their rows of a new stack, and their optimizer.
 
         Args:
@@ -94,12 +94,9 @@ class StackedTraining:
             Obstacle: the module's optimizer cannot step several clients.
         """
         weights = runs[0].anchor.expand(len(runs), -1).clone()
-        self.training.trainer.begin(runs[0])
-        made, schedules = self.training.make_optimizers()
+        made, schedules = self.training.make_optimizers(runs[0], factors)
         if reason := obstacle(self.module, made[0], schedules):
             raise Obstacle(reason)
-        if factors is not None:
-            scale_rates(made, schedules, factors)
         self._optimizer = StackedOptimizer(made[0], self.flat, weights)
         for run, row in zip(runs, weights, strict=True):
             run.place(row, self._optimizer.optimizer)

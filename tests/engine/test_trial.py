@@ -6,12 +6,11 @@ import pytest
 import torch
 from rules import CLIENT_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
-from toy import trainer
+from toy import SEEN, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
-from fl_lightning.engine import orchestrator
-from fl_lightning.engine.training.in_lockstep import comparison
-from fl_lightning.engine.training.in_lockstep.outcome import Outcome
+from fl_lightning.engine.training.in_lockstep import trial
+from fl_lightning.engine.training.in_lockstep.trial import Outcome
 from fl_lightning.engine.updates.cohort import ClientResult
 
 
@@ -33,9 +32,9 @@ def test_a_comparison_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch)
     """Nor does it fail where a step draws, or a rule keeps tensors for a client."""
     rules = [] if name == "none" else [CLIENT_RULES[name]]
     with_comparison = fit(Drops, *(rule() for rule in rules))
-    assert with_comparison._stacked is not None
-    assert with_comparison.compared == 4  # rounds 1, 2, 4
-    monkeypatch.setattr(orchestrator, "compare_group", lambda host: None)
+    assert SEEN[with_comparison].at_once
+    assert SEEN[with_comparison].tried == 4  # rounds 1, 2, 4
+    monkeypatch.setattr(trial.Trial, "obstacle", lambda self: None)
     assert torch.equal(fit(Drops, *(rule() for rule in rules)).params, with_comparison.params)
 
 
@@ -73,8 +72,8 @@ class Fails(FederatedCallback):
 def test_a_client_that_fails_is_not_the_one_compared() -> None:
     made = FederatedOrchestrator(TinyClassifier(), clients_at_once=6)
     trainer(Fails(), rounds=1).fit(made, datamodule=TinyData(batch_size=4))
-    assert made.compared == 1
-    assert made._stacked is not None
+    assert SEEN[made].tried == 1
+    assert SEEN[made].at_once
 
 
 def outcome(update: Tensor, steps: int = 1, **vectors: Tensor) -> Outcome:
@@ -104,8 +103,8 @@ class Single(TinyClassifier):
 
 def test_what_a_rounding_error_in_the_start_makes_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here every difference has to be measured by that; without the margin, the rounding of float32 is one."""
-    monkeypatch.setattr(comparison, "SURE", 2.0)
-    assert fit(Single, rounds=1, local_epochs=3)._stacked is not None
-    monkeypatch.setattr(comparison, "MARGIN", 0.0)
+    monkeypatch.setattr(trial, "SURE", 2.0)
+    assert SEEN[fit(Single, rounds=1, local_epochs=3)].at_once
+    monkeypatch.setattr(trial, "MARGIN", 0.0)
     with pytest.warns(UserWarning, match="what a client of Single sends differs by"):
-        assert fit(Single, rounds=1, local_epochs=3)._stacked is None
+        assert not SEEN[fit(Single, rounds=1, local_epochs=3)].at_once

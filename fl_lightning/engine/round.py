@@ -1,0 +1,178 @@
+"""Round: the global model that goes out to the clients of a round, and what has come back from them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
+
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.federation.availability import Turnout
+from fl_lightning.engine.module.failures import ending
+from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.policy import Policy
+from fl_lightning.engine.updates.buffers import bad_buffers
+from fl_lightning.engine.updates.cohort import ClientResult, Cohort
+from fl_lightning.engine.updates.exchange import gather_results
+from fl_lightning.engine.updates.updates import Summed, Updates
+
+
+class Round:
+    """One round: what goes out to its clients, and what has come back.
+
+    Args:
+        number: the round's number, 1, 2, …
+        anchor: (P,) the global model that all clients of the round start from.
+        state: the rest of the global module.
+        factors: factors on the clients' learning rates, one for each parameter group of each optimizer; None for 1.
+        turnout: what becomes of the clients that are selected for the round.
+        policy: where the updates lie, and which are left out.
+
+    Attributes:
+        trained: number of this device's clients that have trained so far, those that failed included.
+        failures: messages about the clients that are left out; the first with its error, since errors hold what they
+            passed.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        anchor: Tensor,
+        state: ModuleState,
+        factors: list[list[float]] | None,
+        turnout: Turnout,
+        policy: Policy,
+    ) -> None:
+        self.number, self.anchor, self.state, self.factors, self.turnout = number, anchor, state, factors, turnout
+        self.trained, self.failures = 0, list[tuple[str, Exception | None]]()
+        self._policy = policy
+        self._summed = Summed(policy.store.columns) if policy.sums_after else None
+        self._arrived: list[ClientResult] = []  # of this device's clients, if their updates are not yet summed
+        self._unread: list[
+            Tensor
+        ] = []  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
+        self._added: list[ClientResult] = []  # of all devices' clients whose updates are summed
+        self._untold: list[str] = []
+        policy.store.clear()
+
+    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Tensor | None = None) -> None:
+        """Take in what clients send.
+
+        Args:
+            models: (k, P) the clients' models.
+            results: the values that the k clients send beside their models.
+            losses: (k,) the clients' mean training losses, which the device may still compute; None if the results have
+                them.
+        """
+        signs = self._policy.store.put([result.client for result in results], models, self.anchor)
+        buffers = self.state.buffers
+        bad = [bad_buffers(buffers, result.buffers, signs) for result in results] if buffers else list(torch.zeros_like(signs))
+        self._arrived += results
+        losses = torch.full_like(signs, math.nan) if losses is None else losses
+        self._unread.append(torch.stack([signs, torch.stack(bad), losses]))
+        self.tell_failures()
+
+    def leave_out(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
+        """Leave a client out of the round.
+
+        Args:
+            client: the client's id.
+            reason: why, for the message.
+            error: the error that the client raised, if any.
+            speaks: whether this device tells it.
+
+        Raises:
+            TrainingError: the policy is to stop the run.
+            RuntimeError: likewise, after an error of the user's code.
+        """
+        message = f"round {self.number}: client {self._policy.label(client)} is left out: {reason}"
+        if self._policy.on_bad_update == "raise":
+            raise ending(message, error) from error
+        if speaks:
+            self._untold.append(message)
+        self.failures.append((message, None if self.failures else error))
+
+    def tell_failures(self) -> None:
+        """Warn of the clients that are left out, once it is clear that not every client of the round is."""
+        while self._untold:
+            warnings.warn(self._untold.pop(0), stacklevel=2)
+
+    def without_update(self) -> Exception:
+        """Return the error that ends a run in which every client is left out; one line stands for all."""
+        message, error = self.failures[0] if self.failures else (f"round {self.number}: no client is left", None)
+        self._untold.clear()
+        found = ending(f"{message}; so is every other one", error)
+        found.__cause__ = error
+        return found
+
+    def sum_up(self) -> None:
+        """Add the updates that have arrived on all devices to the sum, and make room for others."""
+        assert self._summed is not None
+        assert self._policy.shares is not None
+        updates, results = self._gather()
+        if results:
+            bare = [replace(result, buffers=[]) for result in results]  # buffers are averaged at the round's end
+            cohort = Cohort.collect(self.number, self.anchor, updates, bare)
+            self._summed.take_in(updates, self._policy.shares(cohort))
+        self._added += results
+
+    def cohort(self) -> Cohort | None:
+        """Gather the updates and the results of all devices; leave out updates that are too large.
+
+        Returns:
+            The round's cohort; None if no update has arrived.
+        """
+        updates: Updates
+        if self._summed is not None:
+            self.sum_up()
+            updates, results = self._summed, self._added
+        else:
+            updates, results = self._gather()
+        if self._policy.max_update_norm is not None and results:
+            fit = self._within_limit(updates.norms, [result.client for result in results])
+            updates, results = updates.only(fit), list(compress(results, fit))
+        if not results:
+            return None
+        cohort = Cohort.collect(self.number, self.anchor, updates, results)
+        if self._policy.shares and updates.shares is None:  # gives the bits of a sum of updates as they come
+            updates.shares = self._policy.shares(cohort)
+        return cohort
+
+    def _gather(self) -> tuple[Updates, list[ClientResult]]:
+        """Gather the updates and results that have arrived on all devices since the last call."""
+        store, results = self._policy.store, self._read()
+        results, order = gather_results(store.columns, store.slots, results, self.state.buffers, self.anchor.device)
+        updates = store.hand_out(order)
+        store.clear()
+        return updates, results
+
+    def _read(self) -> list[ClientResult]:
+        """Fill in the losses of the clients that have arrived, and leave out what is not finite.
+
+        Reading all values at the end waits for the device only once.
+        """
+        read = torch.cat(self._unread, dim=1).T.tolist() if self._unread else []
+        arrived, self._arrived, self._unread, finite = self._arrived, [], [], list[ClientResult]()
+        for result, (sign, bad, loss) in zip(arrived, read, strict=True):
+            if math.isnan(sign) and not self._policy.store.is_finite(result.client):
+                self.leave_out(result.client, "its update is not finite")
+            elif bad:
+                self.leave_out(result.client, "one of its buffers is not finite")
+            else:
+                finite.append(replace(result, loss=loss) if math.isnan(result.loss) else result)
+        return finite
+
+    def _within_limit(self, norms: Tensor, clients: list[int]) -> list[bool]:
+        """Tell for each update's norm (K,) whether it is within the limit; name those above."""
+        multiple = self._policy.max_update_norm or math.inf
+        median = float(norms.median())  # of an even number the lower one, so that one of two may be left out
+        limit = multiple * median or math.inf  # no limit if most clients send zero
+        fit = [norm <= limit for norm in norms.tolist()]
+        for client, norm in compress(zip(clients, norms.tolist(), strict=True), [not each for each in fit]):
+            reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
+            self.leave_out(client, reason, speaks=self._policy.speaks)
+        return fit

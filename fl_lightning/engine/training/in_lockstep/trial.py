@@ -1,0 +1,182 @@
+"""Trial: tries out whether a client in a group sends what the same client sends alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.module.params import is_finite
+from fl_lightning.engine.round import Round
+from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
+from fl_lightning.engine.training.in_lockstep.groups import Groups
+from fl_lightning.engine.training.in_lockstep.steps import Obstacle
+from fl_lightning.engine.updates.cohort import ClientResult
+from fl_lightning.errors import ConfigurationError, is_exhaustion
+from fl_lightning.seeding import derive, random_states, seed_globals
+
+SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
+MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one client's training ends with.
+
+    Attributes:
+        update: (P,) the client's parameters less the global model's.
+        result: the values that the client sends beside its update.
+    """
+
+    update: Tensor
+    result: ClientResult
+
+    def distance(self, other: Outcome) -> float:
+        """Compute the largest relative distance of two outcomes' updates, losses, buffers and sent vectors.
+
+        Returns:
+            The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes or numbers of steps.
+        """
+        one, two = self._tensors(), other._tensors()
+        alike = one.keys() == two.keys() and all(one[name].shape == two[name].shape for name in one)
+        if not alike or self.result.num_steps != other.result.num_steps:
+            return float("inf")
+        return max(_relative(one[name].double(), two[name].double()) for name in one)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        buffers = {f"buffer {number}": each for number, each in enumerate(self.result.buffers) if each is not None}
+        floats = {name: each.to_dense() for name, each in buffers.items() if each.is_floating_point()}
+        loss = self.update.new_tensor(self.result.loss)
+        return {"update": self.update, "loss": loss, **floats, **self.result.vectors}
+
+
+def _relative(one: Tensor, other: Tensor) -> float:
+    largest = max(float(one.norm()), float(other.norm()))
+    return float((one - other).norm()) / largest if largest else 0.0
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One client's training alone: its outcome, whether anything drew random numbers, its batches by local epoch."""
+
+    client: int
+    outcome: Outcome
+    draws: bool
+    batches: list[list[tuple[Any, int]]]
+
+
+class Trial:
+    """Trains a client alone and in a group, from the same start and with the same random numbers.
+
+    Args:
+        groups: trains groups of clients.
+        round: the round, which has begun; nothing remains of the trial.
+        group_size: number of clients that train together in the fit.
+    """
+
+    def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
+        self._groups, self._round, self._group_size = groups, round, group_size
+        self._server = groups.alone.server
+        self._seed = derive(self._server.seed, "compared", round.number)
+
+    def obstacle(self) -> str | None:
+        """Say why a client in a group differs from the same client alone; None if only by rounding."""
+        clients = list(self._round.turnout.arrived)
+        if (alone := self._first_that_trains(clients)) is None:
+            return None
+        # Only whole groups are compiled.
+        width = min(self._group_size if self._groups.steps.is_compiled else 2, len(clients))
+        chosen = [alone.client] * width if alone.draws else clients[-width:]
+        try:
+            distance = alone.outcome.distance(self._in_group(chosen, alone.batches if alone.draws else None))
+        except Exception as error:
+            if _stops(error):
+                raise
+            return self._failed(error)
+        return self._judged(alone, distance)
+
+    def _first_that_trains(self, clients: list[int]) -> _Alone | None:
+        """Train a client alone, another one if it fails; None if all do. The client is then the last of the list."""
+        for _ in list(clients):
+            clients.append(clients.pop(self._seed % len(clients)))
+            try:
+                alone = self._alone(clients[-1])
+            except Exception as error:
+                if _stops(error):
+                    raise
+                continue
+            if is_finite(alone.outcome.update):
+                return alone
+        return None
+
+    def _failed(self, error: Exception) -> str | None:
+        """Say that a group fails; None after the first round, since groups then fail in the same way one by one."""
+        if self._server.rounds_done:
+            return None
+        if isinstance(error, Obstacle):
+            return str(error)
+        name = type(self._server.client).__name__
+        return f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
+
+    def _judged(self, alone: _Alone, distance: float) -> str | None:
+        """Say that a distance is more than rounding, which is as far as training alone carries a rounding error."""
+        update = alone.outcome.update
+        rounding = torch.finfo(update.dtype).eps
+        if distance <= rounding**SURE:
+            return None
+        signs = torch.randint(2, update.shape, device=update.device) * 2 - 1
+        moved = self._round.anchor + rounding * signs * (self._round.anchor.abs() + update.abs())
+        if distance <= MARGIN * alone.outcome.distance(self._alone(alone.client, moved).outcome):
+            return None
+        name = type(self._server.client).__name__
+        return f"what a client of {name} sends differs by {distance:.1e} (relative) at once from alone"
+
+    def _alone(self, client: int, start: Tensor | None = None) -> _Alone:
+        """Train a client alone, from other parameters (P,) than the global model's if given."""
+        alone, round, device = self._groups.alone, self._round, self._server.device
+        seed_globals(self._seed, device)
+        before = random_states(device)[0]
+        epochs = range(alone.data.counted(client, round.number).max_epochs)
+        batches = [list(alone.data.batches(client, round.number, epoch)) for epoch in epochs]
+        draws = random_states(device)[0] != before
+        given = deepcopy(batches)  # a step may change its batch
+        with alone.training_of(round, client, start, looking=False) as run:
+            seed_globals(self._seed, device)
+            alone.local.train(run, given.__getitem__)
+            draws |= random_states(device)[0] != before
+            for end in alone.hooks("on_client_end", looking=False):
+                end(self._server, run)
+            outcome = Outcome(run.params - round.anchor, run.result(round.state.read(), loss=run.loss))
+        return _Alone(client, outcome, draws, batches)
+
+    def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
+        """Train clients in a group, and return the last one's outcome.
+
+        Args:
+            clients: ids of the clients.
+            batches: the batches of each client by local epoch, where all draw the same numbers; None for the clients'
+                own batches, where none draws any.
+        """
+        groups, round = self._groups, self._round
+        runs = [groups.new_row(round, client) for client in clients]
+        last = runs[-1]
+        runs.sort(key=lambda run: -run.work.total_batches)
+        each = repeated((batches or []).__getitem__, last.work.total_batches)
+        try:
+            same = None if batches is None else (stacked([batch] * len(runs)) for batch in each)
+            group = groups.train_rows(round, runs, self._seed, same, looking=False)
+            row = runs.index(last)
+            groups.end(round, row, group, looking=False)
+            buffers = groups.buffers_of(round, row, group)
+            return Outcome(last.params - round.anchor, last.result(buffers, loss=last.loss))
+        finally:
+            groups.put_back(round, runs)
+
+
+def _stops(error: Exception) -> bool:
+    """Tell whether an error ends the run whichever way clients train."""
+    return isinstance(error, ConfigurationError) or is_exhaustion(error)

@@ -1,0 +1,132 @@
+"""OneByOne: trains the clients of a round one after another; and what any training of clients looks like."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from fl_lightning.engine.devices.strategy import busy
+from fl_lightning.engine.module.failures import RuleError, described
+from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.hooks import Hooks
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.rules.work import Work
+from fl_lightning.engine.training.client_data import ClientData
+from fl_lightning.engine.training.local_training import LocalTraining
+from fl_lightning.errors import ConfigurationError, is_exhaustion
+from fl_lightning.seeding import derive, seed_globals
+
+
+class ClientTraining(Protocol):
+    """Trains clients of a round, each from the round's global model, and knows of no rule's work on the server.
+
+    Attributes:
+        group_size: number of clients that one call trains together.
+        at_once: whether clients train in lock-step.
+    """
+
+    group_size: int
+    at_once: bool
+
+    def train(self, round: Round, clients: Sequence[int]) -> None:
+        """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""
+
+
+class OneByOne:
+    """Trains clients one after another; between two clients, the module holds the global model.
+
+    Args:
+        server: the orchestrator, for the rules' hooks.
+        local: trains one client.
+        data: the clients' batches.
+        hooks: the callbacks' hooks.
+    """
+
+    group_size = 1
+    at_once = False
+
+    def __init__(self, server: Server, local: LocalTraining, data: ClientData, hooks: Hooks) -> None:
+        self.server, self.local, self.data, self.hooks = server, local, data, hooks
+        self._told = set[str]()  # names of attributes that a warning has named
+
+    def train(self, round: Round, clients: Sequence[int]) -> None:
+        """Train clients of a round, and put the global model back after each."""
+        for client in clients:
+            self._train(round, client)
+
+    def _train(self, round: Round, client: int) -> None:
+        busy(self.server.trainer, f"client {self.data.module.client_label(client)} of round {round.number}")
+        try:
+            with self.training_of(round, client) as run:
+                self.local.train(run, partial(self.data.batches, client, round.number))
+                for end in self.hooks("on_client_end"):
+                    end(self.server, run)
+                result = run.result(round.state.read(), self.local.loss_scale())
+                round.take(run.params[None], [result], run.mean_loss(run.params)[None])
+        except (ConfigurationError, RuleError):
+            raise
+        except Exception as error:
+            if is_exhaustion(error):  # not the client's fault: the run stops, and can train the round again later
+                raise
+            round.leave_out(client, described(error, self.server.client), error)
+        round.trained += 1
+
+    def new_run(self, round: Round, client: int, work: Work | None = None) -> LocalRun:
+        """Make the run of a client.
+
+        Args:
+            round: the round.
+            client: the client's id.
+            work: the client's work, if it is already known.
+        """
+        work, size = work or self.data.work(client, round.number), int(self.data.module.sizes[client])
+        return LocalRun(self.local.module, self.local.flat, round.state, client, round.number, size, round.anchor, work)
+
+    @contextmanager
+    def training_of(
+        self, round: Round, client: int, start: Tensor | None = None, looking: bool = True
+    ) -> Iterator[LocalRun]:
+        """Let a client begin its training, to be continued inside a ``with`` block; then put the global model back.
+
+        Args:
+            round: the round.
+            client: the client's id.
+            start: (P,) parameters to start from; the global model by default.
+            looking: whether monitors see the client.
+        """
+        server, run = self.server, None
+        seed_globals(derive(server.seed, "client", round.number, client), server.device)
+        try:
+            run = self.new_run(round, client)
+            if start is not None:
+                server.params.copy_(start)
+            self.local.start(run, round.factors)
+            for hook in self.hooks("on_client_start", looking):
+                hook(server, run)
+            yield run
+        finally:
+            self.local.end(run)
+            self._tell(client, self.put_back(round))
+
+    def put_back(self, round: Round) -> list[str]:
+        """Put the global model back; return the names of the attributes that training has changed."""
+        self.local.flat.clear_gradient()
+        self.server.params.copy_(round.anchor)
+        return round.state.restore()
+
+    def _tell(self, client: int, changed: Sequence[str]) -> None:
+        """Say once that what a client counts or collects does not reach the next client."""
+        if new := sorted(set(changed) - self._told):
+            self._told.update(new)
+            warnings.warn(
+                f"client {self.data.module.client_label(client)} changed {', '.join(new)}: every client starts from "
+                "the global model's own value, so the change is dropped; register a buffer for what rounds should "
+                "carry on",
+                stacklevel=2,
+            )
