@@ -35,6 +35,7 @@ docs: .venv/installed
 
 layers: .venv/installed
 	$(BIN)/python tools/layers.py
+	$(BIN)/python tools/measures.py
 	$(BIN)/lint-imports
 
 benchmark: .venv/installed

@@ -70,10 +70,12 @@ class Round:
         """
         signs = self._policy.store.put([result.client for result in results], models, self.anchor)
         buffers = self.state.buffers
-        bad = [bad_buffers(buffers, result.buffers, signs) for result in results] if buffers else list(torch.zeros_like(signs))
+        bad = torch.zeros_like(signs)
+        if buffers:
+            bad = torch.stack([bad_buffers(buffers, result.buffers, signs) for result in results])
         self._arrived += results
         losses = torch.full_like(signs, math.nan) if losses is None else losses
-        self._unread.append(torch.stack([signs, torch.stack(bad), losses]))
+        self._unread.append(torch.stack([signs, bad, losses]))
         self.tell_failures()
 
     def leave_out(self, client: int, reason: str, error: Exception | None = None, speaks: bool = True) -> None:
