@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fl_lightning.engine.devices.strategy import busy
@@ -15,9 +16,10 @@ from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
-from fl_lightning.engine.training.in_lockstep.steps import Obstacle, StackedTraining
+from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
 from fl_lightning.engine.training.one_by_one import OneByOne
 from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, random_states, seed_globals
@@ -59,7 +61,8 @@ class Groups:
                 return error
             done = [row for row in range(len(runs)) if self._ends(round, row, group)]
             if done:
-                models = group.weights if len(done) == len(runs) else group.weights[done]
+                weights = group.optimizer.weights
+                models = weights if len(done) == len(runs) else weights[done]
                 results = [runs[row].result(self.buffers_of(round, row, group), loss=runs[row].loss) for row in done]
                 round.take(models, results)
             round.trained += len(runs)
@@ -88,24 +91,21 @@ class Groups:
             Obstacle: the steps have effects beside their gradients, or draw other random numbers than torch's.
         """
         client, device, shown = self.alone.server.client, self.alone.server.device, self.alone.local.trainer
-        steps, name = [run.work.total_batches for run in runs], type(client).__name__
-        weights = self.steps.start(runs, round.factors)
+        steps = [run.work.total_batches for run in runs]
+        optimizer = self.steps.start(runs, round.factors)
         self._start(runs, looking)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
-        group = StackedRun(runs, weights)
+        kept = {name: torch.stack([run.kept[name] for run in runs]) for name in runs[0].kept}
+        randomness = "different" if batches is None else "same"
+        group = StackedRun(runs, optimizer, randomness, optimizer.weights, kept)
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()
         others = random_states(device)[1]
-        own = self._batches(runs, steps) if batches is None else batches
-        self.steps.train(group, steps, own, same_draws=batches is not None)
-        if shown.asked:
-            raise Obstacle(f"{name}.training_step asks for trainer.{min(shown.asked)}")
-        if random_states(device)[1] != others:
-            raise Obstacle(f"{name} draws random numbers of NumPy or Python, which would be one draw for all clients")
-        if state.is_changed():
-            raise Obstacle(f"{name}.training_step sets attributes of the module, or changes what they hold")
+        self.steps.train(group, steps, self._batches(runs, steps) if batches is None else batches)
+        has_drawn = random_states(device)[1] != others
+        obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
         return group
 
     def put_back(self, round: Round, runs: Sequence[LocalRun]) -> None:

@@ -14,7 +14,7 @@ from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
-from fl_lightning.engine.training.in_lockstep.steps import Obstacle
+from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, random_states, seed_globals
