@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.training.manual import gradients_kept, of_others, values_kept, watch_steps
 from fl_lightning.engine.training.optimizers import make_optimizers, make_sparse, scale_rates
-from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.lightning_private import hooked
 
@@ -77,12 +77,13 @@ class LocalTraining:
         self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.automatic = module.automatic_optimization
-        self.losses = [guarded(c.loss) for c in callbacks if overrides(c, "loss")]
-        self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
-        self.before_step = [
-            guarded(c.on_before_client_step) for c in callbacks if overrides(c, "on_before_client_step")
-        ]
-        self.after_step = [guarded(c.on_after_client_step) for c in callbacks if overrides(c, "on_after_client_step")]
+
+        def defined(hook: str) -> list[Callable[..., Any]]:
+            return [getattr(callback, hook) for callback in callbacks if overrides(callback, hook)]
+
+        self.losses, self.closures = list(map(guarded, defined("loss"))), defined("closure")
+        self.before_step = list(map(guarded, defined("on_before_client_step")))
+        self.after_step = list(map(guarded, defined("on_after_client_step")))
         self._first: Sequence[Optimizer] = ()  # those that the module has made when the fit began
 
     def make_first(self, run: LocalRun) -> list[Optimizer]:
@@ -149,14 +150,6 @@ class LocalTraining:
         """Scale and growth tracker of the client's GradScaler, or None without a scaler."""
         state = self.scaler.state_dict() if self.scaler is not None else {}
         return (state["scale"], state["_growth_tracker"]) if state else None
-
-    def end_round(self, results: Sequence[ClientResult]) -> None:
-        """Start the next round's clients from the smallest loss scale of this round's."""
-        scales = [result.loss_scale for result in results if result.loss_scale is not None]
-        if scales:
-            scale, tracker = min(scales)
-            state = self.shared_scaler.state_dict()
-            self.shared_scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
 
     def train(self, run: LocalRun, batches: Callable[[int], Iterable[tuple[Any, int]]]) -> None:
         """Train a client.
@@ -230,14 +223,18 @@ class LocalTraining:
             outputs, loss = self._evaluate(run, batch, index)
             return loss
 
-        closure: Callable[[], Tensor | None] = evaluate
-        for wrap in self.closures:
-            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        closure = self.wrapped(run, evaluate)
         if stepping:
             self._step(run, closure, index)
         else:
             run.add_loss(closure())
         return outputs
+
+    def wrapped(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
+        for wrap in self.closures:
+            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        return closure
 
     def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:
         """Compute the outputs and the loss of a batch, and the loss's gradient."""
@@ -353,12 +350,9 @@ class LocalTraining:
 
 def with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
     """Yield each batch and whether it is the last one; stop after ``limit`` batches."""
-    waiting: list[Any] = []
-    for count, batch in enumerate(batches):
-        if count == limit:
-            break
-        if waiting:
-            yield waiting.pop(), False
-        waiting.append(batch)
-    if waiting:
-        yield waiting.pop(), True
+    end = object()
+    for count, (batch, following) in enumerate(pairwise(chain(batches, [end])), 1):
+        last = following is end or count == limit
+        yield batch, last
+        if last:
+            return

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.federation.data import TRANSFER_HOOKS
-from fl_lightning.engine.module.failures import RuleError, described
-from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
@@ -20,8 +20,7 @@ from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
 from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
-from fl_lightning.engine.training.one_by_one import OneByOne
-from fl_lightning.errors import ConfigurationError, is_exhaustion
+from fl_lightning.engine.training.one_by_one import OneByOne, stops
 from fl_lightning.seeding import derive, random_states, seed_globals
 
 Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 1, …
@@ -52,19 +51,19 @@ class Groups:
         runs = [self.new_row(round, client) for client in clients]
         try:
             try:
-                group = self.train_rows(round, runs, derive(server.seed, "group", round.number, clients[0]))
-            except ConfigurationError:
-                raise
+                weights = self.train_rows(round, runs, derive(server.seed, "group", round.number, clients[0]))
             except Exception as error:
-                if is_exhaustion(error):
+                if stops(error):
                     raise
                 return error
-            done = [row for row in range(len(runs)) if self._ends(round, row, group)]
+            done = []
+            for row, run in enumerate(runs):
+                with self.alone.leaving_out(round, run.client):
+                    self.end(round, run)
+                    done.append(row)
             if done:
-                weights = group.optimizer.weights
                 models = weights if len(done) == len(runs) else weights[done]
-                results = [runs[row].result(self.buffers_of(round, row, group), loss=runs[row].loss) for row in done]
-                round.take(models, results)
+                round.take(models, [runs[row].result() for row in done])
             round.trained += len(runs)
         finally:
             self.put_back(round, runs)
@@ -76,7 +75,7 @@ class Groups:
 
     def train_rows(
         self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None, looking: bool = True
-    ) -> StackedRun:
+    ) -> Tensor:
         """Train clients as the rows of a stack.
 
         Args:
@@ -86,6 +85,9 @@ class Groups:
             batches: the batches of each step, whose random numbers are then the same for all clients; by default the
                 clients' own batches, and numbers of their own.
             looking: whether monitors see the clients.
+
+        Returns:
+            (N, P) the clients' models.
 
         Raises:
             Obstacle: the steps have effects beside their gradients, or draw other random numbers than torch's.
@@ -106,7 +108,7 @@ class Groups:
         self.steps.train(group, steps, self._batches(runs, steps) if batches is None else batches)
         has_drawn = random_states(device)[1] != others
         obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
-        return group
+        return optimizer.weights
 
     def put_back(self, round: Round, runs: Sequence[LocalRun]) -> None:
         """Put the global model back after a group."""
@@ -122,38 +124,19 @@ class Groups:
             for start in hooks("on_client_start", looking):
                 start(server, run)
 
-    def _ends(self, round: Round, row: int, group: StackedRun) -> bool:
-        """Call the hooks at the end of a client; leave the client out, and return False, if one fails."""
-        try:
-            self.end(round, row, group)
-        except (ConfigurationError, RuleError):
-            raise
-        except Exception as error:
-            if is_exhaustion(error):
-                raise
-            round.leave_out(group.runs[row].client, described(error, self.alone.server.client), error)
-            return False
-        return True
-
-    def end(self, round: Round, row: int, group: StackedRun, looking: bool = True) -> None:
+    def end(self, round: Round, run: LocalRun, looking: bool = True) -> None:
         """Call the hooks at a client's end, when the module holds the client's model."""
-        server, hooks, run = self.alone.server, self.alone.hooks, group.runs[row]
+        server, hooks = self.alone.server, self.alone.hooks
         if not hooks.defines("on_client_end"):
             return
         server.params.copy_(run.params)
-        round.state.write(self.buffers_of(round, row, group))
+        round.state.write(run.buffers)
         self.alone.local.trainer.begin(run)
         try:
             for end in hooks("on_client_end", looking):
                 end(server, run)
         finally:
             round.state.write(round.state.buffers)
-
-    def buffers_of(self, round: Round, row: int, group: StackedRun) -> Buffers:
-        """Return a client's buffers and frozen parameters."""
-        if not group.buffers:
-            return round.state.buffers
-        return round.state.of({name.removeprefix("module."): rows[row] for name, rows in group.buffers.items()})
 
     def _batches(self, runs: Sequence[LocalRun], steps: Sequence[int]) -> Iterable[list[Part]]:
         """Make the batches of each step of a group.

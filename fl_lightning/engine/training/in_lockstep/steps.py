@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import Part
@@ -107,17 +106,14 @@ class StackedTraining:
             if (found := self._take_step(run)) is not None:
                 sizes = {row: part.size for part in run.parts for row in part.rows}
                 losses.append((found, [sizes[row] for row in sorted(sizes)]))
-        run.buffers = buffers
         means = mean_losses(losses, len(steps))
         for row, (each, loss, count) in enumerate(zip(run.runs, means, steps, strict=True)):
-            each.finish(loss, rates[:count], {name: value[row] for name, value in kept.items()})
+            mine = {name.removeprefix("module."): value[row] for name, value in buffers.items()}
+            each.finish(loss, rates[:count], {name: value[row] for name, value in kept.items()}, mine)
 
     def _take_step(self, run: StackedRun) -> Tensor | None:
         """Step the clients; return their losses (N,)."""
-        closure: Callable[[], Tensor | None] = partial(self._evaluate, run)
-        for wrap in self.training.closures:  # of rules that say that they take stacks
-            closure = guarded(guarded(wrap)(run, closure), wrap, run)
-        losses = closure()
+        losses = self.training.wrapped(run, partial(self._evaluate, run))()  # by rules that say that they take stacks
         for hook in self.training.before_step:
             hook(run)
         run.optimizer.clip(run.grads, self.training.settings)

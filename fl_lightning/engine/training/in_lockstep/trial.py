@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
+from fl_lightning.engine.training.one_by_one import stops
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, random_states, seed_globals
 
 SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
@@ -34,6 +35,11 @@ class Outcome:
 
     update: Tensor
     result: ClientResult
+
+    @classmethod
+    def of(cls, run: LocalRun) -> Outcome:
+        """Return what a client that has trained sends."""
+        return cls(run.params - run.anchor, replace(run.result(), loss=run.loss))
 
     def distance(self, other: Outcome) -> float:
         """Compute the largest relative distance of two outcomes' updates, losses, buffers and sent vectors.
@@ -94,7 +100,7 @@ class Trial:
         try:
             distance = alone.outcome.distance(self._in_group(chosen, alone.batches if alone.draws else None))
         except Exception as error:
-            if _stops(error):
+            if stops(error):
                 raise
             return self._failed(error)
         return self._judged(alone, distance)
@@ -106,7 +112,7 @@ class Trial:
             try:
                 alone = self._alone(clients[-1])
             except Exception as error:
-                if _stops(error):
+                if stops(error):
                     raise
                 continue
             if is_finite(alone.outcome.update):
@@ -150,7 +156,7 @@ class Trial:
             draws |= random_states(device)[0] != before
             for end in alone.hooks("on_client_end", looking=False):
                 end(self._server, run)
-            outcome = Outcome(run.params - round.anchor, run.result(round.state.read(), loss=run.loss))
+            outcome = Outcome.of(run)
         return _Alone(client, outcome, draws, batches)
 
     def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
@@ -168,15 +174,8 @@ class Trial:
         each = repeated((batches or []).__getitem__, last.work.total_batches)
         try:
             same = None if batches is None else (stacked([batch] * len(runs)) for batch in each)
-            group = groups.train_rows(round, runs, self._seed, same, looking=False)
-            row = runs.index(last)
-            groups.end(round, row, group, looking=False)
-            buffers = groups.buffers_of(round, row, group)
-            return Outcome(last.params - round.anchor, last.result(buffers, loss=last.loss))
+            groups.train_rows(round, runs, self._seed, same, looking=False)
+            groups.end(round, last, looking=False)
+            return Outcome.of(last)
         finally:
             groups.put_back(round, runs)
-
-
-def _stops(error: Exception) -> bool:
-    """Tell whether an error ends the run whichever way clients train."""
-    return isinstance(error, ConfigurationError) or is_exhaustion(error)
