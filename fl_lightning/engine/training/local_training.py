@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from itertools import chain, pairwise
@@ -71,8 +71,7 @@ class LocalTraining:
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
         precision = trainer.precision_plugin
         plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
-        self.forward_context: Callable[[], AbstractContextManager[None]]
-        self.forward_context = nullcontext if plain else precision.train_step_context
+        self.forward_context: Callable[[], Any] = nullcontext if plain else precision.train_step_context
         self.shared_scaler: Any = getattr(precision, "scaler", None)
         self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)

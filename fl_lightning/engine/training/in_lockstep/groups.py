@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,13 +17,11 @@ from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
-from fl_lightning.engine.training.in_lockstep.batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
 from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
 from fl_lightning.seeding import derive, random_states, seed_globals
-
-Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 1, …
 
 
 class Groups:
@@ -93,19 +91,17 @@ class Groups:
             Obstacle: the steps have effects beside their gradients, or draw other random numbers than torch's.
         """
         client, device, shown = self.alone.server.client, self.alone.server.device, self.alone.local.trainer
-        steps = [run.work.total_batches for run in runs]
         optimizer = self.steps.start(runs, round.factors)
         self._start(runs, looking)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
         kept = {name: torch.stack([run.kept[name] for run in runs]) for name in runs[0].kept}
-        randomness = "different" if batches is None else "same"
-        group = StackedRun(runs, optimizer, randomness, optimizer.weights, kept)
+        group = StackedRun(runs, optimizer, "different" if batches is None else "same", optimizer.weights, kept)
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()
         others = random_states(device)[1]
-        self.steps.train(group, steps, self._batches(runs, steps) if batches is None else batches)
+        self.steps.train(group, self._batches(runs) if batches is None else batches)
         has_drawn = random_states(device)[1] != others
         obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
         return optimizer.weights
@@ -138,31 +134,19 @@ class Groups:
         finally:
             round.state.write(round.state.buffers)
 
-    def _batches(self, runs: Sequence[LocalRun], steps: Sequence[int]) -> Iterable[list[Part]]:
+    def _batches(self, runs: Sequence[LocalRun]) -> Iterable[list[Part]]:
         """Make the batches of each step of a group.
 
         From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
-
-        Args:
-            runs: the clients' runs.
-            steps: number of local steps of each client, in descending order.
         """
-        if self._in_rows and (epochs := self._rows(runs)) is not None:
-            prepare = self.alone.server.prepare_batch
-            return gathered(prepare, in_lockstep(list(map(repeated, epochs, steps)), steps))
-        epochs = [partial(self.alone.data.batches, run.client, run.round) for run in runs]
-        return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))
+        data, steps = self.alone.data, [run.work.total_batches for run in runs]
+        rows = lru_cache(maxsize=len(runs))(data.rows)  # keeps the rows of the first epochs until they are taken
 
-    def _rows(self, runs: Sequence[LocalRun]) -> list[Epochs] | None:
-        """Find the rows of each client's batches in datasets in memory, by local epoch; None for other data."""
+        def is_in_memory(run: LocalRun) -> bool:
+            own, first = (rows(each.client, each.round, 0) for each in (run, runs[0]))
+            return bool(own and first) and alike(own[0][0], first[0][0])
 
-        def epochs(run: LocalRun, first: list[Rows], epoch: int) -> Iterable[Rows]:
-            return first if epoch == 0 else self.alone.data.rows(run.client, run.round, epoch) or ()
-
-        firsts: list[list[Rows]] = []
-        for run in runs:
-            first = self.alone.data.rows(run.client, run.round, 0)
-            if not first or (firsts and not alike(first[0][0], firsts[0][0][0])):
-                return None
-            firsts.append(first)
-        return [partial(epochs, run, first) for run, first in zip(runs, firsts, strict=True)]
+        together = self._in_rows and all(map(is_in_memory, runs))
+        epochs = [partial(rows if together else data.batches, run.client, run.round) for run in runs]
+        taken = in_lockstep(list(map(repeated, epochs, steps)), steps)
+        return gathered(self.alone.server.prepare_batch, taken) if together else map(stacked, taken)

@@ -20,25 +20,25 @@ from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import ELEMENTWISE
 from fl_lightning.engine.training.one_by_one import OneByOne
 
-Rows = Iterator[tuple[object, str]]  # something that is true where clients cannot train at once, and why they cannot
+Table = Iterator[tuple[object, str]]  # something that is true where clients cannot train at once, and why they cannot
 
 
 class Obstacle(RuntimeError):  # noqa: N818  # not an error of the run: clients then train one after another
     """Says why clients cannot train at once."""
 
 
-def first(rows: Rows) -> str | None:
-    """Return the reason of the first row that is true; None if clients can train at once."""
-    return next((reason for found, reason in rows if found), None)
+def reason_in(table: Table) -> str | None:
+    """Return the reason in the first row that is true; None if clients can train at once."""
+    return next((reason for found, reason in table if found), None)
 
 
-def clear(rows: Rows) -> None:
+def clear(table: Table) -> None:
     """Raise an :class:`Obstacle` for the first row that is true."""
-    if reason := first(rows):
+    if reason := reason_in(table):
         raise Obstacle(reason)
 
 
-def of_fit(alone: OneByOne) -> Rows:
+def of_fit(alone: OneByOne) -> Table:
     """Judge the settings, the module, the rules and the data, when a fit begins."""
     local, data, trainer = alone.local, alone.data.module, alone.server.trainer
     name = type(local.module).__name__
@@ -51,7 +51,7 @@ def of_fit(alone: OneByOne) -> Rows:
     yield apart, f"{''.join(apart[:1])} has hooks for single clients"
 
 
-def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> Rows:
+def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> Table:
     """Judge a client's new optimizer, which is to step the rows of a stack, and the hooks around its steps.
 
     Hooks of parameters and layers see the gradients of one client, and hooks of an optimizer the optimizer of one.
@@ -67,13 +67,13 @@ def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Seque
     yield any([*tensors, *layers]), f"{name} has hooks on gradients"
 
 
-def of_loss(module: LightningModule, gradients: Tensor, losses: Tensor) -> Rows:
+def of_loss(module: LightningModule, gradients: Tensor, losses: Tensor) -> Table:
     """Judge what a step returned: nothing depends on parameters that the step did not get from the module."""
     beside = f"the loss of {type(module).__name__} uses parameters from beside its layers, such as a list"
     yield gradients.requires_grad or losses.requires_grad, beside
 
 
-def of_steps(module: LightningModule, asked: set[str], has_drawn: bool, is_changed: bool) -> Rows:
+def of_steps(module: LightningModule, asked: set[str], has_drawn: bool, is_changed: bool) -> Table:
     """Judge what the steps of a group did beside their gradients.
 
     Args:

@@ -86,14 +86,14 @@ class StackedTraining:
             run.place(row, optimizer.optimizer)
         return optimizer
 
-    def train(self, run: StackedRun, steps: Sequence[int], batches: Iterable[list[Part]]) -> None:
+    def train(self, run: StackedRun, batches: Iterable[list[Part]]) -> None:
         """Train the clients of a group.
 
         Args:
             run: the group's run.
-            steps: number of local steps of each client, in descending order.
             batches: the batches of each step, on the device, of the clients that are not done yet.
         """
+        steps = [each.work.total_batches for each in run.runs]  # in descending order
         run.buffers = {name: _rows(buffer, len(steps)) for name, buffer in self._step.named_buffers()}
         kept, buffers, losses, rates = run.kept, run.buffers, list[tuple[Tensor, list[int]]](), list[float]()
         for step, run.parts in enumerate(batches):

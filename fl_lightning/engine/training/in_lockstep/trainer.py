@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from fl_lightning.engine.module.failures import described
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.training.in_lockstep.groups import Groups
-from fl_lightning.engine.training.in_lockstep.obstacles import first, of_fit
+from fl_lightning.engine.training.in_lockstep.obstacles import of_fit, reason_in
 from fl_lightning.engine.training.in_lockstep.trial import Trial
 from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
 from fl_lightning.errors import TrainingError
@@ -47,7 +47,7 @@ def choose_training(
         name = type(alone.server.client).__name__
         reason = f"{name} has {size:,} trainable parameters, and more than {SMALL:,} save no time at once"
     else:
-        reason = first(of_fit(alone))
+        reason = reason_in(of_fit(alone))
     if reason:
         say(reason)
     return alone if reason or wanted == 1 else InLockstep(Groups(alone, compiled), wanted, say)

@@ -86,7 +86,7 @@ class Trial:
 
     def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
         self._groups, self._round, self._group_size = groups, round, group_size
-        self._server = groups.alone.server
+        self._server, self._name = groups.alone.server, type(groups.alone.server.client).__name__
         self._seed = derive(self._server.seed, "compared", round.number)
 
     def obstacle(self) -> str | None:
@@ -102,7 +102,11 @@ class Trial:
         except Exception as error:
             if stops(error):
                 raise
-            return self._failed(error)
+            if self._server.rounds_done:  # the group will fail, too, and its clients train one after another
+                return None
+            if isinstance(error, Obstacle):
+                return str(error)
+            return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
         return self._judged(alone, distance)
 
     def _first_that_trains(self, clients: list[int]) -> _Alone | None:
@@ -119,15 +123,6 @@ class Trial:
                 return alone
         return None
 
-    def _failed(self, error: Exception) -> str | None:
-        """Say that a group fails; None after the first round, since groups then fail in the same way one by one."""
-        if self._server.rounds_done:
-            return None
-        if isinstance(error, Obstacle):
-            return str(error)
-        name = type(self._server.client).__name__
-        return f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
-
     def _judged(self, alone: _Alone, distance: float) -> str | None:
         """Say that a distance is more than rounding, which is as far as training alone carries a rounding error."""
         update = alone.outcome.update
@@ -138,8 +133,7 @@ class Trial:
         moved = self._round.anchor + rounding * signs * (self._round.anchor.abs() + update.abs())
         if distance <= MARGIN * alone.outcome.distance(self._alone(alone.client, moved).outcome):
             return None
-        name = type(self._server.client).__name__
-        return f"what a client of {name} sends differs by {distance:.1e} (relative) at once from alone"
+        return f"what a client of {self._name} sends differs by {distance:.1e} (relative) at once from alone"
 
     def _alone(self, client: int, start: Tensor | None = None) -> _Alone:
         """Train a client alone, from other parameters (P,) than the global model's if given."""
@@ -171,9 +165,11 @@ class Trial:
         runs = [groups.new_row(round, client) for client in clients]
         last = runs[-1]
         runs.sort(key=lambda run: -run.work.total_batches)
-        each = repeated((batches or []).__getitem__, last.work.total_batches)
+        same = None
+        if batches is not None:
+            each = repeated(batches.__getitem__, last.work.total_batches)
+            same = (stacked([batch] * len(runs)) for batch in each)
         try:
-            same = None if batches is None else (stacked([batch] * len(runs)) for batch in each)
             groups.train_rows(round, runs, self._seed, same, looking=False)
             groups.end(round, last, looking=False)
             return Outcome.of(last)
