@@ -24,8 +24,8 @@ from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.engine.training.manual import gradients_kept, of_others, values_kept, watch_steps
-from fl_lightning.engine.training.optimizers import make_optimizers, make_sparse, scale_rates
+from fl_lightning.engine.training.manual import own_gradients, own_values, watch_steps
+from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.lightning_private import hooked
 
@@ -283,7 +283,7 @@ class LocalTraining:
         optimizer = run.optimizers[0]
         self._call("on_before_zero_grad", optimizer)
         if "optimizer_zero_grad" in self.hooks:
-            self.hooks["optimizer_zero_grad"](run.epoch, index, optimizer)
+            self._call("optimizer_zero_grad", run.epoch, index, optimizer)
         else:
             self.flat.clear_gradient()
 
@@ -302,7 +302,7 @@ class LocalTraining:
 
         shown = optimizer if scaler is None else hooked(optimizer, self.module, self._scaled_step)
         if "optimizer_step" in self.hooks:
-            self.hooks["optimizer_step"](run.epoch, index, shown, closure)
+            self._call("optimizer_step", run.epoch, index, shown, closure)
         else:
             shown.step(closure)
         run.global_step += 1
@@ -315,23 +315,21 @@ class LocalTraining:
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
         """Let the rules correct the gradients of this optimizer's parameters, and call the module's hook."""
         if self.before_step:
-            with gradients_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
+            with own_gradients(optimizer, run, self.flat.parameters):
                 for hook in self.before_step:
                     hook(run)
-            if isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
-                make_sparse(optimizer)
         self._call("on_before_optimizer_step", optimizer)
 
     def _after_step(self, run: LocalRun, optimizer: Optimizer, *_: Any) -> None:
         """Let the rules correct this optimizer's parameters."""
-        with torch.no_grad(), values_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
+        with own_values(optimizer, run, self.flat.parameters):
             for hook in self.after_step:
                 hook(run)
 
     def _clip(self, optimizer: Optimizer) -> None:
         settings = self.settings
         if "configure_gradient_clipping" in self.hooks:
-            self.hooks["configure_gradient_clipping"](optimizer, settings.clip, settings.clip_algorithm)
+            self._call("configure_gradient_clipping", optimizer, settings.clip, settings.clip_algorithm)
         elif settings.clip is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             by_norm = settings.clip_algorithm == "norm"
@@ -342,7 +340,7 @@ class LocalTraining:
         for config in run.schedules if self.automatic else ():
             if config.interval == interval and (index + 1) % config.frequency == 0:
                 if "lr_scheduler_step" in self.hooks:
-                    self.hooks["lr_scheduler_step"](config.scheduler, None)
+                    self._call("lr_scheduler_step", config.scheduler, None)
                 else:
                     config.scheduler.step()  # type: ignore[call-arg]  # no metric: plateau schedulers are refused
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -140,13 +140,17 @@ class Groups:
         From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
         """
         data, steps = self.alone.data, [run.work.total_batches for run in runs]
-        rows = lru_cache(maxsize=len(runs))(data.rows)  # keeps the rows of the first epochs until they are taken
+        # Keeps the rows of the first epochs, which are asked for before, until they are taken.
+        rows: Callable[..., Any] = lru_cache(maxsize=len(runs))(
+            data.rows
+        )
 
         def is_in_memory(run: LocalRun) -> bool:
             own, first = (rows(each.client, each.round, 0) for each in (run, runs[0]))
             return bool(own and first) and alike(own[0][0], first[0][0])
 
         together = self._in_rows and all(map(is_in_memory, runs))
-        epochs = [partial(rows if together else data.batches, run.client, run.round) for run in runs]
+        read = rows if together else data.batches
+        epochs = (partial(read, run.client, run.round) for run in runs)
         taken = in_lockstep(list(map(repeated, epochs, steps)), steps)
         return gathered(self.alone.server.prepare_batch, taken) if together else map(stacked, taken)
