@@ -141,9 +141,7 @@ class Groups:
         """
         data, steps = self.alone.data, [run.work.total_batches for run in runs]
         # Keeps the rows of the first epochs, which are asked for before, until they are taken.
-        rows: Callable[..., Any] = lru_cache(maxsize=len(runs))(
-            data.rows
-        )
+        rows: Callable[..., Any] = lru_cache(maxsize=len(runs))(data.rows)
 
         def is_in_memory(run: LocalRun) -> bool:
             own, first = (rows(each.client, each.round, 0) for each in (run, runs[0]))
