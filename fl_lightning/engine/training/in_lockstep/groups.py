@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -95,8 +94,7 @@ class Groups:
         self._start(runs, looking)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
-        kept = {name: torch.stack([run.kept[name] for run in runs]) for name in runs[0].kept}
-        group = StackedRun(runs, optimizer, "different" if batches is None else "same", optimizer.weights, kept)
+        group = StackedRun(runs, optimizer, "different" if batches is None else "same")
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()

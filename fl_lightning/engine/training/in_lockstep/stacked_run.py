@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.engine.rules.run import LocalRun
@@ -16,52 +14,42 @@ from fl_lightning.engine.training.in_lockstep.batches import Part
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
 
 
-@dataclass(eq=False)
 class StackedRun:
     """Several clients' training in one round, as rules with ``stacks = True`` see it at each local step.
 
-    The ``loss`` hooks see a copy, in which ``params`` (P,) and ``kept`` are those of one client.
-
-    Attributes:
-        runs: the runs of all clients, those with most steps first.
+    Args:
+        runs: the clients' runs, those with most steps first.
         optimizer: steps the clients' parameters, the rows of its ``weights``.
         randomness: whether the clients draw the same random numbers in a step, or different ones.
-        params: (N, P) the parameters of the clients that take part in the step.
-        kept: the tensors in :attr:`LocalRun.kept`, with one row per client.
+
+    Attributes:
+        module: the LightningModule that trains; its own parameters stay those of the global model.
+        round: the round's number, 1, 2, …
+        clients: ids of the clients that take part in the step, one per row.
+        anchor: (P,) the global model that all clients start from.
+        params: (N, P) the clients' parameters.
         grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step. A
             rule may also assign another matrix: the step then uses that matrix itself, not a copy.
+        kept: the tensors in :attr:`LocalRun.kept`, with one row per client.
         buffers: the module's buffers by name, with one row per client.
         parts: the batches of the current step.
         logged: name, value and other arguments of what the module logs in a step; None in place of a tensor.
         traced: the tensors among the values.
     """
 
-    runs: Sequence[LocalRun]
-    optimizer: StackedOptimizer
-    randomness: Literal["same", "different"]
-    params: Tensor
-    kept: dict[str, Tensor]
-    grads: Tensor = field(default_factory=lambda: torch.empty(0))
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
-    logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
-    traced: list[Tensor] = field(default_factory=list)
-    _elsewhere: bool = False
-
-    @property
-    def module(self) -> LightningModule:
-        """The LightningModule that trains; its own parameters stay those of the global model."""
-        return self.runs[0].module
-
-    @property
-    def round(self) -> int:
-        """The round's number, 1, 2, …"""
-        return self.runs[0].round
-
-    @property
-    def anchor(self) -> Tensor:
-        """(P,) the global model that all clients start from."""
-        return self.runs[0].anchor
+    def __init__(
+        self, runs: Sequence[LocalRun], optimizer: StackedOptimizer, randomness: Literal["same", "different"]
+    ) -> None:
+        first = runs[0]
+        self.module, self.round, self.anchor = first.module, first.round, first.anchor
+        self.runs, self.optimizer, self.randomness = runs, optimizer, randomness
+        self.params, self.grads = optimizer.weights, optimizer.weights.new_empty(0)
+        self.kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
+        self.buffers: dict[str, Tensor] = {}
+        self.parts: list[Part] = []
+        self.logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.traced: list[Tensor] = []
+        self._elsewhere = False
 
     @property
     def clients(self) -> list[int]:
@@ -111,3 +99,13 @@ class StackedRun:
         with self.at(point):
             closure()
         return self.grads
+
+
+class OneOfStack:
+    """A run of several clients, as ``loss`` hooks see it: with ``params`` (P,) and ``kept`` of one of the clients."""
+
+    def __init__(self, run: StackedRun, params: Tensor, kept: dict[str, Tensor]) -> None:
+        self._run, self.params, self.kept = run, params, kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)

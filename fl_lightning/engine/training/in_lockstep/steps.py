@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import Part
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
-from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
+from fl_lightning.engine.training.in_lockstep.stacked_run import OneOfStack, StackedRun
 from fl_lightning.engine.training.local_training import LocalTraining
 
 
@@ -175,12 +174,11 @@ class StackedTraining:
         vmap calls this function once for all clients (see torch.func): no tensor may stay in the run.
         """
         run.logged, run.traced = [], []
-        one = replace(run, params=vector, kept=kept)
         named = dict(zip(self._names, self.training.flat.views(vector), strict=True))
         outputs = functional_call(self._step, {**named, **buffers}, (batch,))
         loss = self.training.loss_of(outputs)
         for hook in self.training.losses:
-            loss = hook(one, batch, outputs, loss)
+            loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
         tensors, run.traced = run.traced, []
         return loss, tensors
 
