@@ -242,7 +242,9 @@ class LocalRun:
     @property
     def buffers(self) -> Buffers:
         """The client's buffers and frozen parameters."""
-        return self._state.read() if self._row is None else self._state.of(self._named_buffers)
+        if self._row is None:
+            return self._state.read()
+        return self._state.of(self._named_buffers) if self._named_buffers else self._state.buffers
 
     def result(self, loss_scale: tuple[float, int] | None = None) -> ClientResult:
         """Collect the values that this client sends beside its update; of a row, with its mean training loss.

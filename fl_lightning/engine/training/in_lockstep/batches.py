@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,9 +138,9 @@ def _kinds(dataset: TensorDataset) -> list[Any]:
 
 def _by_kind(kinds: Iterable[Any]) -> dict[Any, list[int]]:
     """Return each kind with the places that have it."""
-    found: dict[Any, list[int]] = {}
+    found: dict[Any, list[int]] = defaultdict(list)
     for place, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(place)
+        found[kind].append(place)
     return found
 
 
