@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.engine.training.allocator import keep_freed_memory
+from fl_lightning.fit.allocator import keep_freed_memory
 
 
 class RandomClients(FederatedDataModule):

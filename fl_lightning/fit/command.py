@@ -23,9 +23,9 @@ import fl_lightning.models  # noqa: F401
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.engine.training.allocator import keep_freed_memory
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview
+from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError, counted

@@ -38,8 +38,7 @@ def by_client(steps: Iterator[list[Part]]) -> list[list[list[int]]]:
     found: list[list[list[int]]] = [[] for _ in SIZES]
     for parts in steps:
         for part in parts:
-            count = len(part.batch[1])
-            for row, x, y in zip(range(count) if part.rows is None else part.rows.tolist(), *part.batch, strict=True):
+            for row, x, y in zip(part.rows, *part.batch, strict=True):
                 assert len(y) == part.size
                 assert x.flatten().tolist() == y.tolist()
                 found[row].append(y.tolist())
@@ -65,8 +64,7 @@ def test_gathered_batches_are_each_clients_own(count: int, ahead: int, monkeypat
 
 def test_batches_of_one_shape_are_stacked() -> None:
     (first, second) = stacked([([torch.zeros(3), torch.ones(3)], 3), ([torch.zeros(2), torch.ones(2)], 2)])
-    assert first.rows is not None
-    assert (first.rows.tolist(), first.size, [each.shape for each in first.batch]) == ([0], 3, [(1, 3), (1, 3)])
+    assert (first.rows, first.size, [each.shape for each in first.batch]) == ([0], 3, [(1, 3), (1, 3)])
     assert second.size == 2
 
 

@@ -341,6 +341,11 @@ class Decides(Net):
         return loss if float(loss.detach()) > 1 else 2 * loss
 
 
+class Alternates(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch) if batch_idx else 2 * self.loss(batch)
+
+
 class Own(FedProx):
     def on_before_client_step(self, run: LocalRun) -> None:
         run.grads.add_((run.params - run.anchor) / (1 + run.params.norm()))
@@ -355,6 +360,7 @@ APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
     "progress": (Warms, [], {}, "Warms.training_step asks for trainer.global_step"),
     "unused": (Unused, [], {}, "what a client of Unused sends differs by"),
     "data": (Decides, [], {}, r"Decides.training_step fails for several clients: .*\.item\(\)"),
+    "index": (Alternates, [], {}, "Alternates.training_step fails for several clients: it uses batch_idx"),
     "accumulation": (Net, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches is above 1"),
     "a rule of the user's": (Net, [lambda: Own(0.1)], {}, "Own has hooks for single clients"),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ class LocalRun:
         self.hooked: list[Any] = []
         self._flat, self._state, self._in_loss = flat, state, False
         self._row: Tensor | None = None
-        self._loss: float | None = None
+        self._loss, self._named_buffers = math.nan, dict[str, Tensor]()  # of a row, when it has trained
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
         self._logged = MetricLog()
@@ -127,7 +127,7 @@ class LocalRun:
     @property
     def loss(self) -> float:
         """Mean training loss so far, each batch weighted by its number of examples; nan before the first batch."""
-        return float(self.mean_loss(self.params)) if self._loss is None else self._loss
+        return float(self.mean_loss) if self._row is None else self._loss
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -154,11 +154,18 @@ class LocalRun:
 
     def place(self, row: Tensor, optimizer: Optimizer) -> None:
         """Give the client a row (P,) of a stack in place of the module's own parameters, and the stack's optimizer."""
-        self._row, self._loss, self.optimizers = row, math.nan, [optimizer]
+        self._row, self.optimizers = row, [optimizer]
 
-    def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor]) -> None:
-        """Record what a stack knows of the client: mean loss, learning rate of each step, rows of the kept tensors."""
-        self._loss, self.kept = loss, kept
+    def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
+        """Record what a stack knows of the client.
+
+        Args:
+            loss: the mean training loss.
+            rates: the learning rate of each step.
+            kept: the client's rows of the kept tensors.
+            buffers: the client's rows of the module's buffers, by name.
+        """
+        self._loss, self.kept, self._named_buffers = loss, kept, buffers
         self._step_sizes, self.global_step = rates, len(rates)
 
     def send(self, name: str, vector: Tensor) -> None:
@@ -179,7 +186,7 @@ class LocalRun:
             self.losses.append(loss.detach())
             self._batch_sizes.append(self.batch_size or 1)
 
-    @contextlib.contextmanager
+    @contextmanager
     def in_loss(self) -> Iterator[None]:
         """Let :attr:`params` have a gradient inside a ``with`` block, in which the ``loss`` hooks are called."""
         self._in_loss = True
@@ -188,35 +195,26 @@ class LocalRun:
         finally:
             self._in_loss = False
 
-    @contextlib.contextmanager
-    def at(self, point: Tensor) -> Iterator[None]:
+    def at(self, point: Tensor) -> AbstractContextManager[None]:
         """Give the module other parameters (P,) inside a ``with`` block, for rules that evaluate at other points.
 
         At the end of the block, parameters, frozen parameters and buffers are restored, so that BatchNorm statistics
         count one pass only. Metrics that the module logs inside the block are dropped. Do not use the block between a
         forward pass and its backward pass: autograd detects that buffers have changed.
         """
-        with self._holding(point.clone()):
-            yield
+        return self._holding(point.clone())
 
-    @contextlib.contextmanager
+    @contextmanager
     def _holding(self, point: Tensor) -> Iterator[None]:
         """Let the module use a vector (P,) itself, not a copy, as its parameters inside a ``with`` block."""
-        buffers = self._state.read()
+        buffers, logged = self._state.read(), self._logged
+        self._logged = MetricLog()
         try:
-            with self._flat.at(point), self.logging_to(MetricLog()):
+            with self._flat.at(point):
                 yield
         finally:
-            self._state.write(buffers)
-
-    @contextlib.contextmanager
-    def logging_to(self, log: MetricLog) -> Iterator[None]:
-        """Let another log collect what the module logs inside a ``with`` block."""
-        logged, self._logged = self._logged, log
-        try:
-            yield
-        finally:
             self._logged = logged
+            self._state.write(buffers)
 
     def gradient_at(self, point: Tensor, closure: Callable[[], Tensor | None]) -> Tensor:
         """Compute the current batch's gradient (P,) at other parameters (P,), with the closure that a rule wraps.
@@ -230,33 +228,37 @@ class LocalRun:
             closure()
             return self._flat.gradient
 
-    def mean_loss(self, like: Tensor) -> Tensor:
-        """Return :attr:`loss` as a scalar tensor, without waiting for the device; nan has the type of ``like``."""
+    @property
+    def mean_loss(self) -> Tensor:
+        """:attr:`loss` as a scalar tensor, without waiting for the device."""
         if not self.losses:
-            return like.new_full((), float("nan"))
+            return self.anchor.new_full((), math.nan)
         sizes = self._batch_sizes
         if sizes.count(sizes[0]) == len(sizes):
             return torch.stack(self.losses).mean()
         alike = {size: [loss for loss, n in zip(self.losses, sizes, strict=True) if n == size] for size in sizes}
         return torch.stack([torch.stack(losses).sum() * size for size, losses in alike.items()]).sum() / sum(sizes)
 
-    def result(
-        self, buffers: Buffers, loss_scale: tuple[float, int] | None = None, loss: float = math.nan
-    ) -> ClientResult:
-        """Collect the values that this client sends beside its update.
+    @property
+    def buffers(self) -> Buffers:
+        """The client's buffers and frozen parameters."""
+        if self._row is None:
+            return self._state.read()
+        return self._state.of(self._named_buffers) if self._named_buffers else self._state.buffers
+
+    def result(self, loss_scale: tuple[float, int] | None = None) -> ClientResult:
+        """Collect the values that this client sends beside its update; of a row, with its mean training loss.
 
         Args:
-            buffers: the client's buffers and frozen parameters.
             loss_scale: scale and growth tracker of the client's GradScaler; None without a GradScaler.
-            loss: the mean training loss, if already known.
         """
         return ClientResult(
             client=self.client,
             num_samples=self.num_samples,
             num_steps=self.num_steps,
-            loss=loss,
+            loss=self._loss,
             normalizer=self.normalizer,
-            buffers=list(buffers),
+            buffers=list(self.buffers),
             metrics=self.metrics,
             reductions=self._logged.reductions(),
             loss_scale=loss_scale,

@@ -68,10 +68,8 @@ class ClientData:
             batches = self.module.client_batches(client, self._order(client, round, epoch))
         sizes = iter(batch_sizes(batches))
         for batch in batches:
-            if type(batch) is TrainingBatch:
-                yield self._server.prepare_batch(batch), batch[0].size(0)
-            else:
-                yield self._server.prepare_batch(batch), next(sizes, None) or examples_in(batch)
+            ready = self._server.prepare_batch(batch)
+            yield ready, batch[0].size(0) if type(batch) is TrainingBatch else next(sizes, None) or examples_in(batch)
 
     def _on_device(self, client: int, round: int, epoch: int) -> Iterable[Any] | None:
         """Gather the batches of a local epoch on the device, where they can be; None elsewhere."""

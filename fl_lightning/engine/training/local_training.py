@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.work import LocalSettings
-from fl_lightning.engine.training.manual import gradients_kept, of_others, values_kept, watch_steps
-from fl_lightning.engine.training.optimizers import make_optimizers, make_sparse, scale_rates
-from fl_lightning.engine.updates.cohort import ClientResult
+from fl_lightning.engine.training.manual import own_gradients, own_values, watch_steps
+from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.lightning_private import hooked
 
@@ -71,18 +71,18 @@ class LocalTraining:
         self.hooks = {name: getattr(module, name) for name in HOOKS if is_overridden(name, module, LightningModule)}
         precision = trainer.precision_plugin
         plain = type(precision) is Precision  # plain precision: its context does nothing, but costs time
-        self.forward_context: Callable[[], AbstractContextManager[None]]
-        self.forward_context = nullcontext if plain else precision.train_step_context
+        self.forward_context: Callable[[], Any] = nullcontext if plain else precision.train_step_context
         self.shared_scaler: Any = getattr(precision, "scaler", None)
         self.scaler: Any = None  # the client's own
         self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self.automatic = module.automatic_optimization
-        self.losses = [guarded(c.loss) for c in callbacks if overrides(c, "loss")]
-        self.closures = [c.closure for c in callbacks if overrides(c, "closure")]
-        self.before_step = [
-            guarded(c.on_before_client_step) for c in callbacks if overrides(c, "on_before_client_step")
-        ]
-        self.after_step = [guarded(c.on_after_client_step) for c in callbacks if overrides(c, "on_after_client_step")]
+
+        def defined(hook: str) -> list[Callable[..., Any]]:
+            return [getattr(callback, hook) for callback in callbacks if overrides(callback, hook)]
+
+        self.losses, self.closures = list(map(guarded, defined("loss"))), defined("closure")
+        self.before_step = list(map(guarded, defined("on_before_client_step")))
+        self.after_step = list(map(guarded, defined("on_after_client_step")))
         self._first: Sequence[Optimizer] = ()  # those that the module has made when the fit began
 
     def make_first(self, run: LocalRun) -> list[Optimizer]:
@@ -149,14 +149,6 @@ class LocalTraining:
         """Scale and growth tracker of the client's GradScaler, or None without a scaler."""
         state = self.scaler.state_dict() if self.scaler is not None else {}
         return (state["scale"], state["_growth_tracker"]) if state else None
-
-    def end_round(self, results: Sequence[ClientResult]) -> None:
-        """Start the next round's clients from the smallest loss scale of this round's."""
-        scales = [result.loss_scale for result in results if result.loss_scale is not None]
-        if scales:
-            scale, tracker = min(scales)
-            state = self.shared_scaler.state_dict()
-            self.shared_scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": tracker})
 
     def train(self, run: LocalRun, batches: Callable[[int], Iterable[tuple[Any, int]]]) -> None:
         """Train a client.
@@ -230,14 +222,18 @@ class LocalTraining:
             outputs, loss = self._evaluate(run, batch, index)
             return loss
 
-        closure: Callable[[], Tensor | None] = evaluate
-        for wrap in self.closures:
-            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        closure = self.wrapped(run, evaluate)
         if stepping:
             self._step(run, closure, index)
         else:
             run.add_loss(closure())
         return outputs
+
+    def wrapped(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
+        for wrap in self.closures:
+            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        return closure
 
     def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:
         """Compute the outputs and the loss of a batch, and the loss's gradient."""
@@ -287,7 +283,7 @@ class LocalTraining:
         optimizer = run.optimizers[0]
         self._call("on_before_zero_grad", optimizer)
         if "optimizer_zero_grad" in self.hooks:
-            self.hooks["optimizer_zero_grad"](run.epoch, index, optimizer)
+            self._call("optimizer_zero_grad", run.epoch, index, optimizer)
         else:
             self.flat.clear_gradient()
 
@@ -306,7 +302,7 @@ class LocalTraining:
 
         shown = optimizer if scaler is None else hooked(optimizer, self.module, self._scaled_step)
         if "optimizer_step" in self.hooks:
-            self.hooks["optimizer_step"](run.epoch, index, shown, closure)
+            self._call("optimizer_step", run.epoch, index, shown, closure)
         else:
             shown.step(closure)
         run.global_step += 1
@@ -319,23 +315,21 @@ class LocalTraining:
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
         """Let the rules correct the gradients of this optimizer's parameters, and call the module's hook."""
         if self.before_step:
-            with gradients_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
+            with own_gradients(optimizer, run, self.flat.parameters):
                 for hook in self.before_step:
                     hook(run)
-            if isinstance(optimizer, torch.optim.SparseAdam):  # takes sparse gradients only
-                make_sparse(optimizer)
         self._call("on_before_optimizer_step", optimizer)
 
     def _after_step(self, run: LocalRun, optimizer: Optimizer, *_: Any) -> None:
         """Let the rules correct this optimizer's parameters."""
-        with torch.no_grad(), values_kept(of_others(optimizer, run.optimizers, self.flat.parameters)):
+        with own_values(optimizer, run, self.flat.parameters):
             for hook in self.after_step:
                 hook(run)
 
     def _clip(self, optimizer: Optimizer) -> None:
         settings = self.settings
         if "configure_gradient_clipping" in self.hooks:
-            self.hooks["configure_gradient_clipping"](optimizer, settings.clip, settings.clip_algorithm)
+            self._call("configure_gradient_clipping", optimizer, settings.clip, settings.clip_algorithm)
         elif settings.clip is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             by_norm = settings.clip_algorithm == "norm"
@@ -346,19 +340,16 @@ class LocalTraining:
         for config in run.schedules if self.automatic else ():
             if config.interval == interval and (index + 1) % config.frequency == 0:
                 if "lr_scheduler_step" in self.hooks:
-                    self.hooks["lr_scheduler_step"](config.scheduler, None)
+                    self._call("lr_scheduler_step", config.scheduler, None)
                 else:
                     config.scheduler.step()  # type: ignore[call-arg]  # no metric: plateau schedulers are refused
 
 
 def with_last(batches: Iterable[Any], limit: int | None) -> Iterator[tuple[Any, bool]]:
     """Yield each batch and whether it is the last one; stop after ``limit`` batches."""
-    waiting: list[Any] = []
-    for count, batch in enumerate(batches):
-        if count == limit:
-            break
-        if waiting:
-            yield waiting.pop(), False
-        waiting.append(batch)
-    if waiting:
-        yield waiting.pop(), True
+    end = object()
+    for count, (batch, following) in enumerate(pairwise(chain(batches, [end])), 1):
+        last = following is end or count == limit
+        yield batch, last
+        if last:
+            return

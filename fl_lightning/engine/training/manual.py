@@ -1,4 +1,4 @@
-"""The steps of a module with manual optimization, which steps its optimizers itself, perhaps several."""
+"""The steps of a module that has several optimizers, or steps its optimizers itself."""
 
 from __future__ import annotations
 
@@ -50,30 +50,38 @@ def watch_steps(run: LocalRun, before: Callable[[Optimizer], None]) -> None:
     run.hooked = [hooked(optimizer, run.module, step) for optimizer in run.optimizers]
 
 
-def of_others(
-    optimizer: Optimizer, optimizers: Sequence[Optimizer], parameters: Sequence[nn.Parameter]
-) -> list[nn.Parameter]:
-    """Return the parameters that other optimizers step; none if there is no other optimizer."""
-    if len(optimizers) == 1:
+@contextmanager
+def own_gradients(optimizer: Optimizer, run: LocalRun, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let rules correct the gradients of one optimizer's parameters inside a ``with`` block.
+
+    The gradients of parameters that other optimizers step are restored; those of SparseAdam are made sparse again.
+
+    Args:
+        optimizer: the optimizer.
+        run: the run of the client, which may have other optimizers.
+        parameters: all parameters whose gradients the rules see.
+    """
+    before = [(each, None if each.grad is None else each.grad.clone()) for each in _others(optimizer, run, parameters)]
+    yield
+    for parameter, gradient in before:
+        parameter.grad = gradient
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            parameter.grad = parameter.grad.to_sparse(1)
+
+
+@contextmanager
+def own_values(optimizer: Optimizer, run: LocalRun, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let rules correct the values of one optimizer's parameters inside a ``with`` block; restore all others."""
+    before = [(each, each.detach().clone()) for each in _others(optimizer, run, parameters)]
+    with torch.no_grad():
+        yield
+        for parameter, value in before:
+            parameter.copy_(value)
+
+
+def _others(optimizer: Optimizer, run: LocalRun, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    if len(run.optimizers) == 1:
         return []
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     return [parameter for parameter in parameters if parameter not in own]
-
-
-@contextmanager
-def gradients_kept(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Restore the gradients of parameters after a ``with`` block."""
-    before = [None if parameter.grad is None else parameter.grad.clone() for parameter in parameters]
-    yield
-    for parameter, gradient in zip(parameters, before, strict=True):
-        parameter.grad = gradient
-
-
-@contextmanager
-def values_kept(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Restore the values of parameters after a ``with`` block."""
-    before = [parameter.detach().clone() for parameter in parameters]
-    yield
-    with torch.no_grad():
-        for parameter, value in zip(parameters, before, strict=True):
-            parameter.copy_(value)

@@ -38,6 +38,14 @@ class ClientTraining(Protocol):
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""
 
 
+def stops(error: Exception) -> bool:
+    """Tell whether an error ends the run whichever way clients train.
+
+    Lack of memory or disk space is not a client's fault: the run stops, and can train the round again later.
+    """
+    return isinstance(error, ConfigurationError) or is_exhaustion(error)
+
+
 class OneByOne:
     """Trains clients one after another; between two clients, the module holds the global model.
 
@@ -62,20 +70,22 @@ class OneByOne:
 
     def _train(self, round: Round, client: int) -> None:
         busy(self.server.trainer, f"client {self.data.module.client_label(client)} of round {round.number}")
+        with self.leaving_out(round, client), self.training_of(round, client) as run:
+            self.local.train(run, partial(self.data.batches, client, round.number))
+            for end in self.hooks("on_client_end"):
+                end(self.server, run)
+            round.take(run.params[None], [run.result(self.local.loss_scale())], run.mean_loss[None])
+        round.trained += 1
+
+    @contextmanager
+    def leaving_out(self, round: Round, client: int) -> Iterator[None]:
+        """Leave a client out of the round if its part of the training, inside a ``with`` block, fails."""
         try:
-            with self.training_of(round, client) as run:
-                self.local.train(run, partial(self.data.batches, client, round.number))
-                for end in self.hooks("on_client_end"):
-                    end(self.server, run)
-                result = run.result(round.state.read(), self.local.loss_scale())
-                round.take(run.params[None], [result], run.mean_loss(run.params)[None])
-        except (ConfigurationError, RuleError):
-            raise
+            yield
         except Exception as error:
-            if is_exhaustion(error):  # not the client's fault: the run stops, and can train the round again later
+            if isinstance(error, RuleError) or stops(error):
                 raise
             round.leave_out(client, described(error, self.server.client), error)
-        round.trained += 1
 
     def new_run(self, round: Round, client: int, work: Work | None = None) -> LocalRun:
         """Make the run of a client.

@@ -86,12 +86,6 @@ def scale_rates(
                     setattr(scheduler, name, [factor * rate for factor, rate in zip(each, rates, strict=True)])
 
 
-def make_sparse(optimizer: Optimizer) -> None:
-    """Make the gradients of an optimizer's parameters sparse in their first dimension, as SparseAdam wants them."""
-    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
-        parameter.grad = parameter.grad.to_sparse(1)
-
-
 class RoundRates:
     """The clients' learning rates in each round, shown by optimizers that never step.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,33 +23,33 @@ class Part:
     """The clients of a step whose batches have one shape.
 
     Attributes:
-        rows: (n,) the clients' rows in the stack, or None for all rows.
+        rows: the clients' n rows in the stack.
         batch: the clients' batches, stacked along a new first dimension n.
         size: number of examples in each batch.
     """
 
-    rows: Tensor | None
+    rows: Sequence[int]
     batch: Any
     size: int
 
 
 def repeated(epochs: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any]:
-    """Yield the first ``count`` batches of the epochs 0, 1, …
+    """Return the first ``count`` batches of the epochs 0, 1, …
 
     Raises:
         RuntimeError: an epoch has no batch.
     """
-    epoch = done = 0
-    while done < count:
-        before = done
-        for batch in epochs(epoch):
-            yield batch
-            done += 1
-            if done == count:
-                return
-        epoch += 1
-        if done == before:
-            raise RuntimeError("an epoch has no batch")
+
+    def without_end() -> Iterator[Any]:
+        for epoch in itertools.count():
+            is_empty = True
+            for batch in epochs(epoch):
+                is_empty = False
+                yield batch
+            if is_empty:
+                raise RuntimeError("an epoch has no batch")
+
+    return itertools.islice(without_end(), count)
 
 
 def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
@@ -73,10 +75,8 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     Raises:
         TypeError: a batch is something else.
     """
-    return [
-        Part(rows, _stack([batches[place][0] for place in places]), batches[places[0]][1])
-        for _, places, rows in _by_kind([_shape(batch) for batch, _ in batches])
-    ]
+    found = _by_kind(_shape(batch) for batch, _ in batches).values()
+    return [Part(rows, _mapped(_stack, *(batches[row][0] for row in rows)), batches[rows[0]][1]) for rows in found]
 
 
 def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> Iterator[list[Part]]:
@@ -103,16 +103,16 @@ def gathered(prepare: Callable[[Any], Any], taken: Iterable[Sequence[Rows]]) -> 
 
 
 def _gather(prepare: Callable[[Any], Any], taken: Sequence[Sequence[Rows]]) -> Iterator[list[Part]]:
-    steps = [list(_by_kind([rows.numel() for _, rows in batches])) for batches in taken]
-    kinds = zip(taken, steps, strict=True)
-    chosen = [batches[place] for batches, found in kinds for _, places, _ in found for place in places]
+    steps = [_by_kind(rows.numel() for _, rows in batches) for batches in taken]
+    pairs = zip(taken, steps, strict=True)
+    chosen = [batches[row] for batches, found in pairs for row in itertools.chain(*found.values())]
     batch = prepare(TrainingBatch(_taken(chosen)))
     start = 0
     for found in steps:
         parts = []
-        for size, places, rows in found:
-            parts.append(Part(rows, _cut(batch, start, len(places), size), size))
-            start += len(places) * size
+        for size, rows in found.items():
+            parts.append(Part(rows, _cut(batch, start, len(rows), size), size))
+            start += len(rows) * size
         yield parts
 
 
@@ -136,17 +136,12 @@ def _kinds(dataset: TensorDataset) -> list[Any]:
     return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in dataset.tensors]
 
 
-def _by_kind(kinds: Sequence[Any]) -> Iterator[tuple[Any, Sequence[int], Tensor | None]]:
-    """Yield each kind, the places that it has, and these as a tensor; None in place of the tensor of all places."""
-    first = kinds[0]
-    if all(kind == first for kind in kinds):
-        yield first, range(len(kinds)), None
-        return
-    found: dict[Any, list[int]] = {}
+def _by_kind(kinds: Iterable[Any]) -> dict[Any, list[int]]:
+    """Return each kind with the places that have it."""
+    found: dict[Any, list[int]] = defaultdict(list)
     for place, kind in enumerate(kinds):
-        found.setdefault(kind, []).append(place)
-    for kind, places in found.items():
-        yield kind, places, torch.tensor(places)
+        found[kind].append(place)
+    return found
 
 
 def _shape(batch: Any) -> Any:
@@ -168,8 +163,8 @@ def _mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     return [_mapped(function, *values) for values in zip(first, *others, strict=True)]
 
 
-def _stack(batches: Sequence[Any]) -> Any:
-    return _mapped(lambda *tensors: torch.stack(tensors), *batches)
+def _stack(*tensors: Tensor) -> Tensor:
+    return torch.stack(tensors)
 
 
 def _cut(batch: Any, start: int, count: int, size: int) -> Any:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.federation.data import TRANSFER_HOOKS
-from fl_lightning.engine.module.failures import RuleError, described
-from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
-from fl_lightning.engine.training.in_lockstep.batches import Part, Rows, alike, gathered, in_lockstep, repeated, stacked
+from fl_lightning.engine.training.in_lockstep import obstacles
+from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gathered, in_lockstep, repeated, stacked
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
-from fl_lightning.engine.training.in_lockstep.steps import Obstacle, StackedTraining
-from fl_lightning.engine.training.one_by_one import OneByOne
-from fl_lightning.errors import ConfigurationError, is_exhaustion
+from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
+from fl_lightning.engine.training.one_by_one import OneByOne, stops
 from fl_lightning.seeding import derive, random_states, seed_globals
-
-Epochs = Callable[[int], Iterable[Any]]  # a client's batches in local epoch 0, 1, …
 
 
 class Groups:
@@ -50,18 +48,19 @@ class Groups:
         runs = [self.new_row(round, client) for client in clients]
         try:
             try:
-                group = self.train_rows(round, runs, derive(server.seed, "group", round.number, clients[0]))
-            except ConfigurationError:
-                raise
+                weights = self.train_rows(round, runs, derive(server.seed, "group", round.number, clients[0]))
             except Exception as error:
-                if is_exhaustion(error):
+                if stops(error):
                     raise
                 return error
-            done = [row for row in range(len(runs)) if self._ends(round, row, group)]
+            done = []
+            for row, run in enumerate(runs):
+                with self.alone.leaving_out(round, run.client):
+                    self.end(round, run)
+                    done.append(row)
             if done:
-                models = group.weights if len(done) == len(runs) else group.weights[done]
-                results = [runs[row].result(self.buffers_of(round, row, group), loss=runs[row].loss) for row in done]
-                round.take(models, results)
+                models = weights if len(done) == len(runs) else weights[done]
+                round.take(models, [runs[row].result() for row in done])
             round.trained += len(runs)
         finally:
             self.put_back(round, runs)
@@ -73,7 +72,7 @@ class Groups:
 
     def train_rows(
         self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None, looking: bool = True
-    ) -> StackedRun:
+    ) -> Tensor:
         """Train clients as the rows of a stack.
 
         Args:
@@ -84,29 +83,26 @@ class Groups:
                 clients' own batches, and numbers of their own.
             looking: whether monitors see the clients.
 
+        Returns:
+            (N, P) the clients' models.
+
         Raises:
             Obstacle: the steps have effects beside their gradients, or draw other random numbers than torch's.
         """
         client, device, shown = self.alone.server.client, self.alone.server.device, self.alone.local.trainer
-        steps, name = [run.work.total_batches for run in runs], type(client).__name__
-        weights = self.steps.start(runs, round.factors)
+        optimizer = self.steps.start(runs, round.factors)
         self._start(runs, looking)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
-        group = StackedRun(runs, weights)
+        group = StackedRun(runs, optimizer, "different" if batches is None else "same")
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()
         others = random_states(device)[1]
-        own = self._batches(runs, steps) if batches is None else batches
-        self.steps.train(group, steps, own, same_draws=batches is not None)
-        if shown.asked:
-            raise Obstacle(f"{name}.training_step asks for trainer.{min(shown.asked)}")
-        if random_states(device)[1] != others:
-            raise Obstacle(f"{name} draws random numbers of NumPy or Python, which would be one draw for all clients")
-        if state.is_changed():
-            raise Obstacle(f"{name}.training_step sets attributes of the module, or changes what they hold")
-        return group
+        self.steps.train(group, self._batches(runs) if batches is None else batches)
+        has_drawn = random_states(device)[1] != others
+        obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
+        return optimizer.weights
 
     def put_back(self, round: Round, runs: Sequence[LocalRun]) -> None:
         """Put the global model back after a group."""
@@ -122,26 +118,13 @@ class Groups:
             for start in hooks("on_client_start", looking):
                 start(server, run)
 
-    def _ends(self, round: Round, row: int, group: StackedRun) -> bool:
-        """Call the hooks at the end of a client; leave the client out, and return False, if one fails."""
-        try:
-            self.end(round, row, group)
-        except (ConfigurationError, RuleError):
-            raise
-        except Exception as error:
-            if is_exhaustion(error):
-                raise
-            round.leave_out(group.runs[row].client, described(error, self.alone.server.client), error)
-            return False
-        return True
-
-    def end(self, round: Round, row: int, group: StackedRun, looking: bool = True) -> None:
+    def end(self, round: Round, run: LocalRun, looking: bool = True) -> None:
         """Call the hooks at a client's end, when the module holds the client's model."""
-        server, hooks, run = self.alone.server, self.alone.hooks, group.runs[row]
+        server, hooks = self.alone.server, self.alone.hooks
         if not hooks.defines("on_client_end"):
             return
         server.params.copy_(run.params)
-        round.state.write(self.buffers_of(round, row, group))
+        round.state.write(run.buffers)
         self.alone.local.trainer.begin(run)
         try:
             for end in hooks("on_client_end", looking):
@@ -149,37 +132,21 @@ class Groups:
         finally:
             round.state.write(round.state.buffers)
 
-    def buffers_of(self, round: Round, row: int, group: StackedRun) -> Buffers:
-        """Return a client's buffers and frozen parameters."""
-        if not group.buffers:
-            return round.state.buffers
-        return round.state.of({name.removeprefix("module."): rows[row] for name, rows in group.buffers.items()})
-
-    def _batches(self, runs: Sequence[LocalRun], steps: Sequence[int]) -> Iterable[list[Part]]:
+    def _batches(self, runs: Sequence[LocalRun]) -> Iterable[list[Part]]:
         """Make the batches of each step of a group.
 
         From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
-
-        Args:
-            runs: the clients' runs.
-            steps: number of local steps of each client, in descending order.
         """
-        if self._in_rows and (epochs := self._rows(runs)) is not None:
-            prepare = self.alone.server.prepare_batch
-            return gathered(prepare, in_lockstep(list(map(repeated, epochs, steps)), steps))
-        epochs = [partial(self.alone.data.batches, run.client, run.round) for run in runs]
-        return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))
+        data, steps = self.alone.data, [run.work.total_batches for run in runs]
+        # Keeps the rows of the first epochs, which are asked for before, until they are taken.
+        rows: Callable[..., Any] = lru_cache(maxsize=len(runs))(data.rows)
 
-    def _rows(self, runs: Sequence[LocalRun]) -> list[Epochs] | None:
-        """Find the rows of each client's batches in datasets in memory, by local epoch; None for other data."""
+        def is_in_memory(run: LocalRun) -> bool:
+            own, first = (rows(each.client, each.round, 0) for each in (run, runs[0]))
+            return bool(own and first) and alike(own[0][0], first[0][0])
 
-        def epochs(run: LocalRun, first: list[Rows], epoch: int) -> Iterable[Rows]:
-            return first if epoch == 0 else self.alone.data.rows(run.client, run.round, epoch) or ()
-
-        firsts: list[list[Rows]] = []
-        for run in runs:
-            first = self.alone.data.rows(run.client, run.round, 0)
-            if not first or (firsts and not alike(first[0][0], firsts[0][0][0])):
-                return None
-            firsts.append(first)
-        return [partial(epochs, run, first) for run, first in zip(runs, firsts, strict=True)]
+        together = self._in_rows and all(map(is_in_memory, runs))
+        read = rows if together else data.batches
+        epochs = (partial(read, run.client, run.round) for run in runs)
+        taken = in_lockstep(list(map(repeated, epochs, steps)), steps)
+        return gathered(self.alone.server.prepare_batch, taken) if together else map(stacked, taken)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fl_lightning.engine.module.params import FlatParameters
+from fl_lightning.engine.rules.work import LocalSettings
 
 #: Optimizers that treat each entry of a parameter alone, so that one call steps all clients.
 ELEMENTWISE: tuple[type[Optimizer], ...] = (
@@ -27,11 +28,13 @@ class StackedOptimizer:
         weights: (N, P) the stack.
 
     Attributes:
+        weights: (N, P) the stack.
         optimizer: the optimizer of the stack, with the groups and settings of ``like``; its parameters are columns of
             the stack.
     """
 
     def __init__(self, like: Optimizer, flat: FlatParameters, weights: Tensor) -> None:
+        self.weights = weights
         place, start = {}, 0
         for parameter in flat.parameters:
             place[id(parameter)] = slice(start, start := start + parameter.numel())
@@ -54,11 +57,16 @@ class StackedOptimizer:
         """The learning rate of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def norms(self, gradients: Tensor) -> Tensor:
-        """Compute the norm (N, 1) of each row of gradients (N, P), over the optimizer's parameters."""
-        parts = [gradients[:, place].norm(dim=1) for _, place in self._columns]
-        norms: Tensor = torch.stack(parts, dim=1).norm(dim=1, keepdim=True)
-        return norms
+    def clip(self, gradients: Tensor, settings: LocalSettings) -> None:
+        """Clip each row of gradients (N, P), as ``torch.nn.utils`` clips the gradient of one module."""
+        if settings.clip is None:
+            return
+        if settings.clip_algorithm == "value":
+            gradients.clamp_(-settings.clip, settings.clip)
+        else:
+            parts = [gradients[:, place].norm(dim=1) for _, place in self._columns]
+            norms = torch.stack(parts, dim=1).norm(dim=1, keepdim=True)
+            gradients.mul_((settings.clip / (norms + 1e-6)).clamp(max=1.0))
 
     def step(self, gradients: Tensor) -> None:
         """Step all rows by gradients (N, P)."""

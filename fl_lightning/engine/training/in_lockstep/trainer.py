@@ -6,14 +6,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fl_lightning.engine.module.failures import described
 from fl_lightning.engine.round import Round
-from fl_lightning.engine.rules.callback import serves_stacks
-from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.training.in_lockstep.groups import Groups
+from fl_lightning.engine.training.in_lockstep.obstacles import of_fit, reason_in
 from fl_lightning.engine.training.in_lockstep.trial import Trial
 from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
 from fl_lightning.errors import TrainingError
@@ -49,28 +47,10 @@ def choose_training(
         name = type(alone.server.client).__name__
         reason = f"{name} has {size:,} trainable parameters, and more than {SMALL:,} save no time at once"
     else:
-        reason = _obstacle(alone)
+        reason = reason_in(of_fit(alone))
     if reason:
         say(reason)
     return alone if reason or wanted == 1 else InLockstep(Groups(alone, compiled), wanted, say)
-
-
-def _obstacle(alone: OneByOne) -> str | None:
-    """Say why clients cannot train at once, judged by the settings, the rules and the data; None if they can."""
-    local, data, trainer = alone.local, alone.data.module, alone.server.trainer
-    name = type(alone.server.client).__name__
-    if not local.automatic:
-        return f"{name} optimizes manually"
-    if local.hooks:
-        return f"{name} defines {', '.join(local.hooks)}"
-    if type(trainer.precision_plugin) is not Precision:
-        return f"precision is {trainer.precision}"
-    if local.settings.accumulate > 1:
-        return "accumulate_grad_batches is above 1"
-    if not declares(data, "in_rows", ("client_batches",)):
-        return f"{type(data).__name__} defines client_batches"
-    apart = [type(callback).__name__ for callback in alone.hooks.callbacks if not serves_stacks(callback)]
-    return f"{apart[0]} has hooks for single clients" if apart else None
 
 
 class InLockstep:

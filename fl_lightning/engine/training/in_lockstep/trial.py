@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
-from fl_lightning.engine.training.in_lockstep.steps import Obstacle
+from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
+from fl_lightning.engine.training.one_by_one import stops
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, random_states, seed_globals
 
 SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
@@ -34,6 +35,11 @@ class Outcome:
 
     update: Tensor
     result: ClientResult
+
+    @classmethod
+    def of(cls, run: LocalRun) -> Outcome:
+        """Return what a client that has trained sends."""
+        return cls(run.params - run.anchor, replace(run.result(), loss=run.loss))
 
     def distance(self, other: Outcome) -> float:
         """Compute the largest relative distance of two outcomes' updates, losses, buffers and sent vectors.
@@ -80,7 +86,7 @@ class Trial:
 
     def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
         self._groups, self._round, self._group_size = groups, round, group_size
-        self._server = groups.alone.server
+        self._server, self._name = groups.alone.server, type(groups.alone.server.client).__name__
         self._seed = derive(self._server.seed, "compared", round.number)
 
     def obstacle(self) -> str | None:
@@ -94,9 +100,13 @@ class Trial:
         try:
             distance = alone.outcome.distance(self._in_group(chosen, alone.batches if alone.draws else None))
         except Exception as error:
-            if _stops(error):
+            if stops(error):
                 raise
-            return self._failed(error)
+            if self._server.rounds_done:  # the group will fail, too, and its clients train one after another
+                return None
+            if isinstance(error, Obstacle):
+                return str(error)
+            return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
         return self._judged(alone, distance)
 
     def _first_that_trains(self, clients: list[int]) -> _Alone | None:
@@ -106,21 +116,12 @@ class Trial:
             try:
                 alone = self._alone(clients[-1])
             except Exception as error:
-                if _stops(error):
+                if stops(error):
                     raise
                 continue
             if is_finite(alone.outcome.update):
                 return alone
         return None
-
-    def _failed(self, error: Exception) -> str | None:
-        """Say that a group fails; None after the first round, since groups then fail in the same way one by one."""
-        if self._server.rounds_done:
-            return None
-        if isinstance(error, Obstacle):
-            return str(error)
-        name = type(self._server.client).__name__
-        return f"{name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
 
     def _judged(self, alone: _Alone, distance: float) -> str | None:
         """Say that a distance is more than rounding, which is as far as training alone carries a rounding error."""
@@ -132,8 +133,7 @@ class Trial:
         moved = self._round.anchor + rounding * signs * (self._round.anchor.abs() + update.abs())
         if distance <= MARGIN * alone.outcome.distance(self._alone(alone.client, moved).outcome):
             return None
-        name = type(self._server.client).__name__
-        return f"what a client of {name} sends differs by {distance:.1e} (relative) at once from alone"
+        return f"what a client of {self._name} sends differs by {distance:.1e} (relative) at once from alone"
 
     def _alone(self, client: int, start: Tensor | None = None) -> _Alone:
         """Train a client alone, from other parameters (P,) than the global model's if given."""
@@ -150,7 +150,7 @@ class Trial:
             draws |= random_states(device)[0] != before
             for end in alone.hooks("on_client_end", looking=False):
                 end(self._server, run)
-            outcome = Outcome(run.params - round.anchor, run.result(round.state.read(), loss=run.loss))
+            outcome = Outcome.of(run)
         return _Alone(client, outcome, draws, batches)
 
     def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
@@ -165,18 +165,13 @@ class Trial:
         runs = [groups.new_row(round, client) for client in clients]
         last = runs[-1]
         runs.sort(key=lambda run: -run.work.total_batches)
-        each = repeated((batches or []).__getitem__, last.work.total_batches)
+        same = None
+        if batches is not None:
+            each = repeated(batches.__getitem__, last.work.total_batches)
+            same = (stacked([batch] * len(runs)) for batch in each)
         try:
-            same = None if batches is None else (stacked([batch] * len(runs)) for batch in each)
-            group = groups.train_rows(round, runs, self._seed, same, looking=False)
-            row = runs.index(last)
-            groups.end(round, row, group, looking=False)
-            buffers = groups.buffers_of(round, row, group)
-            return Outcome(last.params - round.anchor, last.result(buffers, loss=last.loss))
+            groups.train_rows(round, runs, self._seed, same, looking=False)
+            groups.end(round, last, looking=False)
+            return Outcome.of(last)
         finally:
             groups.put_back(round, runs)
-
-
-def _stops(error: Exception) -> bool:
-    """Tell whether an error ends the run whichever way clients train."""
-    return isinstance(error, ConfigurationError) or is_exhaustion(error)

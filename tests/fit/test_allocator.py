@@ -9,7 +9,7 @@ import pytest
 SCRIPT = """
 import ctypes, resource, sys
 import torch
-from fl_lightning.engine.training.allocator import keep_freed_memory
+from fl_lightning.fit.allocator import keep_freed_memory
 
 torch.set_num_threads(1)
 ctypes.CDLL(None).mallopt(-3, 1 << 20)  # glibc's usual threshold moves, so that some processes keep 8 MiB anyway

@@ -1,0 +1,99 @@
+"""What acts inside a local step on a single client, and so forbids that clients train at once.
+
+One table in four parts, each read as soon as its answers are known: when a fit begins, when a group has its optimizer,
+at each step, and when a group has trained. What no row sees, a :class:`Trial` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import Precision
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.engine.rules.callback import serves_stacks
+from fl_lightning.engine.rules.declared import declares
+from fl_lightning.engine.training.in_lockstep.stacked_optimizer import ELEMENTWISE
+from fl_lightning.engine.training.one_by_one import OneByOne
+
+Table = Iterator[tuple[object, str]]  # something that is true where clients cannot train at once, and why they cannot
+
+
+class Obstacle(RuntimeError):  # noqa: N818  # not an error of the run: clients then train one after another
+    """Says why clients cannot train at once."""
+
+
+def reason_in(table: Table) -> str | None:
+    """Return the reason in the first row that is true; None if clients can train at once."""
+    return next((reason for found, reason in table if found), None)
+
+
+def clear(table: Table) -> None:
+    """Raise an :class:`Obstacle` for the first row that is true."""
+    if reason := reason_in(table):
+        raise Obstacle(reason)
+
+
+def of_fit(alone: OneByOne) -> Table:
+    """Judge the settings, the module, the rules and the data, when a fit begins."""
+    local, data, trainer = alone.local, alone.data.module, alone.server.trainer
+    name = type(local.module).__name__
+    apart = [type(callback).__name__ for callback in alone.hooks.callbacks if not serves_stacks(callback)]
+    yield not local.automatic, f"{name} optimizes manually"
+    yield local.hooks, f"{name} defines {', '.join(local.hooks)}"
+    yield type(trainer.precision_plugin) is not Precision, f"precision is {trainer.precision}"
+    yield local.settings.accumulate > 1, "accumulate_grad_batches is above 1"
+    yield not declares(data, "in_rows", ("client_batches",)), f"{type(data).__name__} defines client_batches"
+    yield apart, f"{''.join(apart[:1])} has hooks for single clients"
+
+
+def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> Table:
+    """Judge a client's new optimizer, which is to step the rows of a stack, and the hooks around its steps.
+
+    Hooks of parameters and layers see the gradients of one client, and hooks of an optimizer the optimizer of one.
+    """
+    name, kinds = type(module).__name__, ", ".join(kind.__name__ for kind in ELEMENTWISE)
+    makes = f"{name}.configure_optimizers returns an optimizer with"
+    yield type(optimizer) not in ELEMENTWISE, f"{type(optimizer).__name__} is not one of {kinds}"
+    yield schedules, f"{name} has a learning-rate schedule within a round"
+    yield not _is_fresh(optimizer), f"{makes} a state"
+    yield optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks, f"{makes} hooks"
+    tensors = [each for p in module.parameters() for each in (p._backward_hooks, p._post_accumulate_grad_hooks)]
+    layers = [each for part in module.modules() for each in (part._backward_hooks, part._backward_pre_hooks)]
+    yield any([*tensors, *layers]), f"{name} has hooks on gradients"
+
+
+def of_loss(module: LightningModule, gradients: Tensor, losses: Tensor) -> Table:
+    """Judge what a step returned: nothing depends on parameters that the step did not get from the module."""
+    beside = f"the loss of {type(module).__name__} uses parameters from beside its layers, such as a list"
+    yield gradients.requires_grad or losses.requires_grad, beside
+
+
+def of_steps(module: LightningModule, asked: set[str], has_drawn: bool, is_changed: bool) -> Table:
+    """Judge what the steps of a group did beside their gradients.
+
+    Args:
+        module: the module.
+        asked: attributes of the Trainer that the module asked for, which describe a single client's training.
+        has_drawn: whether the steps drew random numbers of NumPy or Python.
+        is_changed: whether the steps changed the module apart from its parameters and buffers.
+    """
+    name = type(module).__name__
+    yield asked, f"{name}.training_step asks for trainer.{min(asked, default='')}"
+    yield has_drawn, f"{name} draws random numbers of NumPy or Python, which would be one draw for all clients"
+    yield is_changed, f"{name}.training_step sets attributes of the module, or changes what they hold"
+
+
+def _is_fresh(optimizer: Optimizer) -> bool:
+    """Tell whether an optimizer has the state that a new one of its class and settings has."""
+    new = type(optimizer)([dict(group) for group in optimizer.param_groups])  # type: ignore[call-arg]  # one of ELEMENTWISE
+    pairs = [(new.state[each], optimizer.state[each]) for each in {**new.state, **optimizer.state}]
+    return all(one.keys() == other.keys() and all(map(_equal, one.values(), other.values())) for one, other in pairs)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
