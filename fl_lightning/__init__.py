@@ -59,7 +59,8 @@ else:
     RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
     REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
     ROOMS = {"engine.federation": FEDERATION, "engine.updates": UPDATES, "engine.rules": RULES, "runs": RUNS}
-    HOMES = [f"{room}.{name}" for room, names in ROOMS.items() for name in names] + ["engine.orchestrator", "errors"]
+    INNER = [f"{room}.{name}" for room, names in ROOMS.items() for name in names]
+    HOMES = ["errors", *INNER, "engine.orchestrator"]
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""
