@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, distributed
 
-from fl_lightning.engine.updates.receiver import Receiver
+from fl_lightning.engine.updates.store import Store
 from fl_lightning.engine.updates.updates import Updates
 
 PARAMETERS = 20_011  # three segments
@@ -47,12 +47,12 @@ def one_device(rank: int, devices: int, port: int, folder: str) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=devices, timeout=timedelta(seconds=300))
     rows, anchor = sent(), torch.zeros(PARAMETERS)
-    receiver = Receiver(anchor, rank, devices, slots=7, limit=1 << 30, folder=Path(folder))
+    store = Store(anchor, rank, devices, slots=7, limit=1 << 30, folder=Path(folder))
     clients = DEALT[devices][rank]
-    receiver.put_group(clients[:2], rows[clients[:2]], anchor)
+    assert not store.put(clients[:2], rows[clients[:2]], anchor).any()
     for client in clients[2:]:
-        assert not receiver.put(client, rows[client], anchor).isnan()
+        assert store.put([client], rows[[client]], anchor).tolist() == [0]
     places = {client: (device, slot) for device, part in enumerate(DEALT[devices]) for slot, client in enumerate(part)}
     order = [places[client] for client in range(7) if client != LEFT_OUT]
-    torch.save(results(receiver.hand_out(order)), Path(folder) / f"{devices}_{rank}.pt")
+    torch.save(results(store.hand_out(order)), Path(folder) / f"{devices}_{rank}.pt")
     distributed.destroy_process_group()

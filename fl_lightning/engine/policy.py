@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, streams
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
-from fl_lightning.engine.updates.exchange import Store
+from fl_lightning.engine.updates.store import Store
 
 STREAM = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 

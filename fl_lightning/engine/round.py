@@ -128,7 +128,7 @@ class Round:
         Returns:
             The round's cohort; None if no update has arrived.
         """
-        updates: Updates
+        updates: Updates | Summed
         if self._summed is not None:
             self.sum_up()
             updates, results = self._summed, self._added

@@ -10,7 +10,8 @@ from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
-from fl_lightning.engine.updates.store import arranged, bytes_in, new_rows
+from fl_lightning.engine.updates.store import bytes_in, new_rows
+from fl_lightning.engine.updates.updates import arranged
 
 RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES}
 

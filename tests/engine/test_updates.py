@@ -11,7 +11,7 @@ from torch import Tensor, multiprocessing
 
 from fl_lightning import ConfigurationError
 from fl_lightning.engine.updates.columns import Columns
-from fl_lightning.engine.updates.receiver import Receiver
+from fl_lightning.engine.updates.store import Store
 from fl_lightning.engine.updates.updates import Summed, Updates
 
 
@@ -131,7 +131,16 @@ def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_told(tmp_path: Path) -> None:
     rows, anchor = sent(4), torch.zeros(PARAMETERS)
     rows[1, -1], rows[3, 0] = torch.inf, torch.nan
-    receiver = Receiver(anchor, 0, 1, slots=4, limit=1 << 30, folder=tmp_path)
-    assert receiver.put_group([10, 11], rows[:2], anchor).tolist() == [True, False]
-    assert [bool(receiver.put(client, rows[client - 10], anchor).isnan()) for client in (12, 13)] == [False, True]
-    assert [receiver.is_finite(client) for client in (10, 11, 12, 13)] == [True, False, True, False]
+    store = Store(anchor, 0, 1, slots=4, limit=1 << 30, folder=tmp_path)
+    assert store.put([10, 11], rows[:2], anchor).isnan().tolist() == [False, True]
+    assert [bool(store.put([client], rows[[client - 10]], anchor).isnan()) for client in (12, 13)] == [False, True]
+    assert [store.is_finite(client) for client in (10, 11, 12, 13)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_the_sum_of_an_update_may_overflow(together: int, tmp_path: Path) -> None:
+    """1e38 · 20,011 is more than float32 holds: the sign is nan, and a look at the entries decides."""
+    models, anchor = torch.full((together, PARAMETERS), 1e38), torch.zeros(PARAMETERS)
+    store = Store(anchor, 0, 1, slots=together, limit=1 << 30, folder=tmp_path)
+    assert store.put(range(together), models, anchor).isnan().all()
+    assert all(map(store.is_finite, range(together)))

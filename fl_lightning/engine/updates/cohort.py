@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.updates.buffers import average_buffers
 from fl_lightning.engine.updates.gram import without_rounding
-from fl_lightning.engine.updates.updates import Updates
+from fl_lightning.engine.updates.updates import Summed, Updates
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Cohort:
     round: int
     clients: tuple[int, ...]
     anchor: Tensor
-    updates: Updates
+    updates: Updates | Summed
     num_samples: Tensor
     num_steps: Tensor
     losses: Tensor
@@ -115,7 +115,9 @@ class Cohort:
     results: Sequence[ClientResult] = ()
 
     @classmethod
-    def collect(cls, round: int, anchor: Tensor, deltas: Tensor | Updates, results: Sequence[ClientResult]) -> Self:
+    def collect(
+        cls, round: int, anchor: Tensor, deltas: Tensor | Updates | Summed, results: Sequence[ClientResult]
+    ) -> Self:
         """Make the cohort of a round from its updates, uncorrected and weighted by n_k.
 
         Args:

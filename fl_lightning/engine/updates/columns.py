@@ -45,23 +45,26 @@ class Columns:
         width: int = UNIT * max(1, ceil(self.size / (SEGMENTS * UNIT)))
         return [*range(0, max(1, self.size), width), self.size]
 
-    def _first(self, device: int) -> int:
-        return device * (len(self.bounds) - 1) // self.devices
-
-    def share(self, device: int) -> slice:
-        """The columns of a device."""
-        return slice(self.bounds[self._first(device)], self.bounds[self._first(device + 1)])
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """The first segment of each device, and the number of segments."""
+        return [device * (len(self.bounds) - 1) // self.devices for device in range(self.devices + 1)]
 
     @cached_property
+    def shares(self) -> list[slice]:
+        """The columns of each device."""
+        return [slice(self.bounds[first], self.bounds[last]) for first, last in pairwise(self._firsts)]
+
+    @property
     def own(self) -> slice:
         """The columns of this device."""
-        return self.share(self.rank)
+        return self.shares[self.rank]
 
     @cached_property
     def width(self) -> int:
         """The largest number of columns that a device keeps."""
-        firsts = [self.bounds[self._first(device)] for device in range(self.devices + 1)]
-        return max(stop - start for start, stop in pairwise(firsts))
+        width: int = max(share.stop - share.start for share in self.shares)
+        return width
 
     def segments(self, start: int, stop: int) -> list[slice]:
         """Cut the columns from ``start`` to ``stop`` at the bounds of this device's segments.
@@ -69,35 +72,29 @@ class Columns:
         Returns:
             For each segment of this device, its part of the columns, perhaps empty, counted from the device's first.
         """
-        first, last = self._first(self.rank), self._first(self.rank + 1)
-        parts = zip(self.bounds[first:last], self.bounds[first + 1 : last + 1], strict=True)
+        first, last = self._firsts[self.rank : self.rank + 2]
+        parts = pairwise(self.bounds[first : last + 1])
         cut = [(max(low, start), min(high, stop)) for low, high in parts]
         return [slice(low - self.own.start, max(low, high) - self.own.start) for low, high in cut]
 
     def total(self, parts: Iterable[Tensor], start: Tensor) -> Tensor:
         """Add one tensor for each segment of this device to ``start``, those of all devices in the segments' order."""
         if self.devices > 1:
-            parts = self._gathered(list(parts), start)
+            counts = [last - first for first, last in pairwise(self._firsts)]
+            parts = _gathered(torch.stack([start, *parts])[1:], counts)
         for part in parts:
             start += part
         return start
 
-    def _gathered(self, parts: list[Tensor], like: Tensor) -> Iterable[Tensor]:
-        counts = [self._first(device + 1) - self._first(device) for device in range(self.devices)]
-        sent = like.new_zeros(max(counts), *like.shape)
-        for place, part in zip(sent, parts, strict=False):
-            place.copy_(part)
-        received = [torch.empty_like(sent) for _ in counts]
-        torch.distributed.all_gather(received, sent)
-        return (part for given, count in zip(received, counts, strict=True) for part in given[:count])
-
     def joined(self, own: Tensor) -> Tensor:
         """Join the devices' columns (p,) of a vector to the vector (P,)."""
-        if self.devices == 1:
-            return own
-        sent = own.new_zeros(self.width)
-        sent[: len(own)] = own
-        received = [torch.empty_like(sent) for _ in range(self.devices)]
-        torch.distributed.all_gather(received, sent)
-        shares = map(self.share, range(self.devices))
-        return torch.cat([part[: each.stop - each.start] for part, each in zip(received, shares, strict=True)])
+        return own if self.devices == 1 else _gathered(own, [share.stop - share.start for share in self.shares])
+
+
+def _gathered(own: Tensor, counts: list[int]) -> Tensor:
+    """Join the rows that the devices hold, given how many each holds."""
+    sent = own.new_zeros(max(counts), *own.shape[1:])
+    sent[: len(own)] = own
+    received = [torch.empty_like(sent) for _ in counts]
+    torch.distributed.all_gather(received, sent)
+    return torch.cat([part[:count] for part, count in zip(received, counts, strict=True)])

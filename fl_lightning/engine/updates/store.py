@@ -1,45 +1,109 @@
-"""The memory of a round's updates: a matrix with a row for each client, in memory or in a file that is mapped."""
+"""Store: the memory of the updates of the clients that a device trains, or a file that is mapped."""
 
 from __future__ import annotations
 
-import ctypes
+import operator
 import os
 import re
-import sys
 from collections.abc import Sequence
-from mmap import PAGESIZE
+from functools import partial, reduce
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import psutil
 import torch
+import torch.distributed
 from torch import Tensor
 
+from fl_lightning.engine.module.params import is_finite
+from fl_lightning.engine.updates.columns import Columns
+from fl_lightning.engine.updates.updates import Updates
 from fl_lightning.errors import ConfigurationError
 
-WILL_NEED = 3  # of madvise(2)
+AT_ONCE = 16 << 20  # bytes of a device's updates that travel together
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
-def bytes_in(size: str) -> int:
-    """Read a size, in bytes.
+class Store:
+    """The memory of the updates of the clients that a device trains: a slot for each, cut into the devices' shares.
 
-    >>> from fl_lightning.engine.updates.store import bytes_in
-    >>> bytes_in("1.5GiB")
-    1610612736
+    At the end, every device sends each other device that device's share of the slots, and stores the shares that it
+    receives in their place.
 
-    Raises:
-        ConfigurationError: the text is not a positive number and a unit.
+    Args:
+        like: (P,) a vector, whose dtype and device the updates have.
+        rank: this device's number, from 0.
+        devices: number of devices.
+        slots: the largest number of clients that this device trains before they are handed on.
+        limit: bytes above which the memory is a file.
+        folder: where the file is.
+
+    Attributes:
+        columns: the columns of each device.
+        slots: the slot of each client whose update has arrived.
     """
-    found = re.fullmatch(r"(\d+\.?\d*) ?(KiB|MiB|GiB|TiB)", size)
-    if not found:
-        raise ConfigurationError(f"cohort_memory must be a size such as 4GiB, in {', '.join(UNITS)}, got {size!r}")
-    return int(float(found[1]) * UNITS[found[2]])
 
+    def __init__(self, like: Tensor, rank: int, devices: int, slots: int, limit: int, folder: Path) -> None:
+        self.columns, self.slots = Columns(len(like), rank, devices), dict[int, int]()
+        new = partial(new_rows, limit=limit, folder=folder)
+        self._slots = new(slots * devices, like[: self.columns.width]).view(slots, devices, self.columns.width)
+        self._new = partial(new, like=like)
 
-def usual_limit(processes: int) -> int:
-    """Return half of the machine's memory in bytes, divided by the run's number of processes on the machine."""
-    return int(psutil.virtual_memory().total) // (2 * processes)
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def clear(self) -> None:
+        """Make room for other clients."""
+        self.slots = {}
+
+    def put(self, clients: Sequence[int], models: Tensor, anchor: Tensor) -> Tensor:
+        """Store the updates of k clients: their models less the global model.
+
+        Args:
+            clients: the k clients.
+            models: (k, P) the clients' models.
+            anchor: (P,) the global model.
+
+        Returns:
+            (k,) signs on the device: 0 for a finite update; nan for one that is not finite, or whose sum is huge, which
+            :meth:`is_finite` tells apart.
+        """
+        first = len(self.slots)
+        self.slots |= {client: first + place for place, client in enumerate(clients)}
+        parts = self._parts(first, len(clients))
+        for part, share in zip(parts, self.columns.shares, strict=True):
+            torch.sub(models[:, share], anchor[share], out=part)
+        return reduce(operator.add, [part.sum(1) * 0 for part in parts])  # a sum is the fastest single pass
+
+    def is_finite(self, client: int) -> bool:
+        """Tell whether all entries of a client's update are finite."""
+        return all(is_finite(part) for part in self._parts(self.slots[client], 1) if part.numel())
+
+    def _parts(self, first: int, count: int) -> list[Tensor]:
+        """Return each device's share (count, p) of some slots."""
+        slots = self._slots[first : first + count]
+        return [slots[:, device, : share.stop - share.start] for device, share in enumerate(self.columns.shares)]
+
+    def hand_out(self, order: Sequence[tuple[int, int]]) -> Updates:
+        """Exchange the updates with the other devices.
+
+        Args:
+            order: device and slot of each client, in the order of the updates.
+        """
+        devices = self.columns.devices
+        if devices > 1:
+            self._exchange(1 + max((slot for _, slot in order), default=-1))
+        rows = self._slots.view(-1, self.columns.width)[:, : self.columns.own.stop - self.columns.own.start]
+        return Updates(rows, self.columns, [slot * devices + device for device, slot in order], new=self._new)
+
+    def _exchange(self, count: int) -> None:
+        """Put into each of the first slots, for each device, this device's share of that device's slot."""
+        each = max(1, AT_ONCE // max(1, self._slots[:1].nbytes))
+        for slots in torch.split(self._slots[:count], each):
+            sent = slots.transpose(0, 1).contiguous()
+            received = torch.empty_like(sent)
+            torch.distributed.all_to_all_single(received, sent)
+            slots.copy_(received.transpose(0, 1))
 
 
 def new_rows(count: int, like: Tensor, limit: int, folder: Path) -> Tensor:
@@ -82,36 +146,22 @@ def _reserve(file: int, size: int) -> None:
         os.truncate(file, size)
 
 
-def will_need(part: Tensor) -> None:
-    """Ask the system to read some columns of a mapped matrix now, and only these; do nothing for other matrices.
+def bytes_in(size: str) -> int:
+    """Read a size, in bytes.
 
-    Without this call, the system reads megabytes around each row's piece, and drops them before they are used.
+    >>> from fl_lightning.engine.updates.store import bytes_in
+    >>> bytes_in("1.5GiB")
+    1610612736
+
+    Raises:
+        ConfigurationError: the text is not a positive number and a unit.
     """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
-    if madvise is None:
-        return
-    for row in part:
-        start = row.data_ptr() // PAGESIZE * PAGESIZE
-        madvise(ctypes.c_void_p(start), ctypes.c_size_t(row.data_ptr() + row.nbytes - start), WILL_NEED)
+    found = re.fullmatch(r"(\d+\.?\d*) ?(KiB|MiB|GiB|TiB)", size)
+    if not found:
+        raise ConfigurationError(f"cohort_memory must be a size such as 4GiB, in {', '.join(UNITS)}, got {size!r}")
+    return int(float(found[1]) * UNITS[found[2]])
 
 
-def arranged(rows: Tensor, order: Sequence[int]) -> Tensor:
-    """Move row ``order[k]`` of a matrix to row k, for each k, in place with the memory of one row; return the top.
-
-    >>> import torch
-    >>> from fl_lightning.engine.updates.store import arranged
-    >>> arranged(torch.tensor([[0], [1], [2], [3]]), [3, 0, 1]).tolist()
-    [[3], [0], [1]]
-    """
-    taken = set(order)
-    sources = [*order, *(row for row in range(len(rows)) if row not in taken)]
-    done = [source == row for row, source in enumerate(sources)]
-    for start in range(len(order)):
-        if done[start]:
-            continue
-        held, row = rows[start].clone(), start
-        while sources[row] != start:
-            rows[row] = rows[sources[row]]
-            done[row], row = True, sources[row]
-        rows[row], done[row] = held, True
-    return rows[: len(order)]
+def usual_limit(processes: int) -> int:
+    """Return half of the machine's memory in bytes, divided by the run's number of processes on the machine."""
+    return int(psutil.virtual_memory().total) // (2 * processes)

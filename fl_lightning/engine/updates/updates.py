@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from mmap import PAGESIZE
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from fl_lightning.engine.updates.columns import Columns
 from fl_lightning.engine.updates.gram import without_rounding
-from fl_lightning.engine.updates.store import arranged, will_need
 from fl_lightning.errors import ConfigurationError
 
 BLOCK = 1 << 18  # columns that are summed at a time
@@ -21,6 +22,7 @@ COLUMNS = 1 << 16  # columns that functions which are not linear in the updates 
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
 TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
 SAME = 1e-9  # relative difference up to which two ratios of weights count as equal
+WILL_NEED = 3  # of madvise(2)
 TINY = 1e-6  # share of the largest coefficient; a smaller one is not taken as the unit of the others
 
 
@@ -81,11 +83,10 @@ class Updates:
         The coefficients are divided by the first one that is not tiny, and the sum is multiplied by it at the end. So
         the bits equal those of a sum of arriving updates, for which only the ratios of the coefficients were known.
         """
-        if self.are_shares(coefficients):
-            assert self.shares is not None
-            weights, first = self.shares, first_above(self.shares, 0.0)
-        else:
-            weights, first = coefficients, first_above(coefficients, TINY * float(coefficients.abs().max()))
+        weights, least = coefficients, TINY * float(coefficients.abs().max())
+        if self.shares is not None and proportional(coefficients, self.shares):
+            weights, least = self.shares, 0.0
+        first = first_above(weights, least)
         if first is None:  # all are zero, or one is not finite, and so is the sum
             return float(coefficients.sum()) * self.columns.joined(torch.zeros_like(self.own[0]))
         return float(coefficients[first]) * self.columns.joined(self.add_to(None, weights / weights[first]))
@@ -103,14 +104,6 @@ class Updates:
             for row, number in numbers:
                 part.add_(block[row], alpha=number)
         return total
-
-    def are_shares(self, coefficients: Tensor) -> bool:
-        """Tell whether coefficients (K,) are proportional to the shares."""
-        if self.shares is None or not self.shares.any():
-            return self.shares is not None and not coefficients.any()
-        largest = self.shares.abs().argmax()
-        expected = coefficients[largest] / self.shares[largest] * self.shares
-        return bool((coefficients - expected).abs().max() <= SAME * expected.abs().max())
 
     def products(self, vector: Tensor) -> Tensor:
         """Inner products (K,) of the updates with a vector (P,), computed in the vector's dtype; float64 on the CPU."""
@@ -132,8 +125,7 @@ class Updates:
 
         def measured(segment: slice) -> Tensor:
             if self.own.device.type != "cpu":
-                rows = self.own[:, segment]
-                return measure(rows if self._in_order else rows[self.order], segment).double()
+                return measure(self._in_order(self.own[:, segment]), segment).double()
             values = [measure(self.own[row, segment], segment) for row in self.order]  # the bits of any number of rows
             return torch.stack(values).double() if values else start
 
@@ -157,7 +149,7 @@ class Updates:
         wide = torch.empty(size, min(columns, segment.stop - segment.start), dtype=torch.float64, device=device)
         for part in self._pieces(self.own[:, segment]):
             for block in torch.split(part, columns, dim=1):
-                now = wide[:, : block.shape[1]].copy_(block if self._in_order else block[self.order])
+                now = wide[:, : block.shape[1]].copy_(self._in_order(block))
                 for top in range(0, size, rows):
                     gram[top : top + rows, top:].addmm_(now[top : top + rows], now[top:].T)
         return gram
@@ -166,9 +158,9 @@ class Updates:
     def _in_file(self) -> bool:
         return self.own.device.type == "cpu" and bool(self.own.is_shared())  # type: ignore[no-untyped-call]  # torch's
 
-    @property
-    def _in_order(self) -> bool:
-        return self.order == list(range(len(self.own)))
+    def _in_order(self, block: Tensor) -> Tensor:
+        """Return the rows (K, B) of a block of columns (R, B) in the clients' order."""
+        return block if self.order == list(range(len(block))) else block[self.order]
 
     def _pieces(self, columns: Tensor) -> Iterator[Tensor]:
         """Yield some columns; those in a file in pieces that fit into memory, each read once."""
@@ -184,7 +176,7 @@ class Updates:
         factors = None if mixing is None else mixing.to(self.own)
 
         def reduced(block: Tensor) -> Tensor:
-            block = block if self._in_order else block[self.order]
+            block = self._in_order(block)
             return reduce(block if factors is None else factors @ block)
 
         parts = [self.own[:, each] for each in self.columns.segments(0, self.columns.size)]
@@ -192,60 +184,109 @@ class Updates:
         return self.columns.joined(torch.cat([reduced(block) for block in blocks] or [self.own.new_empty(0)]))
 
 
-class Summed(Updates):
-    """The sum of updates that were added when they arrived; the single updates are not kept.
+class Summed:
+    """The sum of updates that were added when they arrived; the single updates are gone.
 
     Args:
         columns: the columns of each device.
+
+    Attributes:
+        shares: (K,) weights to which the weights of the sum are proportional; None before the first client.
+        norms: (K,) norms of the updates, float64; only if a rule has asked for them when the updates arrived.
     """
 
+    norms: Tensor
+
     def __init__(self, columns: Columns) -> None:
-        self.columns, self._shares = columns, list[Tensor]()
-        self._total: Tensor | None = None
+        self.shares: Tensor | None = None
+        self._columns, self._total = columns, torch.zeros(0)
         self._unit = 0.0  # the first share that is not zero
-        self._norms: list[Tensor] = []
 
     def take_in(self, updates: Updates, shares: Tensor) -> None:
         """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
-        if not self._unit and (first := first_above(shares, 0.0)) is not None:
+        first, begins = first_above(shares, 0.0), self.shares is None
+        if not self._unit and first is not None:
             self._unit = float(shares[first])
-        self._total = updates.add_to(self._total, shares / (self._unit or 1.0))
-        self._shares.append(shares)
-        self.shares = torch.cat(self._shares)
+        self._total = updates.add_to(None if begins else self._total, shares / (self._unit or 1.0))
+        self.shares = shares if self.shares is None else torch.cat([self.shares, shares])
         if "norms" in updates.__dict__:
-            self._norms.append(updates.norms)
+            self.norms = updates.norms if begins else torch.cat([self.norms, updates.norms])
 
-    @override
     def __len__(self) -> int:
-        return sum(map(len, self._shares))
+        return 0 if self.shares is None else len(self.shares)
 
-    @cached_property
-    def norms(self) -> Tensor:
-        """(K,) norms of the updates, if a rule has asked for them when the updates arrived."""
-        return torch.cat(self._norms) if self._norms else self.gone
-
-    @override
     def combine(self, coefficients: Tensor) -> Tensor:
-        if self._total is None or self.shares is None or not self.are_shares(coefficients):
+        """Return the (P,) sum of the updates, each times its coefficient (K,).
+
+        Raises:
+            ConfigurationError: the coefficients are not proportional to the shares.
+        """
+        if self.shares is None or not proportional(coefficients, self.shares):
             raise ConfigurationError(
                 f"a rule sets the weights {coefficients.tolist()}, but its stream_weights gave others when the updates "
                 "arrived: correct stream_weights, or remove streams = True from the rule's class"
             )
         first = first_above(self.shares, 0.0)
-        return (0.0 if first is None else float(coefficients[first])) * self.columns.joined(self._total)
+        return (0.0 if first is None else float(coefficients[first])) * self._columns.joined(self._total)
 
-    @property
-    def gone(self) -> Any:
-        """The rows, which are not kept: raise an error."""
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse what :class:`Updates` tells of single updates.
+
+        Raises:
+            ConfigurationError: the name is not Python's own or private.
+        """
+        if name.startswith("_"):
+            raise AttributeError(name)
         raise ConfigurationError(
             "a callback reads single updates, but updates are summed as they arrive, as all callbacks allow: remove "
             "streams = True from the callback's class"
         )
 
-    own = order = gone  # all other methods read one of them
+
+def proportional(coefficients: Tensor, shares: Tensor) -> bool:
+    """Tell whether coefficients (K,) are proportional to shares (K,)."""
+    if not shares.any():
+        return not coefficients.any()
+    largest = shares.abs().argmax()
+    expected = coefficients[largest] / shares[largest] * shares
+    return bool((coefficients - expected).abs().max() <= SAME * expected.abs().max())
 
 
 def first_above(weights: Tensor, least: float) -> int | None:
     """Return the position of the first weight (K,) whose size is above a number; None if there is none."""
     places = (weights.abs() > least).nonzero()
     return int(places[0]) if len(places) else None
+
+
+def will_need(part: Tensor) -> None:
+    """Ask the system to read some columns of a mapped matrix now, and only these; do nothing where it cannot be asked.
+
+    Without this call, the system reads megabytes around each row's piece, and drops them before they are used.
+    """
+    madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform.startswith("linux") else None
+    if madvise is None:
+        return
+    for row in part:
+        start = row.data_ptr() // PAGESIZE * PAGESIZE
+        madvise(ctypes.c_void_p(start), ctypes.c_size_t(row.data_ptr() + row.nbytes - start), WILL_NEED)
+
+
+def arranged(rows: Tensor, order: Sequence[int]) -> Tensor:
+    """Move row ``order[k]`` of a matrix to row k, for each k, in place with the memory of one row; return the top.
+
+    >>> import torch
+    >>> from fl_lightning.engine.updates.updates import arranged
+    >>> arranged(torch.tensor([[0], [1], [2], [3]]), [3, 0, 1]).tolist()
+    [[3], [0], [1]]
+    """
+    taken = set(order)
+    sources = [*order, *(row for row in range(len(rows)) if row not in taken)]
+    waiting = {place: row for place, row in enumerate(sources) if place != row}
+    while waiting:  # each circle of rows in turn
+        first, row = waiting.popitem()
+        held, place = rows[first].clone(), first
+        while row != first:
+            rows[place] = rows[row]
+            place, row = row, waiting.pop(row)
+        rows[place] = held
+    return rows[: len(order)]
