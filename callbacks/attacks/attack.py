@@ -58,9 +58,9 @@ class _Attack(FederatedCallback, ABC):
             raise ConfigurationError(f"num_byzantine must be at least 0, got {num_byzantine}")
         self.num_byzantine = num_byzantine
 
-    def attackers(self, orchestrator: Server) -> frozenset[int]:
-        """Return the ids of all attackers, also of those outside the round's cohort."""
-        return draw_attackers(orchestrator.data.sizes, self.num_byzantine, orchestrator.generator(PURPOSE))
+    def attackers(self, orchestrator: Server, sizes: Tensor) -> frozenset[int]:
+        """Return the ids of all attackers, also of those outside the cohort, given all clients' ``sizes`` (N,)."""
+        return draw_attackers(sizes, self.num_byzantine, orchestrator.generator(PURPOSE))
 
 
 class LocalAttack(_Attack):
@@ -78,7 +78,7 @@ class LocalAttack(_Attack):
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        if run.client in self.attackers(orchestrator):
+        if run.client in self.attackers(orchestrator, run.sizes):
             run.params.copy_(run.anchor + self.forge(orchestrator, run, run.params - run.anchor))
 
 
@@ -103,7 +103,7 @@ class OmniscientAttack(_Attack):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        attackers = self.attackers(orchestrator)
+        attackers = self.attackers(orchestrator, orchestrator.data.sizes)
         mask = torch.tensor([client in attackers for client in cohort.clients], device=cohort.anchor.device)
         if mask.all() or not mask.any():
             return cohort

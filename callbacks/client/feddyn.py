@@ -44,16 +44,16 @@ class FedDyn(FederatedCallback):
         check_positive(alpha=alpha)
         self.alpha, self.alpha_by_size = alpha, alpha_by_size
 
-    def alpha_of(self, orchestrator: Server, num_samples: int) -> float:
-        """Return α_i, the weight of the terms of a client with ``num_samples`` examples."""
+    def alpha_of(self, num_samples: int, sizes: Tensor) -> float:
+        """Return α_i, the weight of the terms of a client with ``num_samples`` examples, given all ``sizes`` (N,)."""
         if not self.alpha_by_size:
             return self.alpha
-        mean = int(orchestrator.data.sizes.sum()) / orchestrator.data.num_with_data
+        mean = int(sizes.sum()) / int((sizes > 0).sum())
         return self.alpha * mean / num_samples
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        alpha = self.alpha_of(orchestrator, run.num_samples)
+        alpha = self.alpha_of(run.num_samples, run.sizes)
         run.proximal += alpha  # FedNova's normalizer depends on the weight of proximal terms
         run.kept["feddyn"] = -self.recall(f"lambda/{run.client}", torch.zeros_like(run.anchor))
         if self.alpha_by_size:
@@ -71,7 +71,7 @@ class FedDyn(FederatedCallback):
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
         for client, size, delta in zip(cohort.clients, cohort.num_samples.tolist(), cohort.rows(), strict=True):
             name = f"lambda/{client}"
-            moved = self.recall(name, torch.zeros_like(delta)) - self.alpha_of(orchestrator, size) * delta
+            moved = self.recall(name, torch.zeros_like(delta)) - self.alpha_of(size, orchestrator.data.sizes) * delta
             self.state[name] = moved.cpu()  # the vectors of many clients may not fit on a GPU
         share = self.alpha / orchestrator.data.num_with_data
         self.state["h"] = self.recall("h", torch.zeros_like(update)) - share * cohort.combine(

@@ -1,8 +1,10 @@
 """SCAFFOLD: control variates against client drift."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
@@ -41,7 +43,7 @@ def full_gradient(orchestrator: Server, run: LocalRun) -> Tensor:
     order = orchestrator.generator("scaffold", run.round, run.client)
     total, count = torch.zeros_like(run.anchor), 0
     with isolated(orchestrator.device), run.at(run.anchor):
-        for batch in orchestrator.data.client_batches(run.client, order):
+        for batch in run.batches(order):
             size = extract_batch_size(batch)
             total, count = total + size * orchestrator.loss_and_gradient(run.anchor, batch)[1], count + size
     return total / max(count, 1)
@@ -78,8 +80,16 @@ class Scaffold(FederatedCallback):
         self.option, self.server_lr = option, server_lr
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            orchestrator: Any = pl_module
+            others = [rule for rule in rules_of(trainer) if overrides(rule, "loss") or overrides(rule, "closure")]
+            self._check_own_loss(orchestrator.client, [type(rule).__name__ for rule in others])
+
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        self._check(orchestrator, run)
+        self._check(run)
         start = torch.zeros_like(run.anchor)
         run.kept["scaffold"] = self.recall("c", start) - self.recall(f"c/{run.client}", start)
         if self.option == "I":
@@ -109,7 +119,7 @@ class Scaffold(FederatedCallback):
         """Return by how many clients the sum of the cohort's c_i⁺ - c_i is divided."""
         return orchestrator.data.num_with_data
 
-    def _check(self, orchestrator: Server, run: LocalRun) -> None:
+    def _check(self, run: LocalRun) -> None:
         name, module = type(self).__name__, type(run.module).__name__
         for optimizer in run.optimizers:
             if not isinstance(optimizer, torch.optim.SGD):
@@ -121,13 +131,12 @@ class Scaffold(FederatedCallback):
                 f"{name} computes gradients from updates: {module}'s optimizer must have one lr and one momentum for "
                 f"all parameters, got the pairs {sorted(rates)}"
             )
-        others = [
-            type(rule).__name__
-            for rule in rules_of(orchestrator.trainer)
-            if overrides(rule, "loss") or overrides(rule, "closure")
-        ]
-        if self.option == "I" and (others or not run.module.automatic_optimization):
+        self._check_own_loss(run.module, [] if run.module.automatic_optimization else ["manual optimization"])
+
+    def _check_own_loss(self, module: LightningModule, others: Sequence[str]) -> None:
+        """Refuse option I where something other than the module's own loss decides the gradients."""
+        if self.option == "I" and others:
             raise ConfigurationError(
-                f"{name}'s option I takes the gradient of {module}'s own loss, but clients train by "
-                f"{', '.join(others) or 'manual optimization'}: use option II"
+                f"{type(self).__name__}'s option I takes the gradient of {type(module).__name__}'s own loss, but "
+                f"clients train by {', '.join(others)}: use option II"
             )

@@ -1,6 +1,7 @@
 """PersonalEvaluation: how well the models serve each client."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,14 +88,18 @@ class PersonalEvaluation(Monitor):
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         if run.round % self.every == 0:
-            for name, value in self._evaluate(orchestrator, run.client).items():
+            for name, value in self._evaluate(orchestrator, run.held_out).items():
                 run.log(f"{OWN}{name}", value)
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
         if cohort.round % self.every:
             return
-        held_out = {client: self._evaluate(orchestrator, client) for client in range(orchestrator.data.num_clients)}
+        data = orchestrator.data
+        held_out = {
+            client: self._evaluate(orchestrator, partial(data.held_out_batches, client))
+            for client in range(data.num_clients)
+        }
         if not any(held_out.values()):
             raise ConfigurationError(
                 f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has nothing "
@@ -107,9 +112,9 @@ class PersonalEvaluation(Monitor):
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
 
-    def _evaluate(self, orchestrator: Server, client: int) -> dict[str, float]:
+    def _evaluate(self, orchestrator: Server, held_out: Callable[[], Iterable[Any]]) -> dict[str, float]:
         with orchestrator.server_side("held out"):
-            logged = orchestrator.evaluate(orchestrator.data.held_out_batches(client))
+            logged = orchestrator.evaluate(held_out())
         return {name.split("/", 1)[-1]: value for name, value in logged.items()}
 
     def _log(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:

@@ -36,10 +36,9 @@ from fl_lightning.engine.checks import (
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
-from fl_lightning.engine.hosting.evaluation import SeededEvaluation
+from fl_lightning.engine.hosting.guard import Guard
 from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from
-from fl_lightning.engine.hosting.interruption import Interruption
 from fl_lightning.engine.hosting.saving import check_orders
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
@@ -189,8 +188,8 @@ class FederatedOrchestrator(ClientHost):
         added = list(added) if isinstance(added, Sequence) else [added]
         check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
-        if not any(isinstance(each, Interruption) and each.orchestrator is self for each in known):
-            added += [Interruption(self, self._drop_round), SeededEvaluation(self)]
+        if not any(isinstance(each, Guard) and each.orchestrator is self for each in known):
+            added.append(Guard(self, self._drop_round))
         return added
 
     @override

@@ -112,3 +112,35 @@ def test_without_a_data_module() -> None:
     log: list[str] = []
     trainer().validate(FederatedOrchestrator(Whole(log)), verbose=False)
     assert log == ["module prepares", "validates on 1"]
+
+
+class Trains(Linear):
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        return self.w.sum()
+
+
+class Validates(Trains):
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None: ...
+
+
+class WithLoader(ToyData):
+    def val_dataloader(self) -> DataLoader[Any]:
+        return loader(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "lacks"),
+    [
+        (Trains, ToyData, None),
+        (Validates, WithLoader, None),
+        (Trains, WithLoader, "have no `validation_step`"),
+        (Validates, ToyData, "have no `val_dataloader`"),
+    ],
+)
+def test_lightning_says_what_a_validation_lacks(module: Any, data: Any, lacks: str | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer().fit(FederatedOrchestrator(module(size=2)), datamodule=data())
+    said = [str(each.message) for each in caught if "Skipping val loop" in str(each.message)]
+    assert len(said) == (lacks is not None)
+    assert all(str(lacks) in each for each in said)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.core.hooks import DataHooks
-from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -25,13 +22,17 @@ from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.lightning_private import saved_hyper_parameters
 
-EVALUATION_HOOKS = tuple(
-    f"on_{stage}_{when}"
-    for stage in ("validation", "test", "predict")
-    for when in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
+STAGES = ("validation", "test", "predict")
+MOMENTS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
+# What the Trainer asks the orchestrator for, and the client module may define.
+FORWARDED = (
+    *LOADERS,
+    *TRANSFER_HOOKS,
+    *(f"{stage}_step" for stage in STAGES),
+    *(f"on_{stage}_{moment}" for stage in STAGES for moment in MOMENTS),
 )
-EVALUATION_STEPS = ("validation_step", "test_step", "predict_step")
-# Methods of the client module that are replaced while hosted: Lightning's versions would act on the server's loop.
+# Methods of the client module that have a stand-in, ``_client_log`` and so on, while the module is hosted: Lightning's
+# own would act on the server's loop.
 BORROWED = ("log", "manual_backward", "optimizers", "lr_schedulers")
 
 
@@ -58,31 +59,34 @@ class ClientHost(Server):
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
-        if is_overridden("configure_model", client):  # else Lightning's weight averaging warns about sharded layers
-            self.configure_model = client.configure_model  # type: ignore[method-assign]
-        if is_overridden("prepare_data", client):
-            self.prepare_data = client.prepare_data  # type: ignore[method-assign]
+        self._forward(("configure_model", "prepare_data"))
         self.prepare_data_per_node = client.prepare_data_per_node
+
+    def _forward(self, names: Iterable[str]) -> None:
+        """Let the client module answer for the orchestrator, as far as the module defines what is asked for.
+
+        Methods of the module itself stand in: Lightning reads their signatures, and whether there are any at all.
+        """
+        for name in names:
+            if is_overridden(name, self.client, LightningModule) and not is_overridden(name, self):
+                setattr(self, name, getattr(self.client, name))
+
+    @override
+    def configure_callbacks(self) -> Any:
+        # This is the first hook with a Trainer; afterwards Lightning asks who defines loaders and steps.
+        self._forward(FORWARDED)
+        self._lend_loaders(self.client)
+        callbacks: Callback | list[Callback] = self.client.configure_callbacks()  # type: ignore[assignment]
+        return callbacks
 
     @override
     def setup(self, stage: str) -> None:
-        self.client.log = self._client_log  # type: ignore[method-assign]
-        self.client.manual_backward = self._client_backward  # type: ignore[method-assign]
-        self.client.optimizers = self._client_optimizers  # type: ignore[method-assign]
-        self.client.lr_schedulers = self._client_schedulers  # type: ignore[method-assign]
-        for hook in (*EVALUATION_HOOKS, *TRANSFER_HOOKS):
-            if is_overridden(hook, self.client) and not is_overridden(hook, self):
-                setattr(self, hook, getattr(self.client, hook))
-        for step in EVALUATION_STEPS:
-            if is_overridden(step, self.client, LightningModule):
-                setattr(self, step, getattr(self.client, step))  # Lightning reads the signature of the module's step
-        if not is_overridden("validation_step", self.client, LightningModule):
-            self.validation_step = None  # type: ignore[method-assign, assignment]  # a fit then skips validation
-        self._spares, self._idle_optimizers = None, ()
+        for name in BORROWED:
+            setattr(self.client, name, getattr(self, f"_client_{name}"))
         metrics = [part for part in self.client.modules() if isinstance(part, Metric)]
         self._lone_metrics = [(metric, metric.distributed_available_fn) for metric in metrics]
         for metric in metrics:  # each device evaluates everything, and trains other clients
-            metric.distributed_available_fn = _alone
+            metric.distributed_available_fn = bool  # bool() is False
         self._shown = ClientTrainer(self.trainer, self.settings)
         self.client.trainer = self._shown  # type: ignore[assignment]  # stands for a Trainer
         if stage == "fit":
@@ -96,58 +100,23 @@ class ClientHost(Server):
         self.release_client()
 
     def release_client(self) -> None:
-        """Give the client module back its own methods, and forget the module's evaluation hooks."""
+        """Give the client module back its own methods, and forget what belongs to the Trainer."""
         for name in BORROWED:
-            self.client.__dict__.pop(name, None)
+            vars(self.client).pop(name, None)
         for metric, available in self._lone_metrics:
             metric.distributed_available_fn = available
-        self._lone_metrics, self._idle_optimizers = [], ()
+        self._lone_metrics, self._idle_optimizers = (), ()
         self.client.trainer = self.trainer
-        for name in ("_state", "_shown"):  # these refer to the Trainer
-            self.__dict__.pop(name, None)
-        for hook in (*EVALUATION_HOOKS, *EVALUATION_STEPS, *TRANSFER_HOOKS, *LOADERS):
-            self.__dict__.pop(hook, None)
+        for name in (*FORWARDED, "_state", "_shown", "spares", "batches_ready"):
+            vars(self).pop(name, None)
         self._lend_loaders(None)
-
-    @override
-    def configure_callbacks(self) -> Any:
-        # This is the first hook with a Trainer; afterwards Lightning asks who defines loaders.
-        for name in LOADERS:
-            if is_overridden(name, self.client):
-                setattr(self, name, getattr(self.client, name))
-        self._lend_loaders(self.client)
-        callbacks: Callback | list[Callback] = self.client.configure_callbacks()  # type: ignore[assignment]
-        return callbacks
 
     @override
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.client(*args, **kwargs)
 
-    # Evaluation steps of the client module, which then holds the global model
-
-    @override
-    def validation_step(self, *args: Any) -> Any:
-        return self.client.validation_step(*args)
-
-    @override
-    def test_step(self, *args: Any) -> Any:
-        return self.client.test_step(*args)
-
-    @override
-    def predict_step(self, *args: Any) -> Any:
-        return self.client.predict_step(*args)
-
     @override
     def on_fit_start(self) -> None:
-        self._takes_index = is_param_in_hook_signature(self.client.training_step, "batch_idx", min_args=2)
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        hooked = any(
-            is_overridden(hook, self, DataHooks) or (data and is_overridden(hook, data, DataHooks))
-            for hook in TRANSFER_HOOKS
-        )
-        converted = type(self.trainer.precision_plugin).convert_input is not Precision.convert_input
-        # Batches that need no transfer, hooks or conversion skip all three, which saves a tiny client half its time.
-        self.batches_ready = self.device.type == "cpu" and not hooked and not converted
         self.client.on_fit_start()
         self._shown.end()
 
@@ -221,7 +190,7 @@ class ClientHost(Server):
             if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
-    def _client_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+    def _client_manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         if self._shown.run is not None:
             self._shown.run.backward(loss, *args, **kwargs)
 
@@ -233,11 +202,6 @@ class ClientHost(Server):
             optimizers = run.hooked
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
-    def _client_schedulers(self) -> Any:
+    def _client_lr_schedulers(self) -> Any:
         schedulers = self._shown.run.schedulers if self._shown.run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
-
-
-def _alone() -> bool:
-    """Tell a torchmetrics object that there are no other devices."""
-    return False

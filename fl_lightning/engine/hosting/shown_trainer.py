@@ -22,8 +22,6 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
     "lr_scheduler_configs": lambda work, run: run.schedules if run else [],
     "max_epochs": lambda work, run: work.max_epochs,
     "max_steps": lambda work, run: work.max_steps,
-    "min_epochs": lambda work, run: None,
-    "min_steps": lambda work, run: None,
     "num_training_batches": lambda work, run: work.num_batches,
     "estimated_stepping_batches": lambda work, run: work.optimizer_steps,
     "accumulate_grad_batches": lambda work, run: work.settings.accumulate,
@@ -32,12 +30,9 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
         None if work.settings.clip is None else GradClipAlgorithmType(work.settings.clip_algorithm)
     ),
     "train_dataloader": lambda work, run: work.loader(),
-    "world_size": lambda work, run: 1,
-    "num_devices": lambda work, run: 1,
-    "num_nodes": lambda work, run: 1,
-    "global_rank": lambda work, run: 0,
-    "local_rank": lambda work, run: 0,
-    "node_rank": lambda work, run: 0,
+    **dict.fromkeys(("min_epochs", "min_steps"), lambda work, run: None),
+    **dict.fromkeys(("world_size", "num_devices", "num_nodes"), lambda work, run: 1),
+    **dict.fromkeys(("global_rank", "local_rank", "node_rank"), lambda work, run: 0),
 }
 
 #: The Trainer's attributes that count clients while no client trains, which a client module does not expect.
@@ -65,7 +60,8 @@ class ClientTrainer:
     logs: Any
 
     def __init__(self, trainer: Trainer, settings: LocalSettings) -> None:
-        vars(self).update(_trainer=trainer, _settings=settings, _work=None, run=None, logs=None, asked=set[str]())
+        vars(self).update(_trainer=trainer, _settings=settings, asked=set[str]())
+        self.end()
 
     @property  # type: ignore[misc]  # a module may ask isinstance(self.trainer, Trainer)
     def __class__(self) -> type:

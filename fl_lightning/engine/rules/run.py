@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -55,7 +55,14 @@ class LocalRun:
             ``training_step`` returns None.
         backward: back-propagates a loss, as the module's ``manual_backward`` does.
         hooked: the optimizers as a module with manual optimization sees them; empty for other modules.
+        sizes: (N,) numbers of training examples of all clients.
+        batches: returns one epoch of the client's batches in an order that a generator draws, before transfer hooks.
+        held_out: returns the batches of examples that the client keeps back from training, before transfer hooks.
     """
+
+    sizes: Tensor
+    batches: Callable[[torch.Generator], Iterable[Any]]
+    held_out: Callable[[], Iterable[Any]]
 
     def __init__(
         self,

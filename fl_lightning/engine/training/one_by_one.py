@@ -95,8 +95,12 @@ class OneByOne:
             client: the client's id.
             work: the client's work, if it is already known.
         """
-        work, size = work or self.data.work(client, round.number), int(self.data.module.sizes[client])
-        return LocalRun(self.local.module, self.local.flat, round.state, client, round.number, size, round.anchor, work)
+        data, local, work = self.data.module, self.local, work or self.data.work(client, round.number)
+        size = int(data.sizes[client])
+        run = LocalRun(local.module, local.flat, round.state, client, round.number, size, round.anchor, work)
+        run.sizes = data.sizes
+        run.batches, run.held_out = partial(data.client_batches, client), partial(data.held_out_batches, client)
+        return run
 
     @contextmanager
     def training_of(
