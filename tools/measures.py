@@ -80,7 +80,8 @@ def main() -> None:
     print(f"{sum(sizes.values()):5} in the engine, {ground()} on the ground floor below it")
     print(f"{max(files().values()):5} files at most in a folder")
     shared = sorted(name for name, classes in touched.items() if len(classes) > 2)
-    print(f"{len(written):5} attributes of the orchestrator, {len(shared)} touched by three classes: {', '.join(shared)}")
+    print(f"{len(written):5} attributes of the orchestrator")
+    print(f"{len(shared):5} of them touched by three classes: {', '.join(shared)}")
 
 
 if __name__ == "__main__":

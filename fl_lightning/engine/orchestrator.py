@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -36,6 +37,7 @@ from fl_lightning.engine.checks import (
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
+from fl_lightning.engine.federation.draws import Dealing
 from fl_lightning.engine.hosting.guard import Guard
 from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from
@@ -204,6 +206,7 @@ class FederatedOrchestrator(ClientHost):
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             check_rules(federated(self.trainer), self.data)
             self._client_data = ClientData(self, self.settings)
+            self.data.dealing = Dealing(partial(getattr, self, "round"), self.num_steps)
             check_data(self.data, self.trainer.max_epochs)
 
     def _order_memory(self) -> None:
@@ -249,6 +252,8 @@ class FederatedOrchestrator(ClientHost):
             self.on_bad_update,
             self.max_update_norm,
         )
+        group_size, summed = self.client_training.group_size, self._policy.sums_after is not None
+        self.data.dealing = Dealing(partial(getattr, self, "round"), self.num_steps, group_size, in_order=summed)
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -296,6 +301,10 @@ class FederatedOrchestrator(ClientHost):
         """Return class and settings of the optimizers of a ``client`` and of the ``server``, as when the fit began."""
         client = [(type(each), settings_of(each)) for each in self._rates.optimizers]
         return {"client": client, "server": [(type(self.trainer.optimizers[0]), self._server_settings)]}
+
+    def num_steps(self, client: int, round: int) -> int:
+        """Return the number of batches that a client trains on in a round, as the data module counts batches."""
+        return ClientData(self, self.settings).counted(client, round).total_batches
 
     # A round
 
@@ -379,20 +388,6 @@ class FederatedOrchestrator(ClientHost):
             return None
         round.tell_failures()
         return round.trained
-
-    @property
-    def group_size(self) -> int:
-        """TEMP."""
-        return self.client_training.group_size if "client_training" in self.__dict__ else 1
-
-    @property
-    def streams(self) -> bool:
-        """TEMP."""
-        return "_policy" in self.__dict__ and bool(self._policy.sums_after)
-
-    def num_steps(self, client: int, round: int) -> int:
-        """TEMP."""
-        return self._client_data.counted(client, round).total_batches
 
     # Between rounds, and when a fit ends
 

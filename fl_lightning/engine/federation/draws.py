@@ -2,6 +2,7 @@
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -24,6 +25,23 @@ class ClientIds(list[int]):
     """A batch of the Trainer's training data: the ids of the clients to train."""
 
 
+@dataclass(frozen=True)
+class Dealing:
+    """How a fit deals the clients of a round to batches and devices.
+
+    Attributes:
+        round: returns the number of the current round.
+        num_steps: returns the number of batches that a client trains on in a round, given both.
+        group_size: number of clients that train together; above 1, each group is a batch.
+        in_order: whether clients train in order of id, as where updates are summed as they arrive.
+    """
+
+    round: Callable[[], int]
+    num_steps: Callable[[int, int], int]
+    group_size: int = 1
+    in_order: bool = False
+
+
 class CohortDraws(LightningDataModule):
     """Draws the clients of each round, and deals them to the devices.
 
@@ -35,6 +53,7 @@ class CohortDraws(LightningDataModule):
         availability: model of the clients that can take part, drop out or are late; None if all updates arrive.
         clients_per_batch: number of clients that the Trainer sees as one batch.
         seed: the seed of the cohorts.
+        dealing: how the last fit dealt clients; None before the first.
     """
 
     num_clients: int
@@ -44,6 +63,7 @@ class CohortDraws(LightningDataModule):
     availability: Availability | None
     clients_per_batch: int
     seed: int
+    dealing: Dealing | None = None
     _last: tuple[Tensor, tuple[Any, ...], list[int]] | None = None  # sizes, settings and clients of the last draw
 
     def client_num_samples(self, client: int) -> int:
@@ -127,10 +147,10 @@ class CohortDraws(LightningDataModule):
         return self._last[2]
 
     def _num_steps(self, client: int, round: int) -> int:
-        """Return the number of batches that a client trains on in a round; without a Trainer, in one epoch."""
-        if self.trainer:
-            return int(self.trainer.lightning_module.num_steps(client, round))  # type: ignore[operator]  # an orchestrator
-        return self.num_batches(int(self.sizes[client]))
+        """Return the number of batches that a client trains on in a round; before a fit, in one epoch."""
+        if self.dealing is None:
+            return self.num_batches(int(self.sizes[client]))
+        return self.dealing.num_steps(client, round)
 
     def _draw(self, sizes: Tensor, count: int, round: int) -> list[int]:
         """Draw clients of a round with the sampler.
@@ -187,16 +207,16 @@ class _CohortBatches:
 
     def __iter__(self) -> Iterator[list[int]]:
         rank, devices = self._world()
-        trainer = self.data.trainer
-        round: Any = trainer.lightning_module.round if trainer else 1
-        cohort, group = self.data.cohort(round), self._group_size()
+        dealing, group = self.data.dealing, self._group_size()
+        round = dealing.round() if dealing else 1
+        cohort = self.data.cohort(round)
         if group > 1:
             cohort.sort(key=lambda client: -self.data._num_steps(client, round))
             groups = [cohort[i : i + group] for i in range(0, len(cohort), group)]
             mine = [each for i, each in enumerate(groups) if rank == _dealt_to(i, devices)]
             yield from mine + [[PADDING]] * (len(self) - len(mine))
             return
-        if devices > 1 and not getattr(trainer and trainer.lightning_module, "streams", False):
+        if devices > 1 and not (dealing and dealing.in_order):
             cohort.sort(key=lambda client: -int(self.data.sizes[client]))
         mine_ids = [k for i, k in enumerate(cohort) if rank == _dealt_to(i, devices)]
         mine_ids += [PADDING] * (ceil(self.data.cohort_size / devices) - len(mine_ids))
@@ -204,8 +224,7 @@ class _CohortBatches:
         yield from (mine_ids[i : i + size] for i in range(0, len(mine_ids), size))
 
     def _group_size(self) -> int:
-        trainer = self.data.trainer
-        return int(getattr(trainer.lightning_module, "group_size", 1)) if trainer else 1
+        return self.data.dealing.group_size if self.data.dealing else 1
 
     def _world(self) -> tuple[int, int]:
         trainer = self.data.trainer
