@@ -16,7 +16,7 @@ OWN = """
 import os, signal, time
 from pathlib import Path
 from fl_lightning import FederatedCallback
-from fl_lightning.engine.devices.strategy import ranks
+from fl_lightning.engine.devices import ranks
 
 ranks.FIRST_S = 3
 

@@ -23,7 +23,7 @@ from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedProx, NormClipping
-from fl_lightning.engine.devices.strategy import ranks
+from fl_lightning.engine.devices import ranks
 from fl_lightning.errors import ConfigurationError
 
 
