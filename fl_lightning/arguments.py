@@ -85,7 +85,7 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
         tensor = torch.as_tensor(value).detach()
         flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
         sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
-        return f"{tuple(tensor.shape)} {tensor.dtype} {digest(as_bytes(sampled).cpu().numpy())}"
+        return f"{tuple(tensor.shape)} {tensor.dtype} {digest(sampled.view(torch.uint8).cpu().numpy())}"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {as_text(each, depth)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple | set | frozenset):
@@ -97,11 +97,6 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
         return getattr(value, "__qualname__", value.__name__)
     inside = settings(value, depth - 1) if depth and hasattr(value, "__dict__") else {}
     return f"{type(value).__qualname__}({', '.join(f'{name}={each}' for name, each in inside.items())})"
-
-
-def as_bytes(flat: Tensor) -> Tensor:
-    """View a tensor of one dimension as bytes."""
-    return flat.contiguous().view(torch.uint8)
 
 
 def digest(content: Any) -> str:

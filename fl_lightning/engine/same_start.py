@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.arguments import Facts, as_bytes, as_text, digest, parts, settings, shapes, tensors
+from fl_lightning.arguments import Facts, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.engine.devices.ranks import START
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.fingerprint import data_fingerprint
@@ -42,7 +42,8 @@ def start_alike(orchestrator: Server) -> None:
     check_alike(trainer, _facts(orchestrator))
     with torch.no_grad():
         for tensor in tensors(orchestrator).values():
-            overwrite(tensor, _from_first(tensor, device))
+            sent = tensor.detach().clone().cpu()  # cloned, since a view would travel with all that it is a view of
+            overwrite(tensor, trainer.strategy.broadcast(sent).to(tensor.device))
     states = trainer.strategy.broadcast(global_states(device))
     if not trainer.is_global_zero:
         set_global_states(states, device)
@@ -134,18 +135,6 @@ def _facts(orchestrator: Server) -> Facts:
     return {
         name: text if len(text) <= LONG else f"{text[:LONG]}{digest(text.encode())}" for name, text in facts.items()
     }
-
-
-def _from_first(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the first rank's values of a tensor; they travel as bytes, which every backend can send."""
-    if tensor.layout is not torch.strided:
-        sent = [tensor.detach().cpu()]
-        torch.distributed.broadcast_object_list(sent)
-        return sent[0].to(tensor.device)
-    values = tensor.detach().to(device, copy=True).contiguous()
-    if values.numel():
-        torch.distributed.broadcast(as_bytes(values.view(-1)), src=0)
-    return values.to(tensor.device)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:

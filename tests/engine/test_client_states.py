@@ -266,7 +266,7 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
     again.load_state_dict(state.state_dict())
     again.open(tmp_path, lambda: 2)
     assert torch.equal(again[name], torch.ones(1))
-    assert again._count == 3
+    assert again._number == 3
     assert all(path.is_relative_to(tmp_path) for path in tmp_path.rglob("*.safetensors"))
 
 

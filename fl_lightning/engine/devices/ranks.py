@@ -38,6 +38,7 @@ class RankWatch(threading.Thread):
         children: the processes that this process has started, ranks 1, 2, …
 
     Attributes:
+        over: the event that ends the watch.
         store: torch.distributed's store of keys and values that all ranks share; None until the ranks have met.
     """
 
@@ -48,7 +49,7 @@ class RankWatch(threading.Thread):
         super().__init__(daemon=True, name="rank watch")
         self._rank, self._world_size, self._children = rank, world_size, children
         self._parent = os.getppid()
-        self._over = threading.Event()
+        self.over = threading.Event()
         self._since: float | None = None  # when this rank began to wait
         self._next_word, self._hint = FIRST_S, ""
 
@@ -67,13 +68,9 @@ class RankWatch(threading.Thread):
         with suppress(RuntimeError):  # rank 0, which holds the store, may have ended
             self.store.set(f"at/{self._rank}", what)
 
-    def end(self) -> None:
-        """End the watch."""
-        self._over.set()
-
     def run(self) -> None:
         """Look twice a second until the watch ends."""
-        while not self._over.wait(POLL_S):
+        while not self.over.wait(POLL_S):
             self._look_for_ended_ranks()
             if self._since is not None and time.monotonic() - self._since > self._next_word:
                 self._tell_who_is_late(time.monotonic() - self._since)

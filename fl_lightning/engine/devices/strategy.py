@@ -55,7 +55,7 @@ class ClientParallelStrategy(DDPStrategy):
     @override
     def teardown(self) -> None:
         if self.watch:
-            self.watch.end()
+            self.watch.over.set()
             self.watch = None
         super().teardown()
 
@@ -77,15 +77,10 @@ class ClientParallelStrategy(DDPStrategy):
         torch.distributed.all_reduce(votes)
         return int(votes) >= (self.world_size if all else 1)
 
-    @classmethod
-    @override
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register the strategy for ``Trainer(strategy="client_parallel")``."""
-        if cls.strategy_name not in strategy_registry.available_strategies():
-            strategy_registry.register(cls.strategy_name, cls, description=cls.__doc__)
 
-
-ClientParallelStrategy.register_strategies(StrategyRegistry)
+StrategyRegistry.register(  # for Trainer(strategy="client_parallel")
+    ClientParallelStrategy.strategy_name, ClientParallelStrategy, description=ClientParallelStrategy.__doc__
+)
 
 
 def busy(trainer: Trainer, what: str) -> None:
