@@ -18,8 +18,7 @@ from typing_extensions import override
 from fl_lightning.engine.checks import check_optimizers, check_trainable
 from fl_lightning.engine.collection import Collection
 from fl_lightning.engine.devices.strategy import busy, finish_work
-from fl_lightning.engine.federation.batches import TrainingBatch, batch_sizes
-from fl_lightning.engine.federation.resident import ResidentData
+from fl_lightning.engine.federation.batches import ResidentData, TrainingBatch, batch_sizes
 from fl_lightning.engine.module.failures import RuleError, described, guarded
 from fl_lightning.engine.module.logged import examples_in
 from fl_lightning.engine.module.state import ModuleState

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -32,6 +33,7 @@ from fl_lightning.engine.checks import (
 from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
+from fl_lightning.engine.federation.draws import Dealing
 from fl_lightning.engine.hosting.checkpoint_checks import check_orders
 from fl_lightning.engine.hosting.evaluation import SeededEvaluation
 from fl_lightning.engine.hosting.initial import start_from
@@ -187,6 +189,7 @@ class FederatedOrchestrator(Aggregation):
         self._started = True  # a second fit goes on from the first
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
+            self.data.dealing = Dealing(self.num_steps, self.trainer.global_rank, self.trainer.world_size)
             check_rules(self.callbacks, self.data)
             check_data(self.data, self.trainer.max_epochs)
 
@@ -224,6 +227,7 @@ class FederatedOrchestrator(Aggregation):
         self._folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         self.memory_limit = self.cohort_memory or usual_limit(self.trainer.num_devices)
         self.choose_memory()
+        self.data.dealing = replace(self.data.dealing, group_size=self.group_size, in_order=self.streams)
         self._open_states()
         if not is_finite(self.params):
             raise ConfigurationError(
