@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
+from fl_lightning.engine.federation.clients import names_of
 from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.names import names_of
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.rules.callback import FederatedCallback, Part, overrides
 from fl_lightning.engine.rules.work import LocalSettings

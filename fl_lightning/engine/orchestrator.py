@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -54,8 +54,8 @@ from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_sch
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
 from fl_lightning.engine.states.disk import FOLDER, DiskState, client_bytes
-from fl_lightning.engine.training.client_data import ClientData
 from fl_lightning.engine.training.in_lockstep.trainer import choose_training
+from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
 from fl_lightning.engine.training.optimizers import RoundRates
@@ -205,8 +205,8 @@ class FederatedOrchestrator(ClientHost):
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             check_rules(federated(self.trainer), self.data)
-            self._client_data = ClientData(self, self.settings)
-            self.data.dealing = Dealing(partial(getattr, self, "round"), self.num_steps)
+            self._local_data = LocalData(self, self.settings)
+            self.data.dealing = Dealing(self.num_steps, self.trainer.global_rank, self.trainer.world_size)
             check_data(self.data, self.trainer.max_epochs)
 
     def _order_memory(self) -> None:
@@ -237,7 +237,7 @@ class FederatedOrchestrator(ClientHost):
         warn_of_hidden_state(state.beyond)
         local = LocalTraining(self.client, self.flat, self.settings, self._shown, self._hooks.callbacks)
         self._rates = self._make_rates(local, state)
-        one_by_one = OneByOne(self, local, self._client_data, self._hooks)
+        one_by_one = OneByOne(self, local, self._local_data, self._hooks)
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
@@ -253,7 +253,7 @@ class FederatedOrchestrator(ClientHost):
             self.max_update_norm,
         )
         group_size, summed = self.client_training.group_size, self._policy.sums_after is not None
-        self.data.dealing = Dealing(partial(getattr, self, "round"), self.num_steps, group_size, in_order=summed)
+        self.data.dealing = replace(self.data.dealing, group_size=group_size, in_order=summed)
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -264,7 +264,7 @@ class FederatedOrchestrator(ClientHost):
     def _make_rates(self, local: LocalTraining, state: ModuleState) -> RoundRates:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
         first = int(self.data.sizes.argmax())
-        work, size = self._client_data.work(first, self.round), int(self.data.sizes[first])
+        work, size = self._local_data.work(first, self.round), int(self.data.sizes[first])
         run = LocalRun(self.client, self.flat, state, first, self.round, size, self.params, work)
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
@@ -304,7 +304,7 @@ class FederatedOrchestrator(ClientHost):
 
     def num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round, as the data module counts batches."""
-        return ClientData(self, self.settings).counted(client, round).total_batches
+        return LocalData(self, self.settings).counted(client, round).total_batches
 
     # A round
 
@@ -416,7 +416,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def release_client(self) -> None:
         super().release_client()
-        for name in ("client_training", "_client_data", "_hooks", "_policy", "_rates"):  # refer to the Trainer, too
+        for name in ("client_training", "_local_data", "_hooks", "_policy", "_rates"):  # refer to the Trainer, too
             self.__dict__.pop(name, None)
 
     # Metrics that are logged after a round have the round as their step

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from fl_lightning.arguments import Facts, as_text, digest, parts, settings, shapes, tensors
 from fl_lightning.engine.devices.ranks import START
 from fl_lightning.engine.devices.strategy import busy, waits
-from fl_lightning.engine.federation.fingerprint import data_fingerprint
+from fl_lightning.engine.federation.clients import data_fingerprint
 from fl_lightning.engine.module.state import overwrite
 from fl_lightning.engine.rules.callback import federated
 from fl_lightning.engine.rules.server import Server

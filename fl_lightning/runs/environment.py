@@ -20,9 +20,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
+from fl_lightning.engine.federation.clients import data_fingerprint, names_of
 from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.fingerprint import data_fingerprint
-from fl_lightning.engine.federation.names import names_of
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.engine.rules.server import Server

@@ -9,7 +9,7 @@ from toy import UPDATES, GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import GradientHarmonization
-from fl_lightning.engine.federation.names import names_of
+from fl_lightning.engine.federation.clients import names_of
 
 CITIES = ["bern", "oslo"]
 ROWS = torch.tensor([[1.0], [50.0]], dtype=torch.float64)

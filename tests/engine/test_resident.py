@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
-from fl_lightning.engine.federation import resident
-from fl_lightning.engine.federation.resident import ResidentData
+from fl_lightning.engine.federation import batches
+from fl_lightning.engine.federation.batches import ResidentData
 
 CPU = torch.device("cpu")
 
@@ -58,7 +58,7 @@ def test_a_dataset_is_copied_once_and_again_when_it_has_changed() -> None:
 def test_what_has_no_room_or_counts_from_the_end_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data()
     size = sum(tensor.nbytes for tensor in data.examples.tensors)
-    monkeypatch.setattr(resident, "LIMIT", size)
+    monkeypatch.setattr(batches, "LIMIT", size)
     held = ResidentData(CPU)
     assert held.place(data.examples, [torch.tensor([0, -1])]) is None
     assert held.place(data.examples, [torch.tensor([0, 10])]) is None

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fl_lightning import FederatedDataModule
 from fl_lightning.datamodules import Digits
 from fl_lightning.datamodules.partition import Dirichlet
-from fl_lightning.engine.federation.fingerprint import data_fingerprint
+from fl_lightning.engine.federation.clients import data_fingerprint
 from fl_lightning.runs.settings import method_name, named_settings, settings_fingerprint
 
 

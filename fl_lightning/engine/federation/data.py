@@ -2,25 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
 from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.batches import (
-    Examples,
-    SeededBatches,
-    TrainingBatch,
-    check_examples,
-    gather,
-    in_memory,
-    unchanged,
-)
+from fl_lightning.engine.federation.batches import TrainingBatch, gather
 from fl_lightning.engine.federation.draws import PADDING, ClientIds, CohortDraws
 from fl_lightning.engine.federation.partition import Partition, Parts, Stated
 from fl_lightning.engine.federation.sampling import ClientSampler, UniformSampler
@@ -72,14 +63,6 @@ class FederatedDataModule(CohortDraws):
             1, ``num_workers`` is less than 0, or ``client_names`` are given to a subclass whose names are a property;
             when training begins, ``client_names`` are not N different names.
     """
-
-    #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
-    #: through them together; a subclass that overrides a transfer hook must set this attribute again.
-    by_example: ClassVar[bool] = False
-
-    #: Whether ``client_batches`` returns the batches of ``indexed_batches``; a subclass that overrides
-    #: ``client_batches`` must set this attribute again.
-    in_rows: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -169,26 +152,6 @@ class FederatedDataModule(CohortDraws):
         """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
         return False
 
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        """Return the training examples of a client, 0 <= client < num_clients, as a map-style dataset with a length."""
-        raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
-
-    def client_num_samples(self, client: int) -> int:
-        """Return n_k, the client's number of training examples."""
-        parts = self._client_parts()
-        return len(self._examples(client)) if parts is None else int(parts.sizes[client])
-
-    @cached_property
-    @override
-    def sizes(self) -> Tensor:
-        own = type(self).client_num_samples is not FederatedDataModule.client_num_samples
-        parts = None if own else self._client_parts()
-        return super().sizes if parts is None else parts.sizes
-
-    def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
-        return None
-
     def held_out_batches(self, client: int) -> Iterable[Any]:
         """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
         return ()
@@ -208,62 +171,6 @@ class FederatedDataModule(CohortDraws):
         self._borrowed = [n for n in LOADERS if is_overridden(n, module) and not is_overridden(n, self)]
         for name in self._borrowed:
             setattr(self, name, getattr(module, name))
-
-    def num_batches(self, num_samples: int) -> int:
-        """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
-        whole, rest = divmod(num_samples, self.batch_size)
-        return whole + (rest > 0 and not (self.drop_last and whole > 0))
-
-    def client_batches(self, client: int, order: torch.Generator) -> Iterable[Any]:
-        """Return one epoch of a client's batches, shuffled by ``order``: an iterable with a length.
-
-        Without ``collate_fn``, tensors in memory are gathered once and split into a list. All other datasets are read
-        by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
-        of workers.
-        """
-        examples, indices = self._shuffled(client, order)
-        if not len(indices):
-            return []
-        if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
-            return list(map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True)))
-        seed = int(torch.randint(2**31, (), generator=order))
-        batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
-        return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
-
-    def indexed_batches(self, client: int, order: torch.Generator) -> tuple[TensorDataset, list[Tensor]] | None:
-        """Return the batches of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
-
-        Returns:
-            The dataset, which may hold the examples of all clients, and the row numbers (B,) of each batch; None for
-            data that are not in memory.
-        """
-        if self.collate_fn is not None:
-            return None
-        examples, indices = self._shuffled(client, order)
-        found = in_memory(examples, indices)
-        return None if found is None else (found[0], list(torch.split(found[1], self.batch_size)))
-
-    def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
-        """Return a client's examples, and the order in which an epoch takes them."""
-        examples = self._examples(client)
-        total = len(examples)
-        indices = torch.randperm(total, generator=order)
-        count = self.num_batches(total) * self.batch_size
-        return examples, indices[:count] if count < total else indices
-
-    def _client_parts(self) -> Parts | None:
-        """Return each client's rows of the training set that a partition deals; None for clients with other data."""
-        return None
-
-    def _examples(self, client: int) -> Examples:
-        try:
-            dataset: Any = self.client_dataset(client)
-        except Exception as error:
-            error.add_note(f"raised by {type(self).__name__}.client_dataset({client})")
-            raise
-        if type(dataset) is TensorDataset:
-            return dataset
-        return check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
 
 
 class PartitionedData(FederatedDataModule):

@@ -1,21 +1,19 @@
-"""CohortDraws: the part of the data module that draws the clients of each round."""
+"""CohortDraws: the part of the data module that draws the clients of each round, and deals them to the devices."""
 
 import builtins
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import chain
 from math import ceil
 from typing import Any
 
-import torch
-from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.engine.federation.availability import Availability, Turnout
-from fl_lightning.engine.federation.names import label
+from fl_lightning.engine.federation.clients import ClientData
 from fl_lightning.engine.federation.sampling import ClientSampler
-from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import generator
 
 PADDING = -1  # stands in place of a client id where a device has no client left to train
@@ -27,62 +25,44 @@ class ClientIds(list[int]):
 
 @dataclass(frozen=True)
 class Dealing:
-    """How a fit deals the clients of a round to batches and devices.
+    """Says how a fit deals the clients of each round to its devices, and in which order a device trains its clients.
 
     Attributes:
-        round: returns the number of the current round.
-        num_steps: returns the number of batches that a client trains on in a round, given both.
-        group_size: number of clients that train together; above 1, each group is a batch.
-        in_order: whether clients train in order of id, as where updates are summed as they arrive.
+        num_steps: function that counts the batches on which a client trains, given its id and the round; None for the
+            batches of one epoch.
+        rank: this device's number, from 0 to ``devices`` - 1.
+        devices: number of devices.
+        group_size: number of clients that train at once; a group of them is one of the Trainer's batches.
+        in_order: whether clients that train one after another do so in order of id on several devices, too, as where
+            updates are summed as they arrive; otherwise the largest client comes first.
     """
 
-    round: Callable[[], int]
-    num_steps: Callable[[int, int], int]
+    num_steps: Callable[[int, int], int] | None = None
+    rank: int = 0
+    devices: int = 1
     group_size: int = 1
     in_order: bool = False
 
 
-class CohortDraws(LightningDataModule):
+class CohortDraws(ClientData):
     """Draws the clients of each round, and deals them to the devices.
 
     Attributes:
-        num_clients: N, the number of clients.
-        client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
         participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
         sampler: the sampler that draws each round's cohort.
         availability: model of the clients that can take part, drop out or are late; None if all updates arrive.
-        clients_per_batch: number of clients that the Trainer sees as one batch.
+        clients_per_batch: number of clients that the Trainer sees as one batch, if they train one after another.
         seed: the seed of the cohorts.
-        dealing: how the last fit dealt clients; None before the first.
+        dealing: how the clients are dealt to the devices; the orchestrator sets this attribute when a fit begins.
     """
 
-    num_clients: int
-    client_names: Sequence[str] | None = None
     participation: int | float
     sampler: ClientSampler
     availability: Availability | None
     clients_per_batch: int
     seed: int
-    dealing: Dealing | None = None
+    dealing: Dealing = Dealing()
     _last: tuple[Tensor, tuple[Any, ...], list[int]] | None = None  # sizes, settings and clients of the last draw
-
-    def client_num_samples(self, client: int) -> int:
-        """Return n_k, the client's number of training examples."""
-        raise NotImplementedError
-
-    def client_label(self, client: int) -> str:
-        """Write a client for a message: "3", or "3 (oslo)" for a client with a name."""
-        return label(client, self.client_names)
-
-    def num_batches(self, num_samples: int) -> int:
-        """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
-        raise NotImplementedError
-
-    @cached_property
-    def sizes(self) -> Tensor:
-        """(N,) numbers of training examples, one per client."""
-        check_at_least(1, num_clients=self.num_clients)
-        return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 
     @property
     def num_with_data(self) -> int:
@@ -147,10 +127,9 @@ class CohortDraws(LightningDataModule):
         return self._last[2]
 
     def _num_steps(self, client: int, round: int) -> int:
-        """Return the number of batches that a client trains on in a round; before a fit, in one epoch."""
-        if self.dealing is None:
-            return self.num_batches(int(self.sizes[client]))
-        return self.dealing.num_steps(client, round)
+        """Return the number of batches that a client trains on in a round; without a fit, in one epoch."""
+        counted = self.dealing.num_steps
+        return self.num_batches(int(self.sizes[client])) if counted is None else counted(client, round)
 
     def _draw(self, sizes: Tensor, count: int, round: int) -> list[int]:
         """Draw clients of a round with the sampler.
@@ -181,6 +160,15 @@ class CohortDraws(LightningDataModule):
         self.cohort_size  # noqa: B018  # raises what is wrong with a client's data; Lightning hides errors of len()
         return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
 
+    def _in_turn(self, round: int) -> list[int]:
+        """Return a round's clients in the order in which they are dealt."""
+        cohort, dealing = self.cohort(round), self.dealing
+        if dealing.group_size > 1:
+            return sorted(cohort, key=lambda client: -self._num_steps(client, round))
+        if dealing.devices > 1 and not dealing.in_order:
+            return sorted(cohort, key=lambda client: -int(self.sizes[client]))
+        return cohort
+
 
 class _Ids(Dataset[int]):
     """A dataset whose examples are their own indices: the client ids and the padding."""
@@ -192,43 +180,34 @@ class _Ids(Dataset[int]):
 class _CohortBatches:
     """Yields lists of client ids: this device's share of the cohort, padded to one length for all devices and rounds.
 
-    Clients are dealt to the devices by size, the largest first, back and forth (0, 1, 1, 0, …), so that the devices
-    have similar work in total and at any time. Where updates are summed as they arrive, clients train in order of id.
+    Single clients, or groups of clients that train at once, are dealt to the devices by size, the largest first, back
+    and forth (0, 1, 1, 0, …), so that the devices have similar work in total and at any time. Where updates are summed
+    as they arrive, clients train in order of id.
     """
 
     def __init__(self, data: CohortDraws) -> None:
         self.data = data
 
     def __len__(self) -> int:
-        devices, group = self._world()[1], self._group_size()
-        if group > 1:
-            return ceil(ceil(self.data.cohort_size / group) / devices)
-        return ceil(ceil(self.data.cohort_size / devices) / self.data.clients_per_batch)
+        return ceil(self._hands() / self._hands_per_batch())
 
     def __iter__(self) -> Iterator[list[int]]:
-        rank, devices = self._world()
-        dealing, group = self.data.dealing, self._group_size()
-        round = dealing.round() if dealing else 1
-        cohort = self.data.cohort(round)
-        if group > 1:
-            cohort.sort(key=lambda client: -self.data._num_steps(client, round))
-            groups = [cohort[i : i + group] for i in range(0, len(cohort), group)]
-            mine = [each for i, each in enumerate(groups) if rank == _dealt_to(i, devices)]
-            yield from mine + [[PADDING]] * (len(self) - len(mine))
-            return
-        if devices > 1 and not (dealing and dealing.in_order):
-            cohort.sort(key=lambda client: -int(self.data.sizes[client]))
-        mine_ids = [k for i, k in enumerate(cohort) if rank == _dealt_to(i, devices)]
-        mine_ids += [PADDING] * (ceil(self.data.cohort_size / devices) - len(mine_ids))
-        size = self.data.clients_per_batch
-        yield from (mine_ids[i : i + size] for i in range(0, len(mine_ids), size))
+        dealing, trainer = self.data.dealing, self.data.trainer
+        cohort, size = self.data._in_turn(trainer.current_epoch + 1 if trainer else 1), dealing.group_size
+        hands = [cohort[start : start + size] for start in range(0, len(cohort), size)]
+        mine = [hand for i, hand in enumerate(hands) if _dealt_to(i, dealing.devices) == dealing.rank]
+        mine += [[PADDING]] * (self._hands() - len(mine))
+        several = self._hands_per_batch()
+        for start in range(0, len(mine), several):
+            yield [*chain.from_iterable(mine[start : start + several])]
 
-    def _group_size(self) -> int:
-        return self.data.dealing.group_size if self.data.dealing else 1
+    def _hands(self) -> int:
+        """Return the number of clients, or of groups, that each device is dealt, padding included."""
+        dealing = self.data.dealing
+        return ceil(ceil(self.data.cohort_size / dealing.group_size) / dealing.devices)
 
-    def _world(self) -> tuple[int, int]:
-        trainer = self.data.trainer
-        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+    def _hands_per_batch(self) -> int:
+        return self.data.clients_per_batch if self.data.dealing.group_size == 1 else 1
 
 
 def _dealt_to(index: int, devices: int) -> int:

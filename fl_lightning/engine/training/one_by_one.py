@@ -17,7 +17,7 @@ from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import Work
-from fl_lightning.engine.training.client_data import ClientData
+from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.errors import ConfigurationError, is_exhaustion
 from fl_lightning.seeding import derive, seed_globals
@@ -59,7 +59,7 @@ class OneByOne:
     group_size = 1
     at_once = False
 
-    def __init__(self, server: Server, local: LocalTraining, data: ClientData, hooks: Hooks) -> None:
+    def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
         self.server, self.local, self.data, self.hooks = server, local, data, hooks
         self._told = set[str]()  # names of attributes that a warning has named
 

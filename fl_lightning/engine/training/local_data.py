@@ -1,4 +1,4 @@
-"""ClientData: what clients train on, and how much of it they do in a round."""
+"""LocalData: what clients train on, and how much of it they do in a round."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fl_lightning.engine.federation.batches import TrainingBatch, batch_sizes
-from fl_lightning.engine.federation.resident import ResidentData
+from fl_lightning.engine.federation.batches import ResidentData, TrainingBatch, batch_sizes
 from fl_lightning.engine.module.logged import examples_in
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import Server
@@ -18,7 +17,7 @@ from fl_lightning.engine.rules.work import LocalSettings, Work
 from fl_lightning.seeding import isolated
 
 
-class ClientData:
+class LocalData:
     """Brings the clients' batches to the device, and decides each client's work in a round.
 
     Data in memory are copied to an accelerator once, where batches are then gathered, unless the module or the data

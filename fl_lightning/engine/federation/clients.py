@@ -1,0 +1,207 @@
+"""ClientData: the part of the data module that holds the clients: their names, examples and batches."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+from fl_lightning.engine.federation.batches import (
+    CPU,
+    Examples,
+    SeededBatches,
+    TrainingBatch,
+    check_examples,
+    gather,
+    in_memory,
+    unchanged,
+)
+from fl_lightning.engine.federation.partition import Parts
+from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.seeding import isolated, seed_globals
+
+SAMPLED = 16  # largest number of clients whose examples (two of each client) are in a fingerprint
+
+
+class ClientData(LightningDataModule):
+    """Holds the clients: their names, their training examples, and the batches on which they train.
+
+    Attributes:
+        num_clients: N, the number of clients.
+        client_names: N different names of the clients, for messages, tables and plots; None for numbers alone.
+        batch_size: number of examples in a client's batch.
+        num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
+        drop_last: whether to leave out a client's last batch if it is smaller than the others.
+        collate_fn: function that makes a client's batch from a list of its examples; None for PyTorch's own.
+    """
+
+    num_clients: int
+    client_names: Sequence[str] | None = None
+    batch_size: int
+    num_workers: int
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any] | None
+
+    #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
+    #: through them together; a subclass that overrides a transfer hook must set this attribute again.
+    by_example: ClassVar[bool] = False
+
+    #: Whether ``client_batches`` returns the batches of ``indexed_batches``; a subclass that overrides
+    #: ``client_batches`` must set this attribute again.
+    in_rows: ClassVar[bool] = True
+
+    def client_label(self, client: int) -> str:
+        """Write a client for a message: "3", or "3 (oslo)" for a client with a name."""
+        name = str(client if self.client_names is None else self.client_names[client])
+        return name if name == str(client) else f"{client} ({name})"
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        """Return the training examples of a client, 0 <= client < num_clients, as a map-style dataset with a length."""
+        raise ConfigurationError(f"{type(self).__name__} must define client_dataset(client)")
+
+    def client_num_samples(self, client: int) -> int:
+        """Return n_k, the client's number of training examples."""
+        parts = self._client_parts()
+        return len(self._examples(client)) if parts is None else int(parts.sizes[client])
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(N,) numbers of training examples, one per client."""
+        own = type(self).client_num_samples is not ClientData.client_num_samples
+        if not own and (parts := self._client_parts()) is not None:
+            return parts.sizes
+        check_at_least(1, num_clients=self.num_clients)
+        return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
+
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
+        return None
+
+    def num_batches(self, num_samples: int) -> int:
+        """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
+        whole, rest = divmod(num_samples, self.batch_size)
+        return whole + (rest > 0 and not (self.drop_last and whole > 0))
+
+    def client_batches(self, client: int, order: torch.Generator) -> Iterable[Any]:
+        """Return one epoch of a client's batches, shuffled by ``order``: an iterable with a length.
+
+        Without ``collate_fn``, tensors in memory are gathered once and split into a list. All other datasets are read
+        by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
+        of workers.
+        """
+        examples, indices = self._shuffled(client, order)
+        if not len(indices):
+            return []
+        if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
+            return list(map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True)))
+        seed = int(torch.randint(2**31, (), generator=order))
+        batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
+        return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
+
+    def indexed_batches(self, client: int, order: torch.Generator) -> tuple[TensorDataset, list[Tensor]] | None:
+        """Return the batches of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
+
+        Returns:
+            The dataset, which may hold the examples of all clients, and the row numbers (B,) of each batch; None for
+            data that are not in memory.
+        """
+        if self.collate_fn is not None:
+            return None
+        examples, indices = self._shuffled(client, order)
+        found = in_memory(examples, indices)
+        return None if found is None else (found[0], list(torch.split(found[1], self.batch_size)))
+
+    def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
+        """Return a client's examples, and the order in which an epoch takes them."""
+        examples = self._examples(client)
+        total = len(examples)
+        count = self.num_batches(total) * self.batch_size
+        return examples, torch.randperm(total, generator=order)[:count]
+
+    def _client_parts(self) -> Parts | None:
+        """Return each client's rows of the training set that a partition deals; None for clients with other data."""
+        return None
+
+    def _examples(self, client: int) -> Examples:
+        try:
+            dataset: Any = self.client_dataset(client)
+        except Exception as error:
+            error.add_note(f"raised by {type(self).__name__}.client_dataset({client})")
+            raise
+        if type(dataset) is TensorDataset:
+            return dataset
+        return check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
+
+
+def names_of(data: ClientData) -> list[str] | None:
+    """Return the names of a data module's clients, as texts; None if the clients have none.
+
+    Raises:
+        ConfigurationError: there is not one name for each client, or two clients have the same name.
+    """
+    given = data.client_names
+    if given is None:
+        return None
+    if isinstance(given, str) or len(given) != data.num_clients:
+        got = repr(given) if isinstance(given, str) else f"{len(given):,}"
+        raise ConfigurationError(
+            f"expected client_names to be {data.num_clients:,} names, one for each client, got {got}: correct them"
+        )
+    names = [str(name) for name in given]
+    (name, times), *_ = Counter(names).most_common(1)
+    if times > 1:
+        first, second = [k for k, each in enumerate(names) if each == name][:2]
+        raise ConfigurationError(
+            f"expected client_names to differ, got {name!r} for clients {first} and {second}: rename one"
+        )
+    return names
+
+
+def data_fingerprint(data: ClientData) -> str:
+    """Hash every client's size and class counts, and some examples, to 16 hexadecimal digits.
+
+    Two runs with the same fingerprint saw the same data. The examples are the first and the last one of up to 16
+    clients. They are read with fixed seeds, as in local training, so augmentation makes no difference. A client whose
+    examples cannot be read, or differ when they are read twice, is left out.
+
+    Args:
+        data: a data module that is set up.
+    """
+    digest = hashlib.sha256()
+    for known in (data.sizes, data.class_counts()):
+        if known is not None:
+            digest.update(_content(known))
+    holders = data.sizes.nonzero().flatten().tolist()
+    for client in holders[:: max(1, -(-len(holders) // SAMPLED))]:
+        try:
+            first, again = _ends(data, client), _ends(data, client)
+        except Exception:  # training reports the error more clearly
+            continue
+        digest.update(first if first == again else b"")
+    return digest.hexdigest()[:16]
+
+
+def _ends(data: ClientData, client: int) -> bytes:
+    """Read a client's first and last example."""
+    with isolated(CPU):
+        seed_globals(0, CPU)
+        dataset: Any = data.client_dataset(client)
+        return b"".join(_content(dataset[index]) for index in (0, len(dataset) - 1))
+
+
+def _content(value: Any) -> bytes:
+    """Convert an example to bytes: tensors, arrays, images, numbers and texts, also in lists, tuples and dicts."""
+    if isinstance(value, Mapping):
+        value = [each for pair in value.items() for each in pair]
+    if isinstance(value, list | tuple):
+        return b"".join(map(_content, value))
+    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(f"{type(value).__name__} has no bytes of its own")  # only addresses, which differ each time
+    return f"{array.dtype}{array.shape}".encode() + array.tobytes()
