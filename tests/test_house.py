@@ -13,10 +13,13 @@ from typing import Any
 
 import layers
 import lists
+import measures
 import networkx as nx
 import pages
 import pytest
 import yaml
+
+from fl_lightning import FederatedOrchestrator
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")]
@@ -36,6 +39,28 @@ def test_no_circles_and_no_imports_that_run_up() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert done.stdout.splitlines()[-3:] == ["circles of rooms: 0", "circles of modules: 0", "imports that run up: 0"]
+
+
+def test_the_engine_stays_small() -> None:
+    """Lines of code, files in a folder, and what the orchestrator's classes share."""
+    sizes = measures.rooms()
+    assert sum(sizes.values()) <= 5800
+    assert sum(sizes.values()) + measures.ground() <= 6150
+    assert max(sizes.values()) <= 1500
+    assert max(measures.files().values()) <= 9
+    written, touched = measures.attributes()
+    assert len(written) <= 40
+    assert len([name for name, classes in touched.items() if len(classes) > 2]) <= 2
+    own = [cls for cls in FederatedOrchestrator.__mro__ if cls.__module__.startswith("fl_lightning.engine.")]
+    assert [cls.__name__ for cls in own] == ["FederatedOrchestrator", "ClientHost", "Server"]
+
+
+def test_lines_of_code_are_those_with_a_token() -> None:
+    """A docstring, a comment and an empty line are none; a call on two lines is two."""
+    source = (
+        '"""Says this."""\n\n# Why.\ndef add(a: int) -> int:\n    """Add\n    one."""\n    return (a +\n        1)\n'
+    )
+    assert measures.code_lines(source) == 3
 
 
 def test_floors_of_a_house_with_a_circle() -> None:

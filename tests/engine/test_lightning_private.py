@@ -24,20 +24,20 @@ from fl_lightning import lightning_private as private
 
 ROOT = Path(__file__).parents[2]
 FOREIGN = {  # private names of other libraries
-    "engine/devices.py": {"_get_default_store"},  # torch
-    "engine/stacked_training.py": {  # torch
+    "engine/devices/strategy.py": {"_get_default_store"},  # torch
+    "engine/training/in_lockstep/obstacles.py": {  # torch
         "_backward_hooks",
         "_backward_pre_hooks",
         "_optimizer_step_pre_hooks",
         "_optimizer_step_post_hooks",
         "_post_accumulate_grad_hooks",
     },
-    "engine/logged.py": {"_modules"},  # torch
-    "engine/ranks.py": {"_exit"},  # os, where it is public
-    "engine/resident.py": {"_version"},  # torch
-    "engine/module_state.py": {"_buffers", "_parameters"},  # torch
-    "engine/params.py": {"_modules", "_parameters"},  # torch
-    "engine/sealed_state.py": {"_version"},  # torch
+    "engine/module/logged.py": {"_modules"},  # torch
+    "engine/devices/ranks.py": {"_exit"},  # os, where it is public
+    "engine/federation/batches.py": {"_version"},  # torch
+    "engine/module/state.py": {"_buffers", "_parameters"},  # torch
+    "engine/module/params.py": {"_modules", "_parameters"},  # torch
+    "engine/states/sealed.py": {"_version"},  # torch
     "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
