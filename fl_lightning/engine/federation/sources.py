@@ -114,15 +114,8 @@ def stored(dataset: Any, find: Callable[[Any], Any]) -> NDArray[Any] | None:
     return None if (found := find(dataset)) is None else np.asarray(found)
 
 
-def stored_labels(dataset: Any) -> NDArray[Any] | None:
-    """Find the labels of a dataset without reading its examples; None if the dataset stores none.
-
-    Looks at the second tensor of a TensorDataset and at the attributes ``targets`` and ``labels``.
-    """
-    return stored(dataset, _labels)
-
-
 def _labels(dataset: Any) -> Any:
+    """Find the labels in the second tensor of a TensorDataset, or in the attributes ``targets`` and ``labels``."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1].numpy(force=True) if len(dataset.tensors) > 1 else None
     found = (getattr(dataset, name, None) for name in STORED)
@@ -269,7 +262,7 @@ def deal(
     count = len(examples)
     if not isinstance(partition, Stated):
         check_enough(num_clients, count)
-    found = stored_labels(examples) if labels is None else labels
+    found = stored(examples, _labels) if labels is None else labels
     classes = None if found is None else classes_of(found, count)
     if labels is not None and classes is None:
         raise _no_classes("labels", labels, count)
