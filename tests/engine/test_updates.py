@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from shares import LEFT_OUT, PARAMETERS, one_device, results, sent
+from shares import LEFT_OUT, PARAMETERS, one_device, one_device_with_results, results, sent
 from torch import Tensor, multiprocessing
 
 from fl_lightning import ConfigurationError
@@ -115,17 +115,25 @@ def test_equal_updates_have_equal_bits_wherever_they_lie() -> None:
     assert len(updates.products(vector).unique()) == len(updates.products(vector.double()).unique()) == 1
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
     expected = results(Updates(rows, Columns(PARAMETERS), order))
     for devices in (2, 3):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        multiprocessing.spawn(one_device, (devices, port, str(tmp_path)), devices)
+        multiprocessing.spawn(one_device, (devices, free_port(), str(tmp_path)), devices)
         for rank in range(devices):
             for found, wanted in zip(torch.load(tmp_path / f"{devices}_{rank}.pt"), expected, strict=True):
                 assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_results_of_all_devices_come_to_each(at_once: int) -> None:
+    multiprocessing.spawn(one_device_with_results, (2, free_port(), at_once), 2)
 
 
 def test_what_is_not_finite_is_told(tmp_path: Path) -> None:

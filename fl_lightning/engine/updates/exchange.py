@@ -14,7 +14,7 @@ from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.engine.updates.columns import Columns
 
-AT_ONCE = 16 << 20  # bytes of a device's results that travel together
+AT_ONCE = 4 << 20  # bytes of a device's results that travel together; more are slower to copy
 Placed = list[tuple[ClientResult, int]]  # results, each with the slot that holds the client's update
 
 
@@ -79,7 +79,7 @@ class _Packed:
     tensor: Tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        entries = self.tensor.reshape(-1).view(torch.uint8).numpy()
+        entries = self.tensor.contiguous().view(-1).view(torch.uint8).numpy()
         return _unpacked, (entries, self.tensor.dtype, self.tensor.shape)
 
 
