@@ -264,8 +264,8 @@ class FederatedOrchestrator(ClientHost):
     def _make_rates(self, local: LocalTraining, state: ModuleState) -> RoundRates:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
         first = int(self.data.sizes.argmax())
-        work, size = self._local_data.work(first, self.round), int(self.data.sizes[first])
-        run = LocalRun(self.client, self.flat, state, first, self.round, size, self.params, work)
+        work = self._local_data.work(first, self.round)
+        run = LocalRun(self.client, self.flat, state, self.data, first, self.round, self.params, work)
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
             try:

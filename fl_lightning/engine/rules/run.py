@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.engine.module.logged import MetricLog
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
@@ -27,9 +28,9 @@ class LocalRun:
         module: the LightningModule that trains, shared by all clients in turn.
         flat: the module's parameters as one vector.
         state: the rest of the global module: buffers, frozen parameters, training modes and other attributes.
+        data: the clients' data.
         client: the client's id.
         round: the round's number, 1, 2, …
-        num_samples: n_k, the client's number of training examples.
         anchor: (P,) the global model that the client starts from.
         work: the client's number of epochs or steps in this round, and its batches.
 
@@ -55,28 +56,21 @@ class LocalRun:
             ``training_step`` returns None.
         backward: back-propagates a loss, as the module's ``manual_backward`` does.
         hooked: the optimizers as a module with manual optimization sees them; empty for other modules.
-        sizes: (N,) numbers of training examples of all clients.
-        batches: returns one epoch of the client's batches in an order that a generator draws, before transfer hooks.
-        held_out: returns the batches of examples that the client keeps back from training, before transfer hooks.
     """
-
-    sizes: Tensor
-    batches: Callable[[torch.Generator], Iterable[Any]]
-    held_out: Callable[[], Iterable[Any]]
 
     def __init__(
         self,
         module: LightningModule,
         flat: FlatParameters,
         state: ModuleState,
+        data: FederatedDataModule,
         client: int,
         round: int,
-        num_samples: int,
         anchor: Tensor,
         work: Work,
     ) -> None:
         self.module, self.client, self.round = module, client, round
-        self.num_samples, self.anchor, self.proximal = num_samples, anchor, 0.0
+        self.num_samples, self.anchor, self.proximal = int(data.sizes[client]), anchor, 0.0
         self.work, self.epoch, self.global_step = work, 0, 0
         self.is_last_batch = self.should_stop = self.has_gradient = False
         self.optimizers: list[Optimizer] = []
@@ -86,13 +80,26 @@ class LocalRun:
         self.kept: dict[str, Tensor] = {}
         self.backward: Callable[..., None] = Tensor.backward
         self.hooked: list[Any] = []
-        self._flat, self._state, self._in_loss = flat, state, False
+        self._flat, self._state, self._data, self._in_loss = flat, state, data, False
         self._row: Tensor | None = None
         self._loss, self._named_buffers = math.nan, dict[str, Tensor]()  # of a row, when it has trained
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
         self._logged = MetricLog()
         self._vectors: dict[str, Tensor] = {}
+
+    @property
+    def sizes(self) -> Tensor:
+        """(N,) numbers of training examples of all clients."""
+        return self._data.sizes
+
+    def batches(self, order: torch.Generator) -> Iterable[Any]:
+        """Return one epoch of the client's batches in an order that a generator draws, before transfer hooks."""
+        return self._data.client_batches(self.client, order)
+
+    def held_out(self) -> Iterable[Any]:
+        """Return the batches of examples that the client keeps back from training, before transfer hooks."""
+        return self._data.held_out_batches(self.client)
 
     @property
     def params(self) -> Tensor:

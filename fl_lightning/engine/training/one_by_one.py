@@ -95,12 +95,10 @@ class OneByOne:
             client: the client's id.
             work: the client's work, if it is already known.
         """
-        data, local, work = self.data.module, self.local, work or self.data.work(client, round.number)
-        size = int(data.sizes[client])
-        run = LocalRun(local.module, local.flat, round.state, client, round.number, size, round.anchor, work)
-        run.sizes = data.sizes
-        run.batches, run.held_out = partial(data.client_batches, client), partial(data.held_out_batches, client)
-        return run
+        local, work = self.local, work or self.data.work(client, round.number)
+        return LocalRun(
+            local.module, local.flat, round.state, self.data.module, client, round.number, round.anchor, work
+        )
 
     @contextmanager
     def training_of(

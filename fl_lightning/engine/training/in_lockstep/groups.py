@@ -53,12 +53,7 @@ class Groups:
                 if stops(error):
                     raise
                 return error
-            done = []
-            for row, run in enumerate(runs):
-                with self.alone.leaving_out(round, run.client):
-                    self.end(round, run)
-                    done.append(row)
-            if done:
+            if done := self._end_all(round, runs):
                 models = weights if len(done) == len(runs) else weights[done]
                 round.take(models, [runs[row].result() for row in done])
             round.trained += len(runs)
@@ -118,11 +113,20 @@ class Groups:
             for start in hooks("on_client_start", looking):
                 start(server, run)
 
+    def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> list[int]:
+        """Call the hooks at the clients' ends, if there are any; return the rows of the clients that do not fail."""
+        if not self.alone.hooks.defines("on_client_end"):
+            return list(range(len(runs)))
+        done = []
+        for row, run in enumerate(runs):
+            with self.alone.leaving_out(round, run.client):
+                self.end(round, run)
+                done.append(row)
+        return done
+
     def end(self, round: Round, run: LocalRun, looking: bool = True) -> None:
         """Call the hooks at a client's end, when the module holds the client's model."""
         server, hooks = self.alone.server, self.alone.hooks
-        if not hooks.defines("on_client_end"):
-            return
         server.params.copy_(run.params)
         round.state.write(run.buffers)
         self.alone.local.trainer.begin(run)
