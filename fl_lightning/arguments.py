@@ -1,4 +1,7 @@
-"""Read what an object was told: its constructors' arguments and its numbers, from its attributes, as values or text."""
+"""Read what an object was told: its constructors' arguments and its numbers, from its attributes, as values or text.
+
+And let pickle find the lambdas among default arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from types import ModuleType
-from typing import Any
+from types import LambdaType, ModuleType
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+Class = TypeVar("Class", bound=type)
 Facts = dict[str, str]  # by name
 LOCAL = {"num_workers", "download", "cache", "seconds_looking"}  # numbers and arguments that may differ, as paths may
 SAMPLED = 1 << 20  # entries of a tensor among the settings that are compared
@@ -102,3 +106,16 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
 def digest(content: Any) -> str:
     """Hash bytes to 16 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def picklable_defaults(cls: Class) -> Class:
+    """Make lambdas among a class's default arguments attributes of the class, so that pickle finds them.
+
+    The command line needs lambdas as defaults: it reads a default's class and arguments from the lambda's source.
+    """
+    for name, parameter in inspect.signature(cls.__init__).parameters.items():  # type: ignore[misc]  # of a class, not an instance
+        default = parameter.default
+        if isinstance(default, LambdaType) and default.__name__ == "<lambda>":
+            default.__qualname__ = f"{cls.__qualname__}._default_{name}"
+            setattr(cls, f"_default_{name}", staticmethod(default))
+    return cls

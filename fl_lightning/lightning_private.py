@@ -1,34 +1,24 @@
-"""Lightning's private names (with a leading underscore) that this project needs, each behind a public name.
+"""Lightning's private names (with a leading underscore) that the engine needs, each behind a public name.
 
-Lightning may change its private names in any release. They are used in this module only, and each has a test, so that
-an upgrade fails in one place.
+Lightning may change its private names in any release. Each has a test, so that an upgrade fails there.
+tests/engine/test_lightning_private.py lists the few other modules that use or override such names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import takewhile
-from traceback import walk_stack
-from types import FrameType, SimpleNamespace
-from typing import Any, ClassVar
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.core.optimizer import (
     LightningOptimizer,
     _configure_optimizers,
     _configure_schedulers_automatic_opt,
     _configure_schedulers_manual_opt,
 )
-from lightning.pytorch.loggers import MLFlowLogger
-from lightning.pytorch.utilities import parsing
 from lightning.pytorch.utilities.types import LRSchedulerConfig
-from torch import Tensor
 from torch.optim import Optimizer
-from typing_extensions import override
 
 # The Trainer
 
@@ -36,12 +26,6 @@ from typing_extensions import override
 def synchronizes_batchnorm(trainer: Trainer) -> bool:
     """Tell whether the Trainer was asked for ``sync_batchnorm``."""
     return trainer._accelerator_connector._layer_sync is not None
-
-
-def requeues(trainer: Trainer) -> bool:
-    """Tell whether the Trainer answers SLURM's signals by requeueing its job."""
-    environment = trainer._accelerator_connector.cluster_environment
-    return isinstance(environment, SLURMEnvironment) and environment.auto_requeue
 
 
 def keep_samplers(trainer: Trainer) -> None:
@@ -52,11 +36,6 @@ def keep_samplers(trainer: Trainer) -> None:
 def set_step(trainer: Trainer, step: int) -> None:
     """Set the step number that the Trainer gives to its loggers."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
-
-
-def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
-    """Return the metrics that the Trainer gives to its loggers at the end of the current epoch."""
-    return trainer._logger_connector.metrics["log"]
 
 
 def begin_epoch(progress: dict[str, Any], done: int) -> None:
@@ -77,32 +56,10 @@ def begin_epoch(progress: dict[str, Any], done: int) -> None:
 # LightningModule
 
 
-class TransferringModule(LightningModule):
-    """A LightningModule that chooses which of the Trainer's batches go through the transfer hooks."""
-
-    def is_data(self, batch: Any) -> bool:
-        """Whether a batch goes through the transfer hooks and to the device; other batches are passed on unchanged."""
-        return True
-
-    def on_batch_passed_on(self) -> None:
-        """Do nothing until overridden; called when the Trainer has passed on a batch, before its callbacks get it."""
-
-    def transfer(self, batch: Any) -> Any:
-        """Bring a batch to the device, through the transfer hooks of the data module and of this module."""
-        return super()._apply_batch_transfer_handler(super()._on_before_batch_transfer(batch), self.device)
-
-    @override
-    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
-        if self.is_data(batch):
-            return super()._on_before_batch_transfer(batch, dataloader_idx)
-        self.on_batch_passed_on()
-        return batch
-
-    @override
-    def _apply_batch_transfer_handler(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        if not self.is_data(batch):
-            return batch
-        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+def transfer(module: LightningModule, batch: Any) -> Any:
+    """Bring a batch to a module's device, through the transfer hooks of its data module and of the module itself."""
+    batch = LightningModule._on_before_batch_transfer(module, batch)
+    return LightningModule._apply_batch_transfer_handler(module, batch, module.device)
 
 
 def saved_hyper_parameters(module: LightningModule) -> tuple[str | None, dict[str, Any]]:
@@ -133,111 +90,3 @@ def hooked(optimizer: Optimizer, module: LightningModule, step: Callable[..., An
     wrapped = LightningOptimizer(optimizer)
     wrapped._strategy = SimpleNamespace(lightning_module=module, optimizer_step=step)  # type: ignore[assignment]  # all that the wrapper needs of a strategy
     return wrapped
-
-
-@contextmanager
-def own_hyperparameters() -> Iterator[None]:
-    """Let ``save_hyperparameters`` save the arguments of a module's own constructors.
-
-    Lightning adds, and lets win, those of a module in whose constructor the module is made.
-    """
-    collect = parsing.collect_init_args
-
-    def collect_own(frame: FrameType, path_args: Any, inside: bool = False, classes: Any = ()) -> list[dict[str, Any]]:
-        constructors = (parsing._get_init_args(each) for each, _ in walk_stack(frame))
-        first = next((each for each in constructors if isinstance(each[0], classes)), None)
-        return (
-            [first[1], *(args for _, args in takewhile(lambda each: each[0] is first[0], constructors))]
-            if first
-            else []
-        )
-
-    parsing.collect_init_args = collect_own
-    try:
-        yield
-    finally:
-        parsing.collect_init_args = collect
-
-
-# ModelCheckpoint
-
-
-class OptionalMonitorCheckpoint(ModelCheckpoint):
-    """A ModelCheckpoint that saves nothing, instead of failing, while the monitored metric is not logged."""
-
-    @override
-    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
-        if self.monitor in monitor_candidates:
-            super()._save_topk_checkpoint(trainer, monitor_candidates)
-
-
-# MLFlowLogger
-
-
-def continue_mlflow(logger: MLFlowLogger, run_id: str) -> None:
-    """Let a logger that has not begun a run of MLflow continue a run, unless its arguments name another run."""
-    logger._run_id = logger._run_id or run_id
-
-
-# LightningCLI
-
-
-class OpenCLI(LightningCLI):
-    """A LightningCLI that offers its private methods as public hooks."""
-
-    #: Subcommands beside the Trainer's own; they do not take the arguments of a Trainer method.
-    own_subcommands: ClassVar[frozenset[str]] = frozenset()
-
-    def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-        """Add the arguments that a subcommand takes beside those of a run and of the Trainer's method.
-
-        Returns:
-            The names of those that the method of one of ``own_subcommands`` takes.
-        """
-        return []
-
-    def find_checkpoint(self) -> None:
-        """Set ``ckpt_path`` in ``self.config`` after the command line is parsed; does nothing until overridden."""
-
-    def set_seed(self) -> None:
-        """Seed the global random number generators."""
-        super()._set_seed()
-
-    def run_subcommand(self, subcommand: str) -> None:
-        """Run a subcommand."""
-        super()._run_subcommand(subcommand)
-
-    def parser_of(self, subcommand: str) -> LightningArgumentParser:
-        """Return the parser of a subcommand's arguments."""
-        return self._parser(subcommand)
-
-    def setting(self, config: Any, name: str) -> Any:
-        """Return a setting of the current subcommand; ``config`` is ``self.config`` or ``self.config_init``."""
-        return self._get(config, name)
-
-    @override
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        if subcommand not in self.own_subcommands:
-            parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-            self.add_own_arguments(subcommand, parser)
-            return parser
-        parser = self.init_parser(**kwargs)
-        self._add_arguments(parser)
-        self._subcommand_method_arguments[subcommand] = self.add_own_arguments(subcommand, parser)
-        return parser
-
-    @override
-    def _add_instantiators(self) -> None:
-        """Do nothing: Lightning would give the data module's arguments to the modules that its constructor makes."""
-
-    @override
-    def _parse_ckpt_path(self) -> None:
-        self.find_checkpoint()
-
-    @override
-    def _set_seed(self) -> None:
-        self.set_seed()
-
-    @override
-    def _run_subcommand(self, subcommand: str) -> None:
-        self.run_subcommand(subcommand)

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError
-from fl_lightning.engine.defaults import picklable_defaults
+from fl_lightning.arguments import picklable_defaults
 from fl_lightning.errors import check_choice
 
 

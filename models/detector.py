@@ -18,7 +18,7 @@ from torchvision.ops import (  # type: ignore[import-untyped]  # torchvision shi
 )
 from typing_extensions import override
 
-from fl_lightning.engine.defaults import picklable_defaults
+from fl_lightning.arguments import picklable_defaults
 from fl_lightning.errors import ConfigurationError
 
 BOX_GAIN, CLASS_GAIN, DISTRIBUTION_GAIN = 7.5, 0.5, 1.5  # weights of the losses in the published YOLOv8

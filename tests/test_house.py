@@ -44,14 +44,14 @@ def test_no_circles_and_no_imports_that_run_up() -> None:
 def test_the_engine_stays_small() -> None:
     """Lines of code, files in a folder, and what the orchestrator's classes share."""
     sizes = measures.rooms()
-    assert sum(sizes.values()) <= 5800
-    assert sum(sizes.values()) + measures.ground() <= 6150
-    assert max(sizes.values()) <= 1500
+    assert sum(sizes.values()) <= 5790
+    assert sum(sizes.values()) + measures.ground() <= 6060
+    assert max(sizes.values()) <= 1220
     assert max(measures.files().values()) <= 9
     written, touched = measures.attributes()
-    assert len(written) <= 40
+    assert len(written) <= 37
     assert len([name for name, classes in touched.items() if len(classes) > 2]) <= 2
-    own = [cls for cls in FederatedOrchestrator.__mro__ if cls.__module__.startswith("fl_lightning.engine.")]
+    own = [cls for cls in FederatedOrchestrator.__mro__ if cls.__module__.startswith("fl_lightning.")]
     assert [cls.__name__ for cls in own] == ["FederatedOrchestrator", "ClientHost", "Server"]
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from fl_lightning import lightning_private
+from fl_lightning.arguments import picklable_defaults
 from fl_lightning.engine.aggregation import aggregate, step_server
 from fl_lightning.engine.checks import (
     check_callbacks,
@@ -34,7 +35,6 @@ from fl_lightning.engine.checks import (
     warn_of_hidden_state,
     warn_of_slow_precision,
 )
-from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
 from fl_lightning.engine.federation.draws import Dealing

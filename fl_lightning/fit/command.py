@@ -28,10 +28,10 @@ from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
+from fl_lightning.fit.lightning_cli import OpenCLI
 from fl_lightning.fit.messages import ParsingError, counted
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
-from fl_lightning.lightning_private import OpenCLI, continue_mlflow
 from fl_lightning.runs.checkpoints import (
     checkpoint_of,
     last_of_experiment,
@@ -44,7 +44,7 @@ from fl_lightning.runs.environment import SaveConfig
 from fl_lightning.runs.files import CONFIG, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.lock import Holds
-from fl_lightning.runs.mlflow import open_store
+from fl_lightning.runs.mlflow import continue_mlflow, open_store
 from fl_lightning.runs.recorded import run_callbacks
 from fl_lightning.runs.resuming import changed_settings, check_unchanged
 from fl_lightning.runs.tracked import tracked_run

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
+from fl_lightning.fit.lightning_cli import own_hyperparameters
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
-from fl_lightning.lightning_private import own_hyperparameters
 from fl_lightning.runs.yaml_text import check_aliases
 
 LOAD = get_loader("yaml")

@@ -7,10 +7,9 @@ import sys
 from types import FrameType
 from typing import Any
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
-
-from fl_lightning.lightning_private import requeues
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 if hasattr(signal, "SIGUSR1"):  # not on Windows
@@ -71,3 +70,9 @@ class Stopping(Callback):
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+
+
+def requeues(trainer: Trainer) -> bool:
+    """Tell whether the Trainer answers SLURM's signals by requeueing its job."""
+    environment = trainer._accelerator_connector.cluster_environment
+    return isinstance(environment, SLURMEnvironment) and environment.auto_requeue

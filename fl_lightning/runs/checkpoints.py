@@ -14,12 +14,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_warn
 from packaging.version import Version
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import DAMAGED, is_damaged
 from fl_lightning.inside import inside
-from fl_lightning.lightning_private import OptionalMonitorCheckpoint, metrics_to_log
 from fl_lightning.runs.files import CHECKPOINTS, CONFIG
 from fl_lightning.runs.folder import RunFolder
 
@@ -45,7 +45,7 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_epoch_end(trainer, pl_module)
 
 
-class BestCheckpoint(OptionalMonitorCheckpoint):
+class BestCheckpoint(ModelCheckpoint):
     """Saves ``checkpoints/best.ckpt`` after the round with the best monitored metric, if the model logs this metric.
 
     Args:
@@ -55,6 +55,16 @@ class BestCheckpoint(OptionalMonitorCheckpoint):
 
     def __init__(self, monitor: str = "val/top1", mode: str = "max") -> None:
         super().__init__(filename=BEST, monitor=monitor, mode=mode, enable_version_counter=False)
+
+    @override
+    def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
+        if self.monitor in monitor_candidates:  # else Lightning would end the run
+            super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+
+def metrics_to_log(trainer: Trainer) -> dict[str, Any]:
+    """Return the metrics that the Trainer gives to its loggers at the end of the current epoch."""
+    return trainer._logger_connector.metrics["log"]
 
 
 def last_of_run(folder: Path) -> Path:

@@ -80,6 +80,11 @@ def open_store(loggers: Any, run_id: str | None) -> str | None:
     return run_id
 
 
+def continue_mlflow(logger: MLFlowLogger, run_id: str) -> None:
+    """Let a logger that has not begun a run of MLflow continue a run, unless its arguments name another run."""
+    logger._run_id = logger._run_id or run_id
+
+
 def _open(store: str, experiment: str, artifacts: str | None, run_id: str | None) -> bool:
     """Make the store and the experiment if they are missing; return whether the store has a run (True for None)."""
     from mlflow import MlflowClient, MlflowException  # here, because the import is slow, and few runs need it

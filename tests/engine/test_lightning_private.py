@@ -1,4 +1,4 @@
-"""Lightning's private names: each does what lightning_private says of it, and none stands anywhere else."""
+"""Lightning's private names: each does what lightning_private says of it, and few other modules use any."""
 
 import ast
 import inspect
@@ -11,19 +11,31 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.loggers import MLFlowLogger
+from lightning.pytorch import LightningModule
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Net, Quadratic, ToyData, trainer
+from toy import Net, trainer
 
 import fl_lightning
-from fl_lightning import FederatedOrchestrator
 from fl_lightning import lightning_private as private
 
-ROOT = Path(__file__).parents[2]
-FOREIGN = {  # private names of other libraries
+LIGHTNING = {  # its private names that a module uses or overrides itself; all others use lightning_private.py
+    "engine/rules/server.py": {"_apply_batch_transfer_handler", "_on_before_batch_transfer"},
+    "fit/lightning_cli.py": {
+        "_add_arguments",
+        "_add_instantiators",
+        "_get",
+        "_get_init_args",
+        "_parse_ckpt_path",
+        "_prepare_subcommand_parser",
+        "_run_subcommand",
+        "_set_seed",
+        "_subcommand_method_arguments",
+    },
+    "fit/stopping.py": {"_accelerator_connector"},
+    "runs/checkpoints.py": {"_logger_connector", "_save_topk_checkpoint"},
+    "runs/mlflow.py": {"_run_id"},
+}
+OTHERS = {  # private names of other libraries
     "engine/devices/strategy.py": {"_get_default_store"},  # torch
     "engine/training/in_lockstep/obstacles.py": {  # torch
         "_backward_hooks",
@@ -32,7 +44,8 @@ FOREIGN = {  # private names of other libraries
         "_optimizer_step_post_hooks",
         "_post_accumulate_grad_hooks",
     },
-    "engine/module/logged.py": {"_modules"},  # torch
+    "engine/hosting/saving.py": {"_metadata"},  # torch
+    "engine/module/logged.py": {"_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch
     "engine/module/state.py": {"_buffers", "_parameters"},  # torch
@@ -58,8 +71,27 @@ def modules() -> list[ModuleType]:
     return [import_module(name) for name in names if "deprecated" not in name]
 
 
-def test_no_private_name_of_lightning_stands_elsewhere() -> None:
-    """A name with an underscore that nothing of ours defines is somebody else's."""
+def overridden() -> dict[str, set[str]]:
+    """Lightning's private methods that classes of ours override, by file."""
+    found: dict[str, set[str]] = {}
+    for cls in (each for module in modules() for each in vars(module).values() if inspect.isclass(each)):
+        theirs = {name for base in cls.__mro__ if base.__module__.startswith("lightning.") for name in vars(base)}
+        names = {name for name in theirs & vars(cls).keys() if is_private(name)} - {"_abc_impl"}
+        if cls.__module__.startswith("fl_lightning.") and names:
+            found.setdefault(file_of(cls.__module__), set()).update(names)
+    return found
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def file_of(module: str) -> str:
+    return module.removeprefix("fl_lightning.").replace(".", "/") + ".py"
+
+
+def test_private_names_of_others_stand_only_where_the_tables_say() -> None:
+    """A name with an underscore that nothing of ours defines, or that overrides Lightning's, is somebody else's."""
     own, used = set(), {}
     for module in modules():
         found = set()
@@ -70,28 +102,15 @@ def test_no_private_name_of_lightning_stands_elsewhere() -> None:
                 found |= {alias.name for alias in node.names if alias.name.startswith("_")}
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 own.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                own.add(node.attr)
-            elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-                found.add(node.attr)
-        used[module.__name__.removeprefix("fl_lightning.").replace(".", "/") + ".py"] = found
-    foreign = {file: names - own for file, names in used.items() if names - own}
+            elif isinstance(node, ast.Attribute) and is_private(node.attr):
+                of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+                (own if of_self and isinstance(node.ctx, ast.Store) else found).add(node.attr)
+        used[file_of(module.__name__)] = found
+    theirs = overridden()
+    own -= set().union(*theirs.values())
+    foreign = {file: (names - own) | theirs.get(file, set()) for file, names in used.items()}
     assert foreign.pop("lightning_private.py")
-    assert foreign == FOREIGN
-
-
-def test_no_private_method_of_lightning_is_overridden_elsewhere() -> None:
-    overridden = {
-        f"{cls.__module__}.{cls.__name__}.{name}"
-        for module in modules()
-        for cls in vars(module).values()
-        if inspect.isclass(cls) and cls.__module__.startswith("fl_lightning.") and cls.__module__ != private.__name__
-        for name in vars(cls)
-        if name.startswith("_") and not name.startswith("__")
-        for base in cls.__mro__
-        if base.__module__.startswith("lightning.") and name in vars(base)
-    }
-    assert not overridden - {name for name in overridden if name.endswith("._abc_impl")}
+    assert {file: names for file, names in foreign.items() if names} == LIGHTNING | OTHERS
 
 
 def test_synchronizes_batchnorm() -> None:
@@ -106,30 +125,11 @@ def test_keep_samplers() -> None:
     assert not run._accelerator_connector.use_distributed_sampler
 
 
-def test_requeues() -> None:
-    assert not private.requeues(trainer())
-    for requeue in (True, False):
-        assert private.requeues(trainer(plugins=[SLURMEnvironment(auto_requeue=requeue)])) is requeue
-
-
 def test_set_step() -> None:
     """The step that a logger is given with what is logged next."""
     run = trainer()
     private.set_step(run, 7)
     assert run.fit_loop.epoch_loop._batches_that_stepped == 7
-
-
-def test_metrics_to_log() -> None:
-    class Look(lightning.pytorch.Callback):
-        seen: dict[str, Any]
-
-        def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: LightningModule) -> None:
-            self.seen = private.metrics_to_log(trainer)
-
-    run = trainer(look := Look())
-    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
-    assert look.seen["round"] == 1
-    assert look.seen["train/loss"] == run.callback_metrics["train/loss"]
 
 
 @pytest.mark.parametrize("steps", [-1, 9])
@@ -155,56 +155,20 @@ def test_begin_epoch(tmp_path: Path, steps: int, batch: int, done: int, seen: li
     assert module.seen == seen
 
 
-def test_transferring_module() -> None:
-    """Batches that are no data pass untouched, and are announced; all others go through the module's own hooks."""
+def test_transfer() -> None:
+    """The three hooks, in their order; without a Trainer, the module's own."""
 
-    class Doubling(private.TransferringModule):
-        def is_data(self, batch: Any) -> bool:
-            return isinstance(batch, torch.Tensor)
+    class Hooked(LightningModule):
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [*batch, "before"]
 
-        def on_batch_passed_on(self) -> None:
-            seen.append("next")
+        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+            return [*batch, str(device)]
 
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return 2 * batch
+            return [*batch, "after"]
 
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            seen.append(batch)
-
-        def configure_optimizers(self) -> None: ...
-
-    seen: list[Any] = []
-    run = trainer()
-    run.fit(module := Doubling(), DataLoader([[3], [4]], batch_size=None))  # type: ignore[arg-type]  # a list is a dataset
-    assert seen == ["next", [3], "next", [4]]
-    assert module.transfer(torch.ones(2)).tolist() == [2, 2]
-
-
-class Made(LightningDataModule):
-    def __init__(self, size: int = 1, width: int = 2) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-
-class Base(LightningDataModule):
-    def __init__(self, size: int, depth: int = 4) -> None:
-        super().__init__()
-        self.save_hyperparameters()
-
-
-class Making(Base):
-    def __init__(self, size: int) -> None:
-        self.made = Made(width=3)
-        super().__init__(size)
-
-
-def test_own_hyperparameters() -> None:
-    """The outer module's size, 5, is none of the inner one's; its base class's depth is its own."""
-    with private.own_hyperparameters():
-        outer = Making(5)
-    assert dict(outer.made.hparams) == {"size": 1, "width": 3}
-    assert dict(outer.hparams) == {"size": 5, "depth": 4}
-    assert Making(5).made.hparams["size"] == 5, "Lightning's own: else the function above has no use"
+    assert private.transfer(Hooked(), ["batch"]) == ["batch", "before", "cpu", "after"]
 
 
 def test_saved_hyper_parameters() -> None:
@@ -227,60 +191,3 @@ def test_configured(automatic: bool) -> None:
     assert optimizers == [optimizer]
     assert [config.scheduler for config in schedules] == [made["lr_scheduler"]]
     assert [config.interval for config in schedules] == ["epoch"]
-
-
-@pytest.mark.parametrize(("monitor", "saved"), [("val/top1", False), ("train/loss", True)])
-def test_optional_monitor_checkpoint(tmp_path: Path, monitor: str, saved: bool) -> None:
-    """Lightning's own ends the run where nobody logs what it monitors."""
-    callback = private.OptionalMonitorCheckpoint(tmp_path, "best", monitor=monitor, save_on_train_epoch_end=True)
-    run = trainer(callback, enable_checkpointing=True)
-    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
-    assert (tmp_path / "best.ckpt").exists() == saved
-
-
-@pytest.mark.parametrize(("own", "continued"), [(None, "known"), ("mine", "mine")])
-def test_continue_mlflow(tmp_path: Path, own: str | None, continued: str) -> None:
-    """The id that the logger asks the store for when it is first used."""
-    logger = MLFlowLogger(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db", run_id=own)
-    private.continue_mlflow(logger, "known")
-    with pytest.raises(Exception, match=f"Run with id={continued} not found"):
-        _ = logger.experiment
-
-
-def test_open_cli(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hook is called where Lightning calls its private method; a subcommand of one's own gets its arguments."""
-
-    class Command(lightning.Trainer):
-        def show(self, model: Any, colour: str) -> None:
-            """Show it."""
-
-    class CLI(private.OpenCLI):
-        own_subcommands = frozenset({"show"})
-        calls: list[str]
-
-        @staticmethod
-        def subcommands() -> dict[str, set[str]]:
-            return {"show": {"model"}}
-
-        def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-            self.calls = [f"arguments of {subcommand}"]
-            parser.add_argument("--colour", default="red")
-            return ["colour"]
-
-        def find_checkpoint(self) -> None:
-            self.calls.append("checkpoint")
-
-        def set_seed(self) -> None:
-            self.calls.append("seed")
-
-        def instantiate_classes(self) -> None:
-            self.calls.append("classes")
-
-        def run_subcommand(self, subcommand: str) -> None:
-            self.calls.append(f"run {subcommand}")
-
-    monkeypatch.setattr("sys.argv", ["program"])
-    cli = CLI(Quadratic, trainer_class=Command, args=["show", "--colour", "blue"], save_config_callback=None)
-    assert cli.calls == ["arguments of show", "checkpoint", "seed", "classes", "run show"]
-    assert cli.setting(cli.config, "colour") == "blue"
-    assert "--colour" in cli.parser_of("show").format_help()

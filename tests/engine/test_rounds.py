@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 from toy import (
     UPDATES,
     GivenData,
@@ -24,6 +24,7 @@ from toy import (
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.federation.data import ClientIds
+from fl_lightning.engine.rules.server import Server
 
 NAN = float("nan")
 
@@ -304,6 +305,27 @@ def test_transfer_hooks_see_batches_and_no_client_ids(where: str) -> None:
     assert len(shown) == 15
     assert not any(isinstance(batch, ClientIds) for batch in shown)
     assert close(orchestrator.params, (0.0, 0.0), 0.0)
+
+
+def test_client_ids_are_announced_as_they_pass() -> None:
+    """They pass untouched; any other batch goes through the module's own hooks, and is not announced."""
+
+    class Doubling(Server):
+        def on_batch_passed_on(self) -> None:
+            seen.append("next")
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return 2 * batch
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            seen.append(batch)
+
+        def configure_optimizers(self) -> None: ...
+
+    seen: list[Any] = []
+    loader = DataLoader([ClientIds([3]), [4]], batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
+    trainer().fit(Doubling(Quadratic(), seed=0), loader)
+    assert seen == ["next", [3], [4, 4]]
 
 
 @pytest.mark.parametrize(("batches", "expected"), [(True, (0.19, -0.36)), (5, (-0.938, 0.1239375))])

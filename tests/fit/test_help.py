@@ -40,7 +40,7 @@ def test_help_names_the_shipped_classes() -> None:
     page = run("fit", "--help").out
     for name in ("ImageClassifier", "YOLOv8", "HuggingFace", "GradientHarmonization", "ConflictMonitor"):
         assert f" {name}" in page
-    assert "TransferringModule" not in page, "a module of the engine's own"
+    assert "ClientHost" not in page, "a module of the engine's own"
 
 
 LISTED = {

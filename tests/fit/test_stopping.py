@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from command import HANG, TINY, fit, process, rows, run
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from resumed import assert_same
+from toy import trainer
+
+from fl_lightning.fit.stopping import requeues
 
 OWN = """
 import os, signal, time
@@ -127,3 +131,10 @@ def test_ctrl_c_during_the_start_prints_no_traceback(after: float) -> None:
     _, err = running.communicate(timeout=HANG)
     assert running.returncode == 130
     assert "Traceback" not in err
+
+
+def test_requeues() -> None:
+    """As Lightning's environment for SLURM says."""
+    assert not requeues(trainer())
+    for requeue in (True, False):
+        assert requeues(trainer(plugins=[SLURMEnvironment(auto_requeue=requeue)])) is requeue

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 from command import TINY, fit, process, rows, run
+from lightning.pytorch.loggers import MLFlowLogger
 from wandb_files import without_key
 
+from fl_lightning.runs.mlflow import continue_mlflow
 from fl_lightning.runs.settings import settings_fingerprint
 
 RUN = Path("runs", "tiny", "version_0")
@@ -127,6 +129,15 @@ def test_a_run_that_goes_on_is_the_same_in_mlflow(store: str, folder: None) -> N
     assert after.tags["settings"] != before.tags["settings"]
     saved = yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["logger"]["init_args"]
     assert saved["run_id"] is None, "a new run with this config is a new run in MLflow"
+
+
+@pytest.mark.parametrize(("own", "continued"), [(None, "known"), ("mine", "mine")])
+def test_continue_mlflow(store: str, own: str | None, continued: str) -> None:
+    """The id that the logger asks the store for when it is first used."""
+    logger = MLFlowLogger(tracking_uri=store, run_id=own)
+    continue_mlflow(logger, "known")
+    with pytest.raises(Exception, match=f"Run with id={continued} not found"):
+        _ = logger.experiment
 
 
 def test_a_store_without_the_run_gets_a_new_one(store: str, folder: None) -> None:

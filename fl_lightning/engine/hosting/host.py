@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
-from fl_lightning.engine.federation.data import LOADERS, TRANSFER_HOOKS, ClientIds, FederatedDataModule
+from fl_lightning.engine.federation.data import LOADERS, TRANSFER_HOOKS, FederatedDataModule
 from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_in, renamed
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.inference import leave_inference_mode
@@ -123,10 +123,6 @@ class ClientHost(Server):
     @override
     def on_fit_end(self) -> None:
         self.client.on_fit_end()
-
-    @override
-    def is_data(self, batch: Any) -> bool:
-        return not isinstance(batch, ClientIds)  # the user's transfer hooks must not see client ids
 
     def _lend_loaders(self, module: LightningModule | None) -> None:
         if isinstance(data := self.trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]  # as above

@@ -15,13 +15,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from typing_extensions import override
 
-from fl_lightning import lightning_private
-from fl_lightning.engine.federation.data import TRANSFER_HOOKS, FederatedDataModule
+from fl_lightning.engine.federation.data import TRANSFER_HOOKS, ClientIds, FederatedDataModule
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.lightning_private import transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 
 
@@ -37,7 +38,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-class Server(lightning_private.TransferringModule):
+class Server(LightningModule):
     """Holds the global model and the operations that rules may use: the type of ``orchestrator`` in a rule's hooks.
 
     Rules may also read ``trainer`` and ``device``, as on any LightningModule.
@@ -244,8 +245,24 @@ class Server(lightning_private.TransferringModule):
     def prepare_batch(self, batch: Any) -> Any:
         """Bring a batch through the transfer hooks and to the device, in the form that ``training_step`` takes."""
         if not self.batches_ready:
-            batch = self.transfer(self.trainer.precision_plugin.convert_input(batch))
+            batch = transfer(self, self.trainer.precision_plugin.convert_input(batch))
         return apply_to_collection(batch, Tensor, _with_channels_last) if self.channels_last else batch
+
+    @override
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        if isinstance(batch, ClientIds):  # the user's transfer hooks must not see client ids
+            self.on_batch_passed_on()
+            return batch
+        return super()._on_before_batch_transfer(batch, dataloader_idx)
+
+    @override
+    def _apply_batch_transfer_handler(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        if isinstance(batch, ClientIds):
+            return batch
+        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
+    def on_batch_passed_on(self) -> None:
+        """Do nothing until overridden; called when the Trainer has passed on client ids, before callbacks get them."""
 
 
 def takes_index(step: Callable[..., Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Whatever is made with default arguments can be pickled and copied, before a fit and after."""
+"""Default arguments: whatever is made with them can be pickled and copied, before a fit and after."""
 
 import copy
 import pickle
@@ -10,9 +10,9 @@ from torch import nn
 from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator
+from fl_lightning.arguments import picklable_defaults
 from fl_lightning.callbacks import ConflictMonitor, Scaffold
 from fl_lightning.datamodules import Digits, Dirichlet
-from fl_lightning.engine.defaults import picklable_defaults
 from fl_lightning.models import ImageClassifier
 
 
