@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -61,51 +61,41 @@ def check_settings(
         raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once as well")
 
 
+INSTEAD = {  # of the Trainer's flags: what to use in their place
+    "gradient_clip_val": "model.gradient_clip_val, which clips local gradients",
+    "accumulate_grad_batches": "model.accumulate_grad_batches, which accumulates a client's batches",
+    "overfit_batches": "data.participation: 1, which trains one client a round",
+    "limit_train_batches": "data.participation for fewer clients, or model.local_steps for less local work",
+    "val_check_interval": "trainer.check_val_every_n_epoch, in rounds",
+    "precision": "bf16-mixed or 16-mixed: the global model and the updates must stay float32",
+    "strategy": "strategy: client_parallel, whose devices train different clients (this one would split each client's "
+    "batches, and so train another algorithm)",
+    "sync_batchnorm": "sync_batchnorm=False, because synchronizing would mix the statistics of different clients",
+}
+
+
 def check_trainer(trainer: Trainer) -> None:
     """Refuse Trainer flags and callbacks that would mean something else: an epoch is a round, a batch is a client."""
-    check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]  # set outside Trainer.__init__
-    flags: list[tuple[bool, str, str]] = [
-        (bool(trainer.gradient_clip_val), "gradient_clip_val", "model.gradient_clip_val, which clips local gradients"),
-        (
-            trainer.accumulate_grad_batches != 1,
-            "accumulate_grad_batches",
-            "model.accumulate_grad_batches, which accumulates a client's batches",
-        ),
-        (
-            trainer.overfit_batches > 0,  # type: ignore[attr-defined]  # set outside Trainer.__init__
-            "overfit_batches",
-            "data.participation: 1, which trains one client a round",
-        ),
-        (
-            _is_not_all(trainer.limit_train_batches) and not trainer.fast_dev_run,  # type: ignore[attr-defined]  # set outside Trainer.__init__
-            "limit_train_batches",
-            "data.participation for fewer clients, or model.local_steps for less local work",
-        ),
-        (_is_not_all(trainer.val_check_interval), "val_check_interval", "trainer.check_val_every_n_epoch, in rounds"),
-        (
-            trainer.precision in ("16-true", "bf16-true"),
-            f"precision={trainer.precision}",
-            "bf16-mixed or 16-mixed: the global model and the updates must stay float32",
-        ),
-        (
-            isinstance(trainer.strategy, ParallelStrategy) and not isinstance(trainer.strategy, ClientParallelStrategy),
-            f"strategy={type(trainer.strategy).__name__}",
-            "strategy: client_parallel, whose devices train different clients (this one would split each client's "
-            "batches, and so train another algorithm)",
-        ),
-        (
-            synchronizes_batchnorm(trainer),
-            "sync_batchnorm",
-            "sync_batchnorm=False, because synchronizing would mix the statistics of different clients",
-        ),
-    ]
-    if trainer.check_val_every_n_epoch is not None:
-        check_at_least(1, **{"trainer.check_val_every_n_epoch": trainer.check_val_every_n_epoch})
-    for wrong, flag, instead in flags:
-        if wrong:
+    flags: Any = trainer  # mypy does not know those that are set outside Trainer.__init__
+    check_callbacks(flags.callbacks)
+    splits = isinstance(trainer.strategy, ParallelStrategy) and not isinstance(trainer.strategy, ClientParallelStrategy)
+    wrong = {
+        "gradient_clip_val": flags.gradient_clip_val,
+        "accumulate_grad_batches": flags.accumulate_grad_batches != 1,
+        "overfit_batches": flags.overfit_batches > 0,
+        "limit_train_batches": _is_not_all(flags.limit_train_batches) and not flags.fast_dev_run,
+        "val_check_interval": _is_not_all(flags.val_check_interval),
+        f"precision={flags.precision}": flags.precision in ("16-true", "bf16-true"),
+        f"strategy={type(flags.strategy).__name__}": splits,
+        "sync_batchnorm": synchronizes_batchnorm(trainer),
+    }
+    if flags.check_val_every_n_epoch is not None:
+        check_at_least(1, **{"trainer.check_val_every_n_epoch": flags.check_val_every_n_epoch})
+    for flag, is_wrong in wrong.items():
+        if is_wrong:
             raise ConfigurationError(
-                f"trainer.{flag} means something else here, where an epoch is a round and a batch is a client: "
-                f"use {instead}"
+                f"trainer.{flag} means something else here, where an epoch is a round and a batch is a client: use "
+                f"{INSTEAD[flag.split('=')[0]]}"
             )
 
 
@@ -164,6 +154,15 @@ def check_once(callbacks: Sequence[Callback]) -> None:
         )
 
 
+ONCE: dict[Part, str] = {
+    "weights": "settle the clients' weights",
+    "shrinking": "settle the shrinking factor",
+    "reduction": "replace the weighted sum of updates",
+    "step": "settle the server's step",
+    "local gradient": "settle where clients evaluate their gradients",
+}
+
+
 def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -> None:
     """Refuse a chain in which one rule undoes another rule's work, and a rule that lacks the proxy set it needs."""
     _check_chain(rules)
@@ -175,13 +174,21 @@ def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -
         )
 
 
-ONCE: dict[Part, str] = {
-    "weights": "settle the clients' weights",
-    "shrinking": "settle the shrinking factor",
-    "reduction": "replace the weighted sum of updates",
-    "step": "settle the server's step",
-    "local gradient": "settle where clients evaluate their gradients",
-}
+def _check_chain(rules: Sequence[FederatedCallback]) -> None:
+    """Refuse two rules that settle the same part of a round, or that stand in the wrong order."""
+    for pair in combinations(rules, 2):
+        first, second = (type(rule).__name__ for rule in pair)
+        # A rule with ``reduce`` always settles the reduction.
+        one, other = (rule.settles if rule.reduce is None else rule.settles | {"reduction"} for rule in pair)
+        reasons = [f"both {what}; keep one" for part, what in ONCE.items() if part in one & other]
+        if "weights" in one and other & {"updates", "base weights"}:
+            reasons.append(f"{first} weighs the updates as they are; put {second} before {first}")
+        if "reduction" in one and other & {"weights", "shrinking"}:
+            reasons.append(f"{first} uses no weights, so {second} does nothing; keep one")
+        if "reduction" in other and one & {"weights", "shrinking"}:
+            reasons.append(f"{second} uses no weights, so {first} does nothing; keep one")
+        if reasons:
+            raise ConfigurationError(f"{first} and {second} do not go together: {reasons[0]}")
 
 
 def check_data(data: FederatedDataModule, max_epochs: int | None) -> None:
@@ -197,36 +204,14 @@ def check_data(data: FederatedDataModule, max_epochs: int | None) -> None:
         data.turnout(round=1)  # raises what is wrong with a trace
 
 
-def _check_chain(rules: Sequence[FederatedCallback]) -> None:
-    def name(rule: FederatedCallback) -> str:
-        return type(rule).__name__
-
-    def refuse(first: FederatedCallback, second: FederatedCallback, reason: str) -> NoReturn:
-        raise ConfigurationError(f"{name(first)} and {name(second)} do not go together: {reason}")
-
-    for first, second in combinations(rules, 2):
-        one, other = _parts(first), _parts(second)
-        for part, what in ONCE.items():
-            if part in one & other:
-                refuse(first, second, f"both {what}; keep one")
-        if "weights" in one and other & {"updates", "base weights"}:
-            refuse(
-                first, second, f"{name(first)} weighs the updates as they are; put {name(second)} before {name(first)}"
-            )
-        for reducer, weigher in ((first, second), (second, first)):
-            if "reduction" in _parts(reducer) and _parts(weigher) & {"weights", "shrinking"}:
-                refuse(first, second, f"{name(reducer)} uses no weights, so {name(weigher)} does nothing; keep one")
-
-
-def _parts(rule: FederatedCallback) -> frozenset[Part]:
-    """Return the parts of a round that a rule settles; a rule with ``reduce`` always settles the reduction."""
-    return rule.settles if rule.reduce is None else rule.settles | {"reduction"}
-
-
 def check_client(
     module: LightningModule, settings: LocalSettings, precision: Precision, callbacks: Sequence[FederatedCallback]
 ) -> None:
     """Refuse a module that cannot train on clients with the run's settings, precision and callbacks.
+
+    A module with manual optimization takes its optimizer steps itself, inside ``training_step``: no setting and no rule
+    can act between a loss and a step. A rule that evaluates a gradient again needs the gradient of each single batch,
+    without a scale.
 
     Args:
         module: the client module.
@@ -235,11 +220,35 @@ def check_client(
         callbacks: the run's federated callbacks.
     """
     name, scaled = type(module).__name__, getattr(precision, "scaler", None) is not None
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise ConfigurationError(f"{name}.training_step takes a dataloader_iter: on clients it must take batches")
-    if not module.automatic_optimization:
-        _check_manual(name, settings, scaled, callbacks)
-    _check_closures(settings, scaled, callbacks)
+    iterates = is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True)
+    manual, accumulates = not module.automatic_optimization, settings.accumulate > 1
+    twice = ", ".join(type(c).__name__ for c in callbacks if overrides(c, "closure"))
+    between = [type(c).__name__ for c in callbacks if overrides(c, "loss") or overrides(c, "closure")]
+    between += ["gradient_clip_val"] if settings.clip is not None else []
+    between += ["accumulate_grad_batches"] if accumulates else []
+    needy = ", ".join(between)
+    refusals = [
+        (iterates, f"{name}.training_step takes a dataloader_iter: on clients it must take batches"),
+        (
+            manual and scaled,
+            f"{name} steps its optimizers itself, which loses the loss scale of precision=16-mixed: use bf16-mixed, or "
+            "automatic optimization",
+        ),
+        (
+            manual and needy,
+            f"{needy} acts between a loss and its optimizer step, but {name} uses manual optimization and takes its "
+            f"steps itself: use automatic optimization, or leave out {needy}",
+        ),
+        (
+            twice and accumulates,
+            f"{twice} evaluates each batch's gradient again: accumulate_grad_batches must be 1, got "
+            f"{settings.accumulate}",
+        ),
+        (twice and scaled, f"{twice} needs gradients without a loss scale: use bf16-mixed instead of 16-mixed"),
+    ]
+    for applies, message in refusals:
+        if applies:
+            raise ConfigurationError(message)
 
 
 def warn_of_hidden_state(beyond: Mapping[str, str]) -> None:
@@ -264,41 +273,6 @@ def warn_of_slow_precision(precision: Precision, device: torch.device) -> None:
             "trainer.precision=bf16-mixed is usually slower than 32-true on this processor, which has no matrix units "
             "for bfloat16 (AMX): use it to save memory, or to rehearse a run for a GPU"
         )
-
-
-def _check_manual(name: str, settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
-    """Refuse settings and rules that act between the loss and the step of a module with manual optimization.
-
-    Such a module takes its optimizer steps itself, inside ``training_step``.
-    """
-    if scaled:
-        raise ConfigurationError(
-            f"{name} steps its optimizers itself, which loses the loss scale of precision=16-mixed: use bf16-mixed, or "
-            "automatic optimization"
-        )
-    needy = [type(c).__name__ for c in callbacks if overrides(c, "loss") or overrides(c, "closure")]
-    needy += ["gradient_clip_val"] if settings.clip is not None else []
-    needy += ["accumulate_grad_batches"] if settings.accumulate > 1 else []
-    if needy:
-        raise ConfigurationError(
-            f"{', '.join(needy)} acts between a loss and its optimizer step, but {name} uses manual optimization and "
-            f"takes its steps itself: use automatic optimization, or leave out {', '.join(needy)}"
-        )
-
-
-def _check_closures(settings: LocalSettings, scaled: bool, callbacks: Sequence[FederatedCallback]) -> None:
-    """Refuse accumulation and loss scaling with rules that evaluate a gradient again.
-
-    Such a rule needs the gradient of each single batch, without a scale.
-    """
-    twice = ", ".join(type(c).__name__ for c in callbacks if overrides(c, "closure"))
-    if twice and settings.accumulate > 1:
-        raise ConfigurationError(
-            f"{twice} evaluates each batch's gradient again: accumulate_grad_batches must be 1, got "
-            f"{settings.accumulate}"
-        )
-    if twice and scaled:
-        raise ConfigurationError(f"{twice} needs gradients without a loss scale: use bf16-mixed instead of 16-mixed")
 
 
 def check_optimizers(module: LightningModule, optimizers: Sequence[Optimizer]) -> None:

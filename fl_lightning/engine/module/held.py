@@ -32,33 +32,19 @@ from torchmetrics import Metric, MetricCollection
 REGISTRIES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict))
 TENSORS = ("_parameters", "_buffers", "_modules")  # those that hold no other objects than tensors and modules
 
-PLAIN: tuple[type, ...] = (
-    type(None),
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    range,
-    slice,
-    np.generic,
-    np.dtype,
-    Enum,
-    PurePath,
-    re.Pattern,
-)
-PLAIN += (date, time, timedelta, torch.device, torch.dtype, weakref.ref, Parameter, Signature)
+PLAIN: tuple[type, ...] = (type(None), int, float, complex, str, bytes, range, slice, np.generic, np.dtype, Enum)
+PLAIN += (PurePath, re.Pattern, date, time, timedelta, torch.device, torch.dtype, weakref.ref, Parameter, Signature)
 CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 OF_THE_RUN = (Trainer, LightningDataModule, Logger, PythonLogger, Callback, Dataset, DataLoader)
 LEAVES = PLAIN + CODE + OF_THE_RUN  # objects that do not change, or do not belong to the module
 FRAMEWORKS = ("lightning", "jsonargparse", "argparse", "logging", "torch._dynamo")  # whose objects belong to the run
 OF_PYTHON = ("builtins", "types", "typing", "torch", "torch._C")  # whose other types than iterators hold no state
 UNKNOWN = (io.IOBase,)  # objects with attributes, and with a state beside them
+CONTAINERS = (dict, list, deque, set, tuple, frozenset)
 MISSING = object()  # in place of a slot that is empty
 
 # Objects with a state of their own: how to read the state as a value that can be compared, and how to write it.
-Stateful = tuple[Any, Callable[[Any], Any], Callable[[Any, Any], None]]
-STATEFUL: list[Stateful] = [
+STATEFUL: list[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], None]]] = [
     (
         torch.Generator,
         lambda each: each.get_state().numpy().tobytes(),
@@ -105,30 +91,27 @@ class Held:
         self._module = module
         self.tensors: list[Tensor] = []
         self.beyond: dict[str, str] = {}
-        # Each with what is remembered, and with the attribute that leads there; "" for private ones and metrics.
-        self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], str]] = []
-        self._others: list[tuple[Any, list[Any], str]] = []  # lists, deques and sets
-        self._stateful: list[tuple[Any, Any, Stateful, str]] = []
-        self._seen = {id(self), *known}
+        # Each container with its copy, and the attribute that leads there: "" for private ones and metrics.
+        self._kept: list[tuple[Any, Any, str]] = []
         parts = list(module.modules())
-        self._seen.update(map(id, parts))
+        self._seen = {id(self), *known, *map(id, parts)}
         for part in parts:
             attributes, kind = vars(part), type(part).__name__
             counts = not isinstance(part, Metric | MetricCollection)
-            self._dicts.append((attributes, dict(attributes), f"{kind}." if counts else ""))
+            self._kept.append((attributes, dict(attributes), f"{kind}." if counts else ""))
             for name, value in attributes.items():
                 if _is_leaf(value):
                     continue
                 if name in REGISTRIES and (not value or name in TENSORS):
-                    self._dicts.append((value, dict(value), ""))
+                    self._kept.append((value, dict(value), ""))
                 elif (odd := self._follow(value, f"{kind}.{name}" if counts and name[0] != "_" else "")) is not None:
                     self.beyond[f"{kind}.{name}"] = type(odd).__name__
-        self._present = self._entries()
+        self._views = [_entries(container) for container, _, _ in self._kept]  # show what the containers hold later
+        self._present = self._now()
 
     def _follow(self, root: Any, owner: str) -> Any:
         """Remember all that an object holds; return the first object that cannot be put back, or None."""
-        kept: list[list[Any]] = [self._dicts, self._others, self._stateful, self.tensors]
-        sizes, waiting, added = [len(each) for each in kept], [root], list[int]()
+        kept, tensors, waiting, added = len(self._kept), len(self.tensors), [root], list[int]()
         while waiting:
             each = waiting.pop()
             if _is_leaf(each) or id(each) in self._seen or self._is_of_the_run(each):
@@ -136,8 +119,7 @@ class Held:
             self._seen.add(id(each))
             added.append(id(each))
             if (content := self._remember(each, owner)) is None:
-                for found, size in zip(kept, sizes, strict=True):
-                    del found[size:]
+                del self._kept[kept:], self.tensors[tensors:]
                 self._seen.difference_update(added)  # another attribute may lead to the same objects
                 return each
             waiting += content
@@ -152,38 +134,32 @@ class Held:
         if isinstance(each, Tensor):
             self.tensors.append(each)
             return []
-        if (how := next((how for how in STATEFUL if isinstance(each, how[0])), None)) is not None:
-            self._stateful.append((each, how[1](each), how, owner))
-            return []
         if isinstance(each, partial):
             return [each.func, *each.args, *each.keywords.values()]
-        held = list(each) if isinstance(each, dict | list | deque | set | tuple | frozenset) else None
-        if held is not None and not isinstance(each, tuple | frozenset):
-            self._others.append((each, list(held), owner))  # of a dict, the keys
-        dicts = [each] if isinstance(each, dict) else []
+        for kind, read, write in STATEFUL:
+            if isinstance(each, kind):
+                state = _State(each, read, write)
+                self._kept.append((state, list(state), owner))
+                return []
+        found: list[Any] = [each] if isinstance(each, CONTAINERS) else []
+        found += [each.keys()] if isinstance(each, dict) else []  # after the dict, which puts its keys back
         if isinstance(attributes := getattr(each, "__dict__", None), dict) and not isinstance(each, UNKNOWN):
-            dicts.append(attributes)
-        for found in dicts:
-            self._dicts.append((found, dict(found), owner))
-            held = [*(held or ()), *found.values()]
-        if slots := [name for kind in type(each).__mro__ for name in _names(vars(kind).get("__slots__", ()))]:
-            values = _Slots(each, slots)
-            self._others.append((values, list(values), owner))
-            held = [*(held or ()), *(value for value in values if value is not MISSING)]
-        if held is None and type(each).__module__ in OF_PYTHON and not isinstance(each, Iterator):
-            return []
-        return held
+            found.append(attributes)
+        cls: Any = type(each)
+        if slots := _slots(cls):
+            found.append(_Slots(each, slots))
+        if not found and (cls.__module__ not in OF_PYTHON or isinstance(each, Iterator)):
+            return None
+        self._kept += [(one, dict(one) if isinstance(one, dict) else list(one), owner) for one in found]
+        return [*chain.from_iterable(map(_entries, found))]
 
-    def _entries(self) -> list[Any]:
+    def _now(self) -> list[Any]:
         """All objects that the remembered containers hold now."""
-        values = chain.from_iterable(dict.values(each) for each, _, _ in self._dicts)
-        return [*values, *chain.from_iterable(each for each, _, _ in self._others)]
+        return list(chain.from_iterable(self._views))
 
     def is_changed(self) -> bool:
         """Tell whether anything but a tensor differs from what was remembered."""
-        if _differ(self._entries(), self._present):
-            return True
-        return any(how[1](each) != state for each, state, how, _ in self._stateful)
+        return _differ(self._now(), self._present)
 
     def restore(self) -> list[str]:
         """Put back whatever has changed, but for tensors.
@@ -194,21 +170,12 @@ class Held:
         if not self.is_changed():
             return []
         names: list[str] = []
-        for found, content, owner in self._dicts:
-            if _differ(found, content) or _differ(dict.values(found), content.values()):
-                names += _numbers(found, content, owner) if owner.endswith(".") else [owner]
-                kind = OrderedDict if isinstance(found, OrderedDict) else dict
-                kind.clear(found)
-                kind.update(found, content)
-        for other, entries, owner in self._others:
-            if not isinstance(other, dict) and _differ(list(other), entries):
-                names.append(owner)
-                _put(other, entries)
-        for each, state, how, owner in self._stateful:
-            if how[1](each) != state:
-                names.append(owner)
-                how[2](each, state)
-        self._present = self._entries()
+        for container, before, owner in self._kept:
+            of_a_dict = isinstance(container, dict)
+            if _differ(container, before) or (of_a_dict and _differ(_entries(container), _entries(before))):
+                names += _numbers(container, before, owner) if owner.endswith(".") else [owner]
+                _put(container, before)
+        self._present = self._now()
         return [name for name in dict.fromkeys(names) if name]
 
 
@@ -223,11 +190,22 @@ def _is_leaf(each: Any) -> bool:
     return _is_leaf_type(kind) or isinstance(each, Trainer)  # what stands for a Trainer says so, too
 
 
+@cache
+def _slots(kind: type[Any]) -> list[str]:
+    """Name the slots of a class."""
+    declared = [vars(each).get("__slots__", ()) for each in kind.__mro__]
+    names = chain.from_iterable([each] if isinstance(each, str) else each for each in declared)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
 class _Slots:
-    """The values in the slots of an object."""
+    """The values in the slots of an object, as a container."""
 
     def __init__(self, thing: Any, names: list[str]) -> None:
         self._thing, self._names = thing, names
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def __iter__(self) -> Iterator[Any]:
         return (getattr(self._thing, name, MISSING) for name in self._names)
@@ -240,22 +218,45 @@ class _Slots:
                 object.__delattr__(self._thing, name)
 
 
+class _State:
+    """The state of an object, as a container with one entry: the same object as long as the state is equal."""
+
+    def __init__(self, thing: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], None]) -> None:
+        self._thing, self._read, self._write = thing, read, write
+        self._state = read(thing)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Any]:
+        now = self._read(self._thing)
+        yield self._state if now == self._state else now
+
+    def put(self, states: list[Any]) -> None:
+        self._write(self._thing, *states)
+
+
+def _entries(container: Any) -> Collection[Any]:
+    """Show what a container holds: of a dict, the values."""
+    return dict.values(container) if isinstance(container, dict) else container
+
+
 def _differ(one: Collection[Any], other: Collection[Any]) -> bool:
     """Tell whether two collections hold different objects."""
     return len(one) != len(other) or any(map(is_not, one, other))
 
 
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    names = [slots] if isinstance(slots, str) else slots
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
-
-
-def _put(container: Any, entries: list[Any]) -> None:
-    if isinstance(container, _Slots):
-        container.put(entries)
+def _put(container: Any, before: Any) -> None:
+    """Put back the entries that a container had before."""
+    if isinstance(container, _Slots | _State):
+        container.put(before)
+    elif isinstance(container, dict):
+        kind = OrderedDict if isinstance(container, OrderedDict) else dict
+        kind.clear(container)
+        kind.update(container, before)
     else:
         container.clear()
-        (container.update if isinstance(container, set) else container.extend)(entries)
+        (container.update if isinstance(container, set) else container.extend)(before)
 
 
 def _numbers(attributes: dict[str, Any], before: dict[str, Any], owner: str) -> list[str]:

@@ -125,10 +125,9 @@ class FlatParameters:
         """
         given = [parameter.grad for parameter in self.parameters]
         if self._gradient is None or any(map(operator.is_not, given, self._gradient_views)):
-            self._gradient = self.join(list(map(_dense, given, self.parameters)))
-            self._gradient_views = self.views(self._gradient)
-            for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
-                parameter.grad = view
+            gradient = self.join(list(map(_dense, given, self.parameters)))
+            self.set_gradient(gradient)
+            return gradient
         return self._gradient
 
     def take_in(self) -> None:
@@ -157,9 +156,7 @@ class FlatParameters:
 
     def clear_gradient(self) -> None:
         """Set the gradient of every parameter, also of those that were frozen at first, to None."""
-        for parameter in self.parameters:
-            parameter.grad = None
-        for parameter in self._frozen:
+        for parameter in [*self.parameters, *self._frozen]:
             parameter.grad = None
 
 
@@ -231,11 +228,6 @@ def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> 
                 f"{name} and {other} of {type(module).__name__} share memory, but are two parameters (as .data = … "
                 "makes them): register the same parameter in both places"
             )
-
-
-def finite_sign(vector: Tensor) -> Tensor:
-    """Return a scalar on the device: 0 if all entries of a vector are finite; nan if one is not, or the sum is huge."""
-    return vector.sum() * 0  # the fastest single pass over the vector
 
 
 def is_finite(vector: Tensor) -> bool:

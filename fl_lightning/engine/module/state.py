@@ -56,15 +56,15 @@ class ModuleState:
 
     def read(self) -> Buffers:
         """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
-        if not self._slots or self._tree.is_whole():
-            return self._copies([slot.registry.get(slot.name) for slot in self._slots])
-        named: dict[str, Tensor] = dict(self._module.named_buffers(remove_duplicate=False))
-        named |= dict(self._module.named_parameters(remove_duplicate=False))
-        return self._copies([named.get(slot.path) for slot in self._slots])
+        named: dict[str, Tensor | None] = {slot.path: slot.registry.get(slot.name) for slot in self._slots}
+        if self._slots and not self._tree.is_whole():
+            named = dict(self._module.named_buffers(remove_duplicate=False))
+            named |= dict(self._module.named_parameters(remove_duplicate=False))
+        return self.of(named)
 
-    def _copies(self, now: Sequence[Tensor | None]) -> Buffers:
-        """Copy those of the present state tensors that have changed, and take the remembered ones else."""
-        remembered = self.buffers
+    def of(self, named: Mapping[str, Tensor | None]) -> Buffers:
+        """Return the state tensors of a module of this kind, given by their names: copies of those that differ."""
+        now, remembered = [named.get(slot.path) for slot in self._slots], self.buffers
         same = _all_same((n, o) for n, o in zip(now, remembered, strict=True) if n is not None and o is not None)
         return [
             old if new is None or (old is not None and next(same)) else new.detach().clone()
@@ -75,12 +75,12 @@ class ModuleState:
         """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
         with torch.no_grad():
             for slot, value in zip(self._slots, values, strict=True):
-                if value is not None:
-                    slot.write(value.to(self._device))
-
-    def of(self, named: Mapping[str, Tensor]) -> Buffers:
-        """Return the state tensors of another module of this kind, given those that differ by their names."""
-        return self._copies([named.get(slot.path) for slot in self._slots])
+                if value is None:
+                    continue
+                if (now := slot.registry.get(slot.name)) is None:
+                    slot.registry[slot.name] = value.to(self._device).clone()
+                else:
+                    _put(now, value.to(self._device))
 
     def is_changed(self) -> bool:
         """Tell whether an attribute, or what an attribute holds, differs from what was remembered."""
@@ -99,13 +99,10 @@ class ModuleState:
                 parameter.requires_grad_(flag)
         for module, state in self._extra:
             module.set_extra_state(deepcopy(state))
-        if self._slots or self._tensors:
-            with torch.no_grad():
-                for slot in self._slots:
-                    slot.restore()
-                for tensor, value in self._tensors:
-                    if not _known_same(tensor, value):
-                        overwrite(tensor, value)
+        with torch.no_grad():
+            for tensor, value in [*((slot.tensor, slot.value) for slot in self._slots), *self._tensors]:
+                if tensor is not None and value is not None:
+                    _put(tensor, value)
         return names
 
 
@@ -130,17 +127,6 @@ class _Slot:
     name: str
     tensor: Tensor | None
     value: Tensor | None
-
-    def write(self, value: Tensor) -> None:
-        now = self.registry.get(self.name)
-        if now is None:
-            self.registry[self.name] = value.clone()
-        elif not _known_same(now, value):
-            overwrite(now, value)
-
-    def restore(self) -> None:
-        if self.tensor is not None and self.value is not None and not _known_same(self.tensor, self.value):
-            overwrite(self.tensor, self.value)
 
 
 def _slots(module: nn.Module) -> list[_Slot]:
@@ -175,15 +161,16 @@ def _joined(path: str, name: str) -> str:
 
 def _all_same(pairs: Iterable[tuple[Any, Any]]) -> Iterator[bool]:
     """Tell for each pair of tensors whether they are the same; wait once for all that are on another device."""
-    pairs = list(pairs)
-    away = [one.device.type != "cpu" and _alike(one, other) and one.layout is torch.strided for one, other in pairs]
-    signs = [(one == other).all() for (one, other), is_away in zip(pairs, away, strict=True) if is_away]
+    known = [(one, other, _is_away(one, other)) for one, other in pairs]
+    signs = [(one == other).all() for one, other, is_away in known if is_away]
     read = iter(torch.stack(signs).tolist() if signs else ())
-    return (next(read) if is_away else _same(one, other) for (one, other), is_away in zip(pairs, away, strict=True))
+    return (next(read) if is_away else _same(one, other) for one, other, is_away in known)
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
+def _is_away(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors must be compared entry by entry on another device."""
+    strided = one.layout is other.layout is torch.strided
+    return not one.is_cpu and strided and one.shape == other.shape and one.dtype == other.dtype
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -193,9 +180,10 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
 
 
-def _known_same(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors are known to be the same without waiting for a device; a write costs less."""
-    return one.is_cpu and _same(one, other)
+def _put(tensor: Tensor, value: Tensor) -> None:
+    """Give a tensor another value, unless it has the value; on another device, comparing would cost more."""
+    if not (tensor.is_cpu and _same(tensor, value)):
+        overwrite(tensor, value)
 
 
 def overwrite(tensor: Tensor, value: Tensor) -> None:
