@@ -8,6 +8,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -171,14 +172,11 @@ class DiskState(MutableMapping[str, Tensor]):
     def _read(self, name: str) -> Tensor:
         """Read a client's value from its file; refuse a file that is missing, or has another checksum."""
         path = self._path(name)
-        try:
+        with suppress(OSError, SafetensorError, KeyError):
             value = _value_in(path)
             if _checksum(value) == self._entries[name].checksum:
                 return _value_in(path) if value.nbytes > LARGE else value  # mapped anew, it takes no memory until used
-        except (OSError, SafetensorError, KeyError):
-            if not path.is_file():
-                raise ConfigurationError(f"the client state {path} is gone: {MEND}") from None
-        raise ConfigurationError(f"the client state {path} is damaged: {MEND}")
+        raise ConfigurationError(f"the client state {path} is {'damaged' if path.is_file() else 'gone'}: {MEND}")
 
     def _check_files(self, lost: bool = False) -> None:
         """Read all files once; ``lost`` if their folder belongs to another run."""
