@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from subprocess import Popen
 from typing import Any
 
@@ -38,6 +39,7 @@ class ClientParallelStrategy(DDPStrategy):
             self.watch.start()
         with meeting(self.global_rank, self.world_size):
             super().setup_distributed()
+        atexit.register(_leave)
         if self.watch:
             self.watch.store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
 
@@ -81,6 +83,12 @@ class ClientParallelStrategy(DDPStrategy):
 StrategyRegistry.register(  # for Trainer(strategy="client_parallel")
     ClientParallelStrategy.strategy_name, ClientParallelStrategy, description=ClientParallelStrategy.__doc__
 )
+
+
+def _leave() -> None:
+    """End the exchange before Python ends: left to itself, one of gloo's threads may abort a process that is done."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def busy(trainer: Trainer, what: str) -> None:
