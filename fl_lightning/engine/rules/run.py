@@ -58,6 +58,13 @@ class LocalRun:
         hooked: the optimizers as a module with manual optimization sees them; empty for other modules.
     """
 
+    # What most clients of a group lack has no object of its own: Python's garbage collector passes over all of them.
+    optimizers: Sequence[Optimizer] = ()
+    schedules: Sequence[LRSchedulerConfig] = ()
+    hooked: Sequence[Any] = ()
+    _named_buffers: Mapping[str, Tensor] | None = None  # of a row, when it has trained
+    _row: Tensor | None = None
+
     def __init__(
         self,
         module: LightningModule,
@@ -73,16 +80,12 @@ class LocalRun:
         self.num_samples, self.anchor, self.proximal = int(data.sizes[client]), anchor, 0.0
         self.work, self.epoch, self.global_step = work, 0, 0
         self.is_last_batch = self.should_stop = self.has_gradient = False
-        self.optimizers: list[Optimizer] = []
-        self.schedules: list[LRSchedulerConfig] = []
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
         self.kept: dict[str, Tensor] = {}
         self.backward: Callable[..., None] = Tensor.backward
-        self.hooked: list[Any] = []
         self._flat, self._state, self._data, self._in_loss = flat, state, data, False
-        self._row: Tensor | None = None
-        self._loss, self._named_buffers = math.nan, dict[str, Tensor]()  # of a row, when it has trained
+        self._loss = math.nan  # of a row, when it has trained
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
         self._logged = MetricLog()
@@ -166,9 +169,9 @@ class LocalRun:
         group = self.optimizers[0].param_groups[0]
         return float(group.get("initial_lr") or max(self._step_sizes, default=group["lr"]))
 
-    def place(self, row: Tensor, optimizer: Optimizer) -> None:
-        """Give the client a row (P,) of a stack in place of the module's own parameters, and the stack's optimizer."""
-        self._row, self.optimizers = row, [optimizer]
+    def place(self, row: Tensor, optimizers: Sequence[Optimizer]) -> None:
+        """Give the client a row (P,) of a stack in place of the module's own parameters, and the stack's optimizers."""
+        self._row, self.optimizers = row, optimizers
 
     def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         """Record what a stack knows of the client.
@@ -179,7 +182,7 @@ class LocalRun:
             kept: the client's rows of the kept tensors.
             buffers: the client's rows of the module's buffers, by name.
         """
-        self._loss, self.kept, self._named_buffers = loss, kept, buffers
+        self._loss, self.kept, self._named_buffers = loss, kept, buffers or None
         self._step_sizes, self.global_step = rates, len(rates)
 
     def send(self, name: str, vector: Tensor) -> None:

@@ -81,8 +81,9 @@ class StackedTraining:
         made, schedules = self.training.make_optimizers(runs[0], factors)
         obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules))
         optimizer = StackedOptimizer(made[0], self.training.flat, runs[0].anchor.expand(len(runs), -1).clone())
+        stepped_by = [optimizer.optimizer]
         for run, row in zip(runs, optimizer.weights, strict=True):
-            run.place(row, optimizer.optimizer)
+            run.place(row, stepped_by)
         return optimizer
 
     def train(self, run: StackedRun, batches: Iterable[list[Part]]) -> None:
