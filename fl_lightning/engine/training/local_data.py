@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sized
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from lightning.pytorch.core.hooks import DataHooks
@@ -45,8 +45,8 @@ class LocalData:
 
     def counted(self, client: int, round: int) -> Work:
         """Decide a client's work in a round, with batches counted as the data module counts them."""
-        batches = range(self.module.num_batches(int(self.module.sizes[client])))
-        return self._settings.work(self._stragglers(client, round), lambda: batches)
+        count = self.module.num_batches(int(self.module.sizes[client]))
+        return self._settings.work(self._stragglers(client, round), partial(range, count))
 
     def _stragglers(self, client: int, round: int) -> Any:
         return self._server.generator("stragglers", round, client) if self._settings.stragglers else None
