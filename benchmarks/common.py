@@ -38,16 +38,18 @@ class RandomClients(FederatedDataModule):
 
 
 class Clock(Callback):
-    """Times each round, from its start to the next one's."""
+    """Times each round, from its start to the next one's, and sees whether clients train at once in the last one."""
 
     def __init__(self) -> None:
         self.stamps: list[float] = []
+        self.at_once = False
 
     def on_train_epoch_start(self, *_: Any) -> None:
         self.stamps.append(time.perf_counter())
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         self.stamps.append(time.perf_counter())
+        self.at_once = pl_module.client_training.at_once
 
     @property
     def seconds(self) -> list[float]:

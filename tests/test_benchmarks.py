@@ -172,3 +172,10 @@ def test_gpu_rows_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {figure for _, figure in rows} == {"ours ÷ plain loop", "ours at once ÷ plain loop"}
     assert {case.rpartition(", ")[2] for case, _ in rows} == {"32-true", "bf16-mixed", "16-mixed"}
     assert all(ratio > 0 for ratio in rows.values())
+
+
+@pytest.mark.parametrize("settings", [{}, {"clients_at_once": 3}], ids=["one by one", "at once"])
+def test_clients_that_are_timed_train_as_asked(monkeypatch: pytest.MonkeyPatch, settings: dict[str, int]) -> None:
+    groups = module("groups", monkeypatch)
+    monkeypatch.setattr(groups, "ROUNDS", 2)
+    assert groups.seconds(groups.Case("logistic regression, 3 clients", groups.logistic, 3), **settings) > 0
