@@ -64,7 +64,7 @@ class Parser(LightningArgumentParser):
         cfg = cfg.clone()
         for key in (*KEYS, "resume_changed"):
             cfg.pop(key, None)
-        return str(super().dump(cfg, **kwargs))
+        return str(super().dump(cfg, **{"skip_validation": True} | kwargs))  # the parser has validated the values
 
 
 def class_help(args: Sequence[str]) -> bool:
