@@ -145,6 +145,18 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
+def test_pictures_of_the_pages_are_small() -> None:
+    """At most 150 kB each and 3 MB together, and the results 4 MB: a clone downloads all that there ever was."""
+    sizes = {path: path.stat().st_size for path in (REPOSITORY / "docs").rglob("*") if path.is_file()}
+    pictures = {path: size for path, size in sizes.items() if path.suffix in (".png", ".svg", ".pdf", ".jpg")}
+    assert pictures
+    assert not [path for path, size in pictures.items() if size > 150_000]
+    assert sum(pictures.values()) <= 3_000_000
+    assert (
+        sum(size for path, size in sizes.items() if path.is_relative_to(REPOSITORY / "docs" / "results")) <= 4_000_000
+    )
+
+
 def test_paths_and_targets_that_contributing_names_exist() -> None:
     text = (REPOSITORY / "CONTRIBUTING.md").read_text()
     folders = "callbacks|configs|datamodules|docs|fl_lightning|tests"

@@ -3,7 +3,7 @@
     python docs/results/why.py runs/reproduce/laptop docs/results
 
 reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the folder in which it was run, and writes
-``why-<paper>.png``, ``.pdf`` and ``.csv`` for each paper that has the runs. A picture shows:
+``why-<paper>.png`` and ``.csv`` for each paper that has the runs. A picture shows:
 
 - FedGH: what GH adds to each baseline in each cell, over the share of the baseline's pairs of updates that conflict.
 - FedLAW: what a fixed gamma adds to accuracy, over gamma; and the gamma that adaptive shrinking learns, by round, in
@@ -170,7 +170,7 @@ def main(folder: str, out: str) -> None:
     """Draw all plots whose experiments have results."""
     for name, (needed, plot) in PLOTS.items():
         if list(Path(folder).glob(f"{needed}/results.csv")):
-            save(plot(Path(folder)), Path(out), f"why-{name}", kinds=("png", "pdf"))
+            save(plot(Path(folder)), Path(out), f"why-{name}", kinds=("png",))
             print(f"{out}/why-{name}.png")
     if Path(folder, "fedlaw/table-11/results.csv").is_file():
         weight_correlations(Path(folder)).to_csv(Path(out, "fedlaw-table-11.csv"), float_format="%.3f")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
 from fl_lightning.report.numbers import as_csv, table
 from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
-from fl_lightning.runs.pictures import LETTERS
+from fl_lightning.runs.pictures import LETTERS, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +47,11 @@ def save(
     figure = draw(plot, methods)
     with style.context(STYLE):
         for kind in kinds:
-            figure.savefig(folder / f"{name}.{kind}", metadata=NO_FACTS.get(kind))
+            path = folder / f"{name}.{kind}"
+            if kind == "png":
+                save_png(figure, path)
+            else:
+                figure.savefig(path, metadata=NO_FACTS.get(kind))
     (folder / f"{name}.csv").write_text(as_csv(table(plot)), encoding="utf-8")
 
 

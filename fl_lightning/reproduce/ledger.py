@@ -263,12 +263,12 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
 
 
-def markdown(entries: Sequence[Entry], picture: str, tables: Mapping[tuple[str, str], str]) -> str:
-    """Write the ledger as a page: counts, the picture beside the page, one table for each experiment.
+def markdown(entries: Sequence[Entry], name: str, tables: Mapping[tuple[str, str], str]) -> str:
+    """Write the ledger as a page: counts, a picture of each paper beside the page, one table for each experiment.
 
     Args:
         entries: the entries, of all papers.
-        picture: file name of the picture.
+        name: name of the page and of the pictures, ``<name>-<paper>.png``.
         tables: links to the tables of our runs in Markdown, by the experiment's id and the scale.
     """
     text = ["# The ledger: every claim, tried", "", summary(entries), ""]
@@ -281,11 +281,9 @@ def markdown(entries: Sequence[Entry], picture: str, tables: Mapping[tuple[str, 
         *pipes(["paper", "claims", *VERDICTS], tally),
         "",
         *EXPLAINED.splitlines(),
-        "",
-        f"![The ledger]({picture})",
     ]
     for paper in papers:
-        text += ["", f"## {paper}"]
+        text += ["", f"## {paper}", "", f"![Effects with 95 % t intervals]({name}-{paper}.png)"]
         own = [entry for entry in entries if entry.paper == paper]
         for id in dict.fromkeys(entry.experiment.id for entry in own):
             mine = [entry for entry in own if entry.experiment.id == id]

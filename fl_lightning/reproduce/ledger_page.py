@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fl_lightning.report.printed import NO_FACTS, PAGE, STYLE
+from fl_lightning.report.printed import PAGE, STYLE
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.ledger import (
     CONTRADICTED,
@@ -29,6 +29,7 @@ from fl_lightning.reproduce.ledger import (
     summary,
 )
 from fl_lightning.reproduce.results import RESULTS
+from fl_lightning.runs.pictures import save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +50,7 @@ def write_ledger(out: Path, file: str) -> int:
 
     Args:
         out: folder of all results, as ``reproduce --out``.
-        file: path of the page in Markdown; empty for none. The pictures are ``<name>.png`` and, for each paper,
-            ``<name>-<paper>.png``, with PDFs beside them.
+        file: path of the page in Markdown; empty for none. Beside it are ``<name>-<paper>.png``, one for each paper.
 
     Returns:
         The exit status, 0.
@@ -68,7 +68,6 @@ def write_ledger(out: Path, file: str) -> int:
     if file:
         page = Path(file)
         page.parent.mkdir(parents=True, exist_ok=True)
-        draw(entries, page.with_suffix(".png"))
         for paper in dict.fromkeys(entry.paper for entry in entries):
             own = [entry for entry in entries if entry.paper == paper]
             draw(own, page.with_name(f"{page.stem}-{paper}.png"))
@@ -90,41 +89,25 @@ def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
                 part = covered(entry.experiment, read(folder / RESULTS)) if scale == FULL else ""
                 link = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
                 tables[entry.experiment.id, scale] = f"[{part or 'All numbers'}]({link})"
-    return markdown(entries, f"{page.stem}.png", tables)
+    return markdown(entries, page.stem, tables)
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:
-    """Draw one row for each claim, effect and interval beside the paper's point; write a PNG, and a PDF beside it."""
+    """Draw one row for each claim of a paper, effect and interval beside the paper's point; write a PNG."""
     from matplotlib import style  # here, because the import takes half a second
     from matplotlib.figure import Figure as Drawing
 
-    papers = list(dict.fromkeys(entry.paper for entry in entries))
-    texts = {id(entry): textwrap.fill(_called(entry), LETTERS).splitlines() for entry in entries}
-    sizes = [[LINE * len(texts[id(entry)]) + LINE / 2 for entry in entries if entry.paper == paper] for paper in papers]
-    heights = [sum(each) for each in sizes]
+    texts = [textwrap.fill(_called(entry), LETTERS) for entry in entries]
+    sizes = [LINE * len(text.splitlines()) + LINE / 2 for text in texts]
     with style.context([STYLE, {"ytick.labelsize": SMALL, "axes.grid.axis": "x"}]):
-        figure = Drawing((PAGE, sum(heights) + 0.35 * len(papers) + 0.6))
-        grid = figure.add_gridspec(
-            len(papers),
-            height_ratios=heights,
-            left=TEXT / PAGE,
-            right=0.985,
-            top=1 - 0.45 / figure.get_figheight(),
-            bottom=0.4 / figure.get_figheight(),
-            hspace=0.35 * len(papers) / max(sum(heights), 1),
-        )
-        first = None
-        for row, paper in enumerate(papers):
-            own = [entry for entry in entries if entry.paper == paper]
-            axes = figure.add_subplot(grid[row], sharex=first)
-            first = first or axes
-            _rows(axes, own, ["\n".join(texts[id(entry)]) for entry in own], sizes[row])
-            axes.set_title(paper, loc="left", fontweight="bold")
-            axes.tick_params(axis="x", labelbottom=row == len(papers) - 1)
+        figure = Drawing((PAGE, height := sum(sizes) + 0.95))
+        figure.subplots_adjust(left=TEXT / PAGE, right=0.985, top=1 - 0.45 / height, bottom=0.4 / height)
+        axes = figure.add_subplot()
+        _rows(axes, entries, texts, sizes)
+        axes.set_title(entries[0].paper, loc="left", fontweight="bold")
         axes.set_xlabel("effect in the claimed direction (mostly points)")
         _explain(figure)
-        for kind in ("png", "pdf"):
-            figure.savefig(path.with_suffix(f".{kind}"), metadata=NO_FACTS.get(kind))
+        save_png(figure, path)
 
 
 def _called(entry: Entry) -> str:
