@@ -55,10 +55,11 @@ def test_a_fit_is_never_silent(width: int) -> None:
     assert found(r"rounds 0/2 +━+ -:--:-- left \d:\d\d:\d\d elapsed", shown)
     last = [line for line in shown[-1] if line]
     assert last[0] == "loading Digits …", "the imports are forgotten"
-    assert re.match(r"rounds 2/2 +━+ 0:00:00 left", last[1])
-    assert re.match(r"clients 4/4 +━+", last[2])
-    assert re.match(r"val/top1 0\.\d{4}  train/loss \d\.\d{4}  ", last[3])
-    assert last[4] == "run folder: runs/tiny/version_0"
+    assert re.match(r"estimate: .* a round, .* for 2 rounds$", last[1])
+    assert re.match(r"rounds 2/2 +━+ 0:00:00 left", last[2])
+    assert re.match(r"clients 4/4 +━+", last[3])
+    assert re.match(r"val/top1 0\.\d{4}  train/loss \d\.\d{4}  ", last[4])
+    assert last[5] == "run folder: runs/tiny/version_0"
 
 
 @pytest.mark.usefixtures("_tmux")
