@@ -123,7 +123,7 @@ class TestPicture:
         path = picture(self.of(), pairs, tmp_path)
         assert path == tmp_path / "curves.png"
         assert sorted(each.suffix for each in tmp_path.glob("curves.*")) == [".csv", ".pdf", ".png", ".svg"]
-        assert Image.open(path).width == pytest.approx(6.75 * 300, abs=1)  # both columns of a paper, at 300 an inch
+        assert Image.open(path).width == pytest.approx(6.75 * 150, abs=1)  # both columns of a paper, for the screen
         table = pd.read_csv(tmp_path / "curves.csv")
         assert table[["panel", "method"]].drop_duplicates().to_numpy().tolist() == [
             ["alpha 0.1", "A"],
