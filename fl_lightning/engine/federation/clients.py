@@ -76,6 +76,8 @@ class ClientData(LightningDataModule):
         own = type(self).client_num_samples is not ClientData.client_num_samples
         if not own and (parts := self._client_parts()) is not None:
             return parts.sizes
+        if not hasattr(self, "num_clients"):
+            raise ConfigurationError(f"{type(self).__name__} must define num_clients: name a data module in data")
         check_at_least(1, num_clients=self.num_clients)
         return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 
