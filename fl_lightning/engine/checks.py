@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,18 +34,12 @@ from fl_lightning.errors import ConfigurationError, TrainingError, check_at_leas
 from fl_lightning.lightning_private import synchronizes_batchnorm
 
 
-def check_settings(
-    client_states: str,
-    on_bad_update: str,
-    max_update_norm: float | None,
-    clients_at_once: int | Literal["auto"],
-    compiled: bool,
-    graph: bool,
-) -> None:
-    """Refuse arguments of the orchestrator that are out of range."""
-    check_choice("client_states", client_states, "memory", "disk")
-    check_choice("on_bad_update", on_bad_update, "skip", "raise")
-    if graph:
+def check_settings(given: Mapping[str, Any]) -> None:
+    """Refuse arguments of the orchestrator, by name, that are out of range or contradict one another."""
+    max_update_norm, at_once, decay = given["max_update_norm"], given["clients_at_once"], given["local_lr_decay"]
+    check_choice("client_states", given["client_states"], "memory", "disk")
+    check_choice("on_bad_update", given["on_bad_update"], "skip", "raise")
+    if given["local_graph"]:
         raise ConfigurationError(
             "expected local_graph to be false, got true: steps are no longer captured as CUDA graphs, which keep the "
             "numbers that a step reads; compile a network with torch.compile in your module"
@@ -55,9 +49,13 @@ def check_settings(
             "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "
             f"{max_update_norm}"
         )
-    if clients_at_once != "auto":
-        check_at_least(1, clients_at_once=clients_at_once)
-    if compiled and clients_at_once == 1:
+    if at_once != "auto":
+        check_at_least(1, clients_at_once=at_once)
+    if given["local_lr_scheduler"] and decay != 1:
+        raise ConfigurationError(
+            f"give local_lr_scheduler or local_lr_decay, got both, local_lr_decay={decay}: leave one out"
+        )
+    if given["compile_clients"] and at_once == 1:
         raise ConfigurationError("compile_clients compiles clients that train at once: set clients_at_once as well")
 
 

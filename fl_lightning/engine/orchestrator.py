@@ -152,7 +152,7 @@ class FederatedOrchestrator(ClientHost):
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         self.arguments = given
-        check_settings(client_states, on_bad_update, max_update_norm, clients_at_once, compile_clients, local_graph)
+        check_settings(given)
         self.client_states = client_states
         self.automatic_optimization = False
         self.settings = LocalSettings(
@@ -164,10 +164,6 @@ class FederatedOrchestrator(ClientHost):
             clip=gradient_clip_val,
             clip_algorithm=gradient_clip_algorithm,
         )
-        if local_lr_scheduler and local_lr_decay != 1:
-            raise ConfigurationError(
-                f"give local_lr_scheduler or local_lr_decay, got both, local_lr_decay={local_lr_decay}: leave one out"
-            )
         self.local_lr_scheduler = local_lr_scheduler
         self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
         self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm

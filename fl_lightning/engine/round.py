@@ -29,7 +29,7 @@ class Round:
         anchor: (P,) the global model that all clients of the round start from.
         state: the rest of the global module.
         factors: factors on the clients' learning rates, one for each parameter group of each optimizer; None for 1.
-        turnout: what becomes of the clients that are selected for the round.
+        turnout: the selected clients that arrive, drop out, or are late.
         policy: where the updates lie, and which are left out.
 
     Attributes:
@@ -89,7 +89,7 @@ class Round:
 
         Raises:
             TrainingError: the policy is to stop the run.
-            RuntimeError: likewise, after an error of the user's code.
+            RuntimeError: the policy is to stop the run, and the user's code raised the error.
         """
         message = f"round {self.number}: client {self._policy.label(client)} is left out: {reason}"
         if self._policy.on_bad_update == "raise":

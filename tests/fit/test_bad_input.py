@@ -174,6 +174,14 @@ def test_fedlaw_without_proxy_set() -> None:
     assert message.startswith("FedLAW learns on a proxy set, but Digits has none: set data.proxy_per_class")
 
 
+def test_a_data_module_without_clients() -> None:
+    Path("bare.yaml").write_text(TINY[: TINY.index("data:")] + "data: {}\n")
+    assert (
+        refused("fit", "--config", "bare.yaml")
+        == "FederatedDataModule has no num_clients: define it, or choose another"
+    )
+
+
 def test_two_reducers() -> None:
     """Either alone is fine."""
     message = refused(*TINY_FIT, "--trainer.callbacks+=mine.Median", "--trainer.callbacks+=mine.Mean")

@@ -77,7 +77,7 @@ class ClientData(LightningDataModule):
         if not own and (parts := self._client_parts()) is not None:
             return parts.sizes
         if not hasattr(self, "num_clients"):
-            raise ConfigurationError(f"{type(self).__name__} must define num_clients: name a data module in data")
+            raise ConfigurationError(f"{type(self).__name__} has no num_clients: define it, or choose another")
         check_at_least(1, num_clients=self.num_clients)
         return torch.tensor([self.client_num_samples(k) for k in range(self.num_clients)])
 

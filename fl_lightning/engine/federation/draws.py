@@ -53,7 +53,7 @@ class CohortDraws(ClientData):
         availability: model of the clients that can take part, drop out or are late; None if all updates arrive.
         clients_per_batch: number of clients that the Trainer sees as one batch, if they train one after another.
         seed: the seed of the cohorts.
-        dealing: how the clients are dealt to the devices; the orchestrator sets this attribute when a fit begins.
+        dealing: the order and the devices of a round's clients; the orchestrator sets this attribute at a fit's start.
     """
 
     participation: int | float

@@ -29,7 +29,7 @@ COLUMNS = ("numbers", "bytes", "checksums")  # names of an entry's values in a c
 
 
 class Entry(NamedTuple):
-    """What is known of a client's value without reading its file: the file's number, size in bytes, and checksum."""
+    """Describes the file of a client's value: its number, size in bytes, and checksum."""
 
     number: int
     nbytes: int

@@ -26,7 +26,7 @@ MARGIN = 100  # how many times as far as a rounding error of the start may train
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one client's training ends with.
+    """Holds the update and the values that one client sends.
 
     Attributes:
         update: (P,) the client's parameters less the global model's.
