@@ -1,6 +1,8 @@
 """The documentation's site builds without a warning, shows every public name, and is searched without a network."""
 
+import html
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,8 +37,25 @@ def test_every_public_name_is_shown_and_described(site: Path) -> None:
     for package in map(import_module, PUBLIC):
         for name in package.__all__:
             value = getattr(package, name)
+            page = site / "reference" / "api" / package.__name__.partition(".")[2] / f"{name}.html"
+            assert f"{package.__name__}.{name}" in words(page), name
             assert f"{package.__name__}.{name}" in shown or f"{value.__module__}.{name}" in shown, name
             assert (value.__doc__ or "").strip(), name
+
+
+def words(page: Path) -> str:
+    """The text of a page, without its marks."""
+    return html.unescape(re.sub("<[^>]*>", "", page.read_text()))
+
+
+def test_a_page_has_all_arguments_an_example_and_neighbours(site: Path) -> None:
+    """Also those arguments that the signature passes on to a base class."""
+    mnist = words(site / "reference" / "api" / "datamodules" / "MNIST.html")
+    assert "batch_size (default 32): number of examples in a client's batch." in mnist
+    assert "fl-lightning fit --config mnist_gh.yaml" in mnist
+    krum = words(site / "reference" / "api" / "callbacks" / "Krum.html")
+    assert "class_path: Krum\n    init_args:" in krum
+    assert "Server rules · CAGrad" in krum
 
 
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
@@ -80,5 +99,5 @@ def test_no_page_is_wider_than_its_window(site: Path, browser: Any, size: dict[s
 
 def test_no_sign_in_a_docstring_became_a_quotation(site: Path) -> None:
     """``size: >= 0`` and ``>>> f(x)`` begin with what Markdown takes for a quotation."""
-    for page in (site / "reference" / "api").glob("*.html"):
+    for page in (site / "reference" / "api").rglob("*.html"):
         assert "<blockquote>" not in page.read_text(), page
