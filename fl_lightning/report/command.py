@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.fit.messages import counted
+from fl_lightning.commands import counted
 from fl_lightning.inside import inside
 from fl_lightning.report.arguments import report_arguments
 from fl_lightning.report.figures import write_figures
