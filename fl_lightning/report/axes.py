@@ -148,14 +148,8 @@ def _(plot: Dots, axes: Axes, shared: Common) -> None:
         shared.legend[method] = ((0, number), drawn)
     for ruler, axis, column in ((axes.xaxis, plot.x, "x"), (axes.yaxis, plot.y, "y")):
         set_ruler(ruler, axis, [value for dots in plot.dots.values() for value in dots[column]])
-    if y_names(plot):
+    if plot.categories:
         axes.invert_yaxis()
-
-
-def y_names(plot: Dots) -> list[str]:
-    """Return the categories along the y-axis; none if y are numbers."""
-    ys = dict.fromkeys(y for dots in plot.dots.values() for y in dots["y"])
-    return [y for y in ys if isinstance(y, str)]
 
 
 @paint.register(Bars)

@@ -11,7 +11,8 @@ import pandas as pd
 from rich.filesize import decimal
 
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import CELLS, ROWS, Chart, Table, fewer, plus_minus, thin, written
+from fl_lightning.report.numbers import fewer, plus_minus, thin, written
+from fl_lightning.report.parts import CELLS, ROWS, Chart, Table
 from fl_lightning.report.plots import BYTES, Axis, Dots, Line, Lines, Mark
 from fl_lightning.runs.catalogue import Metric, about
 from fl_lightning.runs.seeds import interval

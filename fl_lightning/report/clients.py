@@ -11,7 +11,8 @@ import pandas as pd
 
 from fl_lightning.report.frames import client_name, client_names, seed_of
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Table, rounded, thin, written
+from fl_lightning.report.numbers import rounded, thin, written
+from fl_lightning.report.parts import Chart, Table
 from fl_lightning.report.plots import Axis, Dots
 from fl_lightning.runs.catalogue import about, is_item
 from fl_lightning.runs.reader import Run, load

@@ -17,7 +17,8 @@ from scipy.spatial.distance import squareform  # type: ignore[import-untyped]  #
 
 from fl_lightning.report.frames import client_name, client_names, listed, of_files, seed_of
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Frames, rounded, written
+from fl_lightning.report.numbers import rounded, written
+from fl_lightning.report.parts import Chart, Frames
 from fl_lightning.report.plots import Axis, Heat, Panels, Surface
 from fl_lightning.runs.reader import Run, load
 

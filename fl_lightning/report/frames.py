@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Frames, Table, fewer, thin
+from fl_lightning.report.numbers import fewer, thin
+from fl_lightning.report.parts import Frames, Table
 from fl_lightning.runs.reader import Run
 
 WANTED = 10  # rounds that every run should have, before the runs of another seed are shown

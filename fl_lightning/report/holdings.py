@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from fl_lightning.report.frames import client_name, client_names, listed, seed_of, share
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Frames, fewer, rounded, thin, written
+from fl_lightning.report.numbers import fewer, rounded, thin, written
+from fl_lightning.report.parts import Chart, Frames
 from fl_lightning.report.plots import Axis, Bubbles, Heat, Panels
 
 CLIENTS = 200  # largest number of clients in a heat map

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
-from fl_lightning.report.numbers import as_csv, table
+from fl_lightning.report.axes import Common, common, paint, set_ruler, y_range
+from fl_lightning.report.numbers import as_csv
 from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
 from fl_lightning.runs.pictures import LETTERS, save_png
 
@@ -52,7 +52,7 @@ def save(
                 save_png(figure, path)
             else:
                 figure.savefig(path, metadata=NO_FACTS.get(kind))
-    (folder / f"{name}.csv").write_text(as_csv(table(plot)), encoding="utf-8")
+    (folder / f"{name}.csv").write_text(as_csv(plot.table()), encoding="utf-8")
 
 
 def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
@@ -104,7 +104,7 @@ def _height(plot: Plot, width: float) -> float:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):
         return width
-    named = 1.1 * ROW * len(y_names(plot)) if isinstance(plot, Dots) else 0.0
+    named = 1.1 * ROW * len(plot.categories) if isinstance(plot, Dots) else 0.0
     return max(min(max(0.62 * width, LOWEST), HIGHEST), named) + LABELS
 
 

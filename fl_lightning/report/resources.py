@@ -9,7 +9,8 @@ import pandas as pd
 
 from fl_lightning.report.charts import ROUND, lines
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Table, rounded, written
+from fl_lightning.report.numbers import rounded, written
+from fl_lightning.report.parts import Chart, Table
 from fl_lightning.report.plots import Axis, Bars, Line
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band

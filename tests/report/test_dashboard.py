@@ -13,8 +13,7 @@ import wandb
 from command import run
 from wandb_files import fit_with_wandb, wandb_config, wandb_history, without_key
 
-from fl_lightning.report.dashboard import report, workspace
-from fl_lightning.report.panels import SECTIONS
+from fl_lightning.report.dashboard import SECTIONS, report, workspace
 
 EVERY = ("--trainer.callbacks.every", 1)
 ALL = (

@@ -11,7 +11,7 @@ import pytest
 from command import TINY, fit, run
 from report.folders import charts, config, curves, similar, tables, write
 
-from fl_lightning.report.parts import thin, written
+from fl_lightning.report.numbers import thin, written
 
 
 def report(*runs: Path, out: Path) -> str:

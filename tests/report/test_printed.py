@@ -15,7 +15,6 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fl_lightning.report.numbers import table
 from fl_lightning.report.plots import Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Mark, Panels, Plot, Surface
 from fl_lightning.report.printed import COLUMN, PAGE, STYLE, draw, save
 from fl_lightning.runs.pictures import COLOURS
@@ -146,7 +145,7 @@ class TestEveryPlot:
         assert ElementTree.fromstring(first["it.svg"]).tag == f"{SVG}svg"
         assert b"/FontType 3" not in first["it.pdf"]  # a Type 3 font, as journals refuse
         assert b"/Subtype /Type3" not in first["it.pdf"]
-        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "one" / "it.csv"), table(plot), check_dtype=False)
+        pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "one" / "it.csv"), plot.table(), check_dtype=False)
 
 
 class TestLines:
@@ -303,7 +302,7 @@ class TestOthers:
 
 class TestTable:
     def test_of_lines(self) -> None:
-        drawn = table(Lines(ROUND, SHARE, [line("A", [0.2, 0.6], 0.1)], [Mark("A", 2, 0.9, "paper")]))
+        drawn = Lines(ROUND, SHARE, [line("A", [0.2, 0.6], 0.1)], [Mark("A", 2, 0.9, "paper")]).table()
         assert list(drawn) == ["method", "round", "mean", "low", "high", "seeds", "mark"]
         assert drawn.round(9).fillna(-1).to_numpy().tolist() == [
             ["A", 1, 0.2, 0.1, 0.3, 3, ""],
@@ -313,7 +312,7 @@ class TestTable:
 
     def test_of_variants_in_panels(self) -> None:
         both = Lines(ROUND, SHARE, [line("A", [0.5], variant=each) for each in ("before", "after")])
-        drawn = table(Panels({"left": both, "right": curves("B", rounds=1)}))
+        drawn = Panels({"left": both, "right": curves("B", rounds=1)}).table()
         assert drawn[["panel", "method", "variant", "mean"]].fillna("").to_numpy().tolist() == [
             ["left", "A", "before", 0.5],
             ["left", "A", "after", 0.5],
@@ -321,19 +320,19 @@ class TestTable:
         ]
 
     def test_of_the_others(self) -> None:
-        assert table(dots("A"))[["method", "conflict", "layer", "name"]].to_numpy().tolist() == [
+        assert dots("A").table()[["method", "conflict", "layer", "name"]].to_numpy().tolist() == [
             ["A", 0.1, "first", "a"],
             ["A", 0.2, "second", "b"],
         ]
-        assert table(PLOTS["bars"]).to_numpy().tolist() == [
+        assert PLOTS["bars"].table().to_numpy().tolist() == [
             ["A", "local", 1],
             ["B", "local", 2],
             ["A", "rest", 0.5],
             ["B", "rest", 0.25],
         ]
-        assert list(table(heat(2))) == ["client", "other client", "cosine"]
-        assert table(Bubbles(np.array([[1, 2]]))).to_numpy().tolist() == [[0, 0, 1], [0, 1, 2]]
-        grid = table(Surface(np.array([-1.0, 1]), np.array([[1.0, 2], [3, 4]]))).set_index(["d1", "d2"])["loss"]
+        assert list(heat(2).table()) == ["client", "other client", "cosine"]
+        assert Bubbles(np.array([[1, 2]])).table().to_numpy().tolist() == [[0, 0, 1], [0, 1, 2]]
+        grid = Surface(np.array([-1.0, 1]), np.array([[1.0, 2], [3, 4]])).table().set_index(["d1", "d2"])["loss"]
         assert (grid[-1, 1], grid[1, -1]) == (2, 3)
 
 
