@@ -213,15 +213,17 @@ def _pictures(title: str, key: str) -> reports.MediaBrowser:
 
 
 def _of_settings() -> list[Any]:
-    column, whole = reports.ParallelCoordinatesPlotColumn, reports.Layout(w=WIDE, h=8)
+    column = reports.ParallelCoordinatesPlotColumn
     columns = [column(reports.Config(name), name.rpartition(".")[2]) for name in COMPARED]
     columns.append(column(reports.SummaryMetric(ACCURACY), ACCURACY))
-    title = "settings and accuracy in the last round"
-    return [
-        reports.RunComparer(diff_only="split", layout=whole),
-        reports.ParallelCoordinatesPlot(title=title, columns=columns, layout=whole),
-        reports.ParameterImportancePlot(with_respect_to=ACCURACY, layout=whole),
+    made: list[Any] = [
+        reports.RunComparer(diff_only="split"),
+        reports.ParallelCoordinatesPlot(title="settings and accuracy in the last round", columns=columns),
+        reports.ParameterImportancePlot(with_respect_to=ACCURACY),
     ]
+    for each in made:
+        each.layout = reports.Layout(w=WIDE, h=8)  # one each, since a report moves them
+    return made
 
 
 def _write(made: Sequence[workspaces.Workspace | reports.Report], file: Path) -> None:

@@ -26,8 +26,10 @@ def _short(value: float) -> float:
 def written(value: float, percent: bool = False) -> str:
     """Write a number for a reader; nan is a dash, and ``percent`` writes a share as 89.30 %.
 
-    >>> [written(value) for value in (0.123456, 12345.0, float("nan"))]
-    ['0.1235', '12,345', '–']
+    >>> [written(value) for value in (0.123456, 12345.0, -0.012345, float("nan"), float("inf"))]
+    ['0.1235', '12,345', '−0.01235', '–', 'inf']
+    >>> written(0.25, percent=True).replace(NBSP, " ")
+    '25.00 %'
     """
     if math.isnan(value):
         return "–"
@@ -76,8 +78,8 @@ def plus_minus(mean: float, half: float, percent: bool = False) -> str:
 def thin(count: int, most: int) -> list[int]:
     """Choose up to ``most`` evenly spaced indices below ``count``, always including the last.
 
-    >>> thin(10, 4)
-    [0, 3, 6, 9]
+    >>> thin(10, 4), thin(5, 9), thin(9, 1)
+    ([0, 3, 6, 9], [0, 1, 2, 3, 4], [8])
     """
     return sorted({round(float(at)) for at in np.linspace(count - 1, 0, min(count, most))})
 

@@ -44,23 +44,26 @@ class Frames:
             explore.js draws.
         views: names of the views of a frame, if frames have several, which can be shown alone or side by side.
         orders: orders of the clients other than by id, for each seed: client ids by name of the order.
-        dropped: number of recorded frames that were left out to keep the page small.
+        recorded: number of recorded frames, of which some may be left out to keep the page small.
     """
 
     panels: Sequence[str]
     runs: Sequence[Mapping[str, Any]]
     views: Sequence[str] = ()
     orders: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict)
-    dropped: int = 0
+    recorded: int = 0
 
     @property
     def note(self) -> str:
         """Return the caption's sentence on how many frames were left out; empty if none were left out."""
-        shown = sum(len(run["frames"]) for run in self.runs)
-        of = shown + self.dropped
-        return (
-            f" Of {of:,} recorded matrices {shown:,} are shown, evenly spread over the rounds." if self.dropped else ""
-        )
+        shown, of = sum(len(run["frames"]) for run in self.runs), self.recorded
+        return f" Of {of:,} recorded matrices {shown:,} are shown, evenly spread over the rounds." if shown < of else ""
+
+    @property
+    def printed(self) -> dict[str, Mapping[str, Any]]:
+        """Return the frames that are printed, by panel: the last round of the first seed."""
+        first = [run for run in self.runs if run["seed"] == self.runs[0]["seed"]]
+        return {self.panels[run["panel"]]: run["frames"][-1] for run in first}
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ class Line:
     points: pd.DataFrame
     variant: str = ""
 
+    @property
+    def name(self) -> str:
+        """The names of the method and of the variant."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -76,7 +81,7 @@ class Lines:
     marks: Sequence[Mark] = ()
 
     def table(self) -> pd.DataFrame:
-        """Tabulate ``mean``, ``low``, ``high`` and ``seeds`` of the points, and ``mean`` and ``mark`` of marked points."""
+        """Tabulate ``mean``, ``low``, ``high``, ``seeds`` of the points; marked points have ``mean`` and ``mark``."""
         title = self.x.title
         points = [line.points.rename_axis(title).reset_index() for line in self.lines]
         lines = [

@@ -51,7 +51,7 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
     mean = {
         **across,
         "y": rounded(points["mean"]),
-        "name": line.method + (f", {line.variant}" if line.variant else ""),
+        "name": line.name,
         "mode": "lines+markers" if len(points) <= MARKED and not line.variant else "lines",
         "line": {"dash": "dot" if line.variant else DASHES[number % len(DASHES)]},
         "marker": {"symbol": MARKS[number % len(MARKS)]},

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.commands import counted
 from fl_lightning.report.index import Experiment
 from fl_lightning.report.methods import Method, every_run, logged
 from fl_lightning.report.numbers import plus_minus, written
@@ -134,9 +135,8 @@ def settings(methods: Sequence[Method]) -> Table | None:
     configured = [method for method in methods if method.settings]
     if len(configured) == 1:
         known = [name for name in MAIN if configured[0].settings.get(name) is not None]
-        rows = [[_called(name), _value(configured[0], name)] for name in known]
-        return Table(["setting", "value"], rows, "Main settings", words=True)
-    rows = [[_called(name), *(_value(method, name) for method in configured)] for name in _differing(configured)]
+        return Table(["setting", "value"], _rows(known, configured), "Main settings", words=True)
+    rows = _rows(_differing(configured), configured)
     head = ["setting", *(method.name for method in configured)]
     return Table(head, rows, "Settings that differ", words=True) if rows else None
 
@@ -148,9 +148,9 @@ def shared(methods: Sequence[Method]) -> Table | None:
         return None
     differ, known = _differing(configured), configured[0].settings
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
-    rows = [[_called(name), _value(configured[0], name)] for name in names]
-    one = "1 setting is" if len(rows) == 1 else f"{len(rows)} settings are"
-    return Table(["setting", "value"], rows, f"{one} the same for all methods", words=True) if rows else None
+    rows, are = _rows(names, configured[:1]), "is" if len(names) == 1 else "are"
+    caption = f"{counted(len(names), 'setting')} {are} the same for all methods"
+    return Table(["setting", "value"], rows, caption, words=True) if rows else None
 
 
 def _differing(methods: Sequence[Method]) -> list[str]:
@@ -160,12 +160,12 @@ def _differing(methods: Sequence[Method]) -> list[str]:
     return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
 
 
-def _called(name: str) -> str:
-    return MAIN.get(name, name.removesuffix(CLASS))
-
-
-def _value(method: Method, name: str) -> str:
-    return label(value) if (value := method.settings.get(name)) is not None else "–"
+def _rows(names: Iterable[str], methods: Sequence[Method]) -> list[list[str]]:
+    """Write settings: a row for each, a column for each method."""
+    return [
+        [MAIN.get(name, name.removesuffix(CLASS)), *(label(method.settings.get(name)) for method in methods)]
+        for name in names
+    ]
 
 
 def times(methods: Sequence[Method]) -> Table | None:
@@ -194,9 +194,8 @@ def environment(methods: Sequence[Method]) -> Table | None:
         for key, values in found.items()
         for value, names in _listed(key, values).items()
     ]
-    if len(runs) == 1:
-        return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
-    return Table(["what", "value", "runs"], rows, MADE_WITH, words=True) if rows else None
+    head = ["what", "value", "runs"][: 2 if len(runs) == 1 else 3]
+    return Table(head, [row[: len(head)] for row in rows], MADE_WITH, words=True) if rows else None
 
 
 def _listed(key: str, values: Mapping[str, list[str]]) -> Mapping[str, list[str]]:

@@ -104,6 +104,7 @@ def in_config(config: dict[str, Any], key: str) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_every_metric_of_a_run_has_a_panel_and_every_panel_a_metric(logged: Logged, name: str) -> None:
     """Evaluated by W&B's rules: a name, or a regular expression. No panel: what rules keep for clients, in bytes."""
@@ -118,53 +119,56 @@ def test_every_metric_of_a_run_has_a_panel_and_every_panel_a_metric(logged: Logg
     assert logged.metrics - {"clients/state_bytes"} == shown
 
 
+@pytest.mark.slow
 def test_all_other_panels_name_what_runs_have(logged: Logged) -> None:
     """Pictures, summaries and settings."""
     view = written()[VIEWS[0]]
     assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == logged.pictures
     (scatter,) = kind(view, SCATTER)
-    assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:conflict/ratio", "summary:val/top1")
-    assert {"conflict/ratio", "val/top1"} <= logged.metrics
-    (importance,) = kind(view, IMPORTANCE)
-    assert importance["targetKey"] == "val/top1"
+    assert {scatter["xAxis"], scatter["yAxis"]} <= {f"summary:{name}" for name in logged.metrics}
     (coordinates,) = kind(view, COORDINATES)
     *settings, last = [column["accessor"] for column in coordinates["columns"]]
     assert last == "summary:val/top1"
     values = {key: in_config(logged.config, key.removeprefix("config:")) for key in settings}
     assert None not in values.values(), "a run without a value would have no line"
     assert values["config:method.value"] == "FedLAW"
-    assert [config["diffOnly"] for config in kind(view, COMPARER)] == ["split"]
-
-
-def test_seeds_are_bands_of_their_method(logged: Logged) -> None:
-    view = written()[VIEWS[0]]
+    assert "seed" in logged.config
     (runs,) = view["section"]["runSets"]
-    groups = [(key["section"], key["name"]) for key in runs["grouping"]]
+    assert all(in_config(logged.config, key["name"]) for key in runs["grouping"])
+
+
+def test_the_sections_show_the_metrics_of_their_groups() -> None:
+    """By name, or by the beginning of the names of many; the test's last values are bars."""
+    shown = sections(written()[VIEWS[0]])
+    assert shown["Accuracy"][0][1]["metrics"] == ["val/top1"]
+    assert {name for each, config in shown["Test"] for name in config["metrics"]} >= {"test/top1", "test/loss"}
+    regexes = [config.get("metricRegex") or "" for each, config in shown["Clients"] if each == LINE]
+    assert any(re.search(regex, "clients/loss/3") for regex in regexes if regex)
+    (scatter,) = kind(written()[VIEWS[0]], SCATTER)
+    assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:conflict/ratio", "summary:val/top1")
+    assert [panel for panel, _ in shown["Settings"]] == [COMPARER, COORDINATES, IMPORTANCE]
+    assert shown["Settings"][0][1]["diffOnly"] == "split"
+    assert shown["Settings"][2][1]["targetKey"] == "val/top1"
+
+
+def test_seeds_are_bands_of_their_method_or_lines() -> None:
+    """Over the rounds, in both workspaces."""
+    by_method, by_seed = written().values()
+    for view in (by_method, by_seed):
+        assert view["section"]["settings"]["xAxis"] == "round"
+        assert {config["xAxis"] for config in kind(view, LINE)} == {"round"}
+        assert list(sections(view)) == [section.title for section in SECTIONS]
+    (grouped,), (single,) = (view["section"]["runSets"] for view in (by_method, by_seed))
+    groups = [(key["section"], key["name"]) for key in grouped["grouping"]]
     assert groups == [("config", f"{name}.value") for name in ("experiment", "method", "settings")]
-    assert all(in_config(logged.config, name) for _, name in groups)
-    for config in kind(view, LINE):
+    assert single["grouping"] == []
+    for config in kind(by_method, LINE):
         assert (config["groupAgg"], config["groupArea"]) == ("mean", "minmax")
-    for config in kind(view, BAR):
+    for config in kind(by_method, BAR):
         assert (config["groupBy"], config["aggregate"]) == ("method.value", True)
-    assert sections(view)["Accuracy"][0][1]["metrics"] == ["val/top1"]
-
-
-def test_or_each_seed_is_a_line(logged: Logged) -> None:
-    view = written()[VIEWS[1]]
-    (runs,) = view["section"]["runSets"]
-    assert runs["grouping"] == []
-    for config in (*kind(view, LINE), *kind(view, BAR)):
+    for config in (*kind(by_seed, LINE), *kind(by_seed, BAR)):
         assert not {"groupAgg", "groupArea", "groupBy", "aggregate"} & config.keys()
         assert config["legendTemplate"] == "${config:method}, seed ${config:seed}"
-    assert {"method", "seed"} <= logged.config.keys()
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_the_axis_is_the_round(name: str) -> None:
-    view = written()[name]
-    assert view["section"]["settings"]["xAxis"] == "round"
-    assert {config["xAxis"] for config in kind(view, LINE)} == {"round"}
-    assert list(sections(view)) == [section.title for section in SECTIONS]
 
 
 def test_the_report_has_the_panels_of_the_dashboard() -> None:
@@ -209,7 +213,6 @@ def test_entity_project_and_name() -> None:
     ("arguments", "words"),
     [
         ((), ("wandb login", "WANDB_API_KEY", "--out FILE")),
-        (("--report",), ("wandb login", "WANDB_API_KEY", "--out FILE")),
         (("--out", "no/such/folder.json"), ("cannot be saved", "no/such/folder.json")),
         (("--out", "layout.json", "--name", "🙂"), ("cannot be saved", "Emojis")),
         (("--out", "layout.json", "--report", "--name", "x" * 129), ("cannot be saved", "128")),
@@ -223,11 +226,10 @@ def test_what_cannot_be_done_takes_one_line(arguments: tuple[str, ...], words: t
     assert all(word in result.err for word in words), result.err
 
 
-@pytest.mark.parametrize("arguments", [(), ("--report",)])
-def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B looks at its length before it contacts anybody."""
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    result = run("dashboard", "--entity", "us", *arguments)
+    result = run("dashboard", "--entity", "us")
     wandb.teardown()  # which forgets the key
     assert result.status == 2
     assert "API key must have 40" in result.err
