@@ -122,7 +122,7 @@ def partition(methods: Sequence[Method]) -> Chart | None:
     if all(np.array_equal(each, first[seed]) for (_, seed), each in counts.items()):
         counts = {("all methods" if len(methods) > 1 else methods[0].name, seed): each for seed, each in first.items()}
     panels = list(dict.fromkeys(name for name, _ in counts))
-    held = {name: _held(each) for name, each in counts.items()}
+    held = {name: _examples(each) for name, each in counts.items()}
     runs = [{"panel": panels.index(name), "seed": seed, "frames": [each]} for (name, seed), each in held.items()]
     frames, most = Frames(panels, runs), max(map(len, counts.values()))
     names, first_seed = client_names(methods), runs[0]["seed"]
@@ -139,7 +139,7 @@ def partition(methods: Sequence[Method]) -> Chart | None:
     )
 
 
-def _held(counts: NDArray[np.int64]) -> dict[str, Any]:
+def _examples(counts: NDArray[np.int64]) -> dict[str, Any]:
     clients, classes = counts[:BUBBLES].nonzero()
     held = counts[counts.sum(1) > 0]
     values = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def client_names(methods: Sequence[Method]) -> list[str] | None:
     return names if names is not None and len(names) <= NAMED and all(each == names for each in found) else None
 
 
-def named(clients: Sequence[int], names: Sequence[str] | None) -> list[Any]:
+def named(clients: Iterable[int], names: Sequence[str] | None) -> list[Any]:
     """Return the clients' names, or their numbers if there are no names."""
     return list(clients) if names is None else [client_name(each, names) for each in clients]
 

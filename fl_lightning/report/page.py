@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +185,10 @@ def _unchanged(section: str, methods: Sequence[Method]) -> str:
 
 def _configs(methods: Sequence[Method]) -> dict[str, str]:
     """Return the config of each method's first run as YAML, by title."""
-    first = {method.label(method.runs[0]): dict(method.runs[0].config) for method in methods if method.runs[0].config}
-    write = partial(yaml.safe_dump, sort_keys=False, allow_unicode=True)
-    return {f"Config of {name}": write(config) for name, config in first.items()}
+    found = {}
+    for method in methods:
+        run = method.runs[0]
+        if run.config:
+            text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+            found[f"Config of {method.label(run)}"] = text
+    return found

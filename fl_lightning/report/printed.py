@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-STYLE = Path(__file__).parent / "print.mplstyle"
+STYLE = Path(str(files("fl_lightning.report") / "print.mplstyle"))
 COLUMN, PAGE = 3.25, 6.75  # widths in inches of a column and of both; as ICML, and fit for ACM, AAAI and IEEE
 LETTER, ROW = 0.065, 0.15  # mean width of a letter, height of a line of text, in inches
 LABELS = 0.4  # height of ticks and title of an x-axis, in inches
