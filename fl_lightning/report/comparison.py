@@ -57,8 +57,8 @@ class Standing:
         costs: median over the seeds of what it takes to reach the target, by name (COSTS): infinite if half of the
             seeds or more do not reach the target, nan without a target, or if the cost was not recorded.
         reached: number of seeds that reach the target.
-        last_difference: difference to the baseline after the last round; None for the baseline.
-        mean_difference: difference to the baseline in the mean over the rounds; None for the baseline.
+        apart: differences to the baseline in the "mean" over the rounds and after the "last" round; empty for the
+            baseline.
     """
 
     method: Method
@@ -66,8 +66,7 @@ class Standing:
     mean: tuple[float, float]
     costs: Mapping[str, float]
     reached: int
-    last_difference: Difference | None = None
-    mean_difference: Difference | None = None
+    apart: Mapping[str, Difference]
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +158,8 @@ def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | No
     target = _target(base, metric) if target is None else target
     others = [method for method in methods if method is not base]
     apart = map(_differences, zip(*(_apart(method, base, metric) for method in others), strict=True))
-    paired = {method: pair for method, *pair in zip(others, *apart, strict=True)}
-    standings = [_standing(method, metric, target, *paired.get(method, (None, None))) for method in methods]
+    paired = {method: {"last": last, "mean": mean} for method, last, mean in zip(others, *apart, strict=True)}
+    standings = [_standing(method, metric, target, paired.get(method, {})) for method in methods]
     return Comparison(problem, metric, target, base, standings)
 
 
@@ -201,13 +200,13 @@ def _easier(value: float, metric: str) -> float:
     return float(f"{(math.ceil(units) if lower_is_better(metric) else math.floor(units)) * unit:.2g}")
 
 
-def _standing(method: Method, metric: str, target: float, *apart: Difference | None) -> Standing:
+def _standing(method: Method, metric: str, target: float, apart: Mapping[str, Difference]) -> Standing:
     series = method.series(metric)
     spent = [_costs(method.runs[n], each, target, lower_is_better(metric)) for n, each in series.items()]
     costs = {name: float(np.median([each[name] for each in spent])) for name in COSTS}
     reached = sum(math.isfinite(each["rounds"]) for each in spent)
     mean = interval([each.mean() for each in series.values()])
-    return Standing(method, _last(method, metric), mean, costs, reached, *apart)
+    return Standing(method, _last(method, metric), mean, costs, reached, apart)
 
 
 def _last(method: Method, metric: str) -> tuple[float, float]:

@@ -40,17 +40,9 @@ def verdict(comparison: Comparison) -> str:
     prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
     if not comparison.others:
         return prefix + words.alone(comparison.standings[0])
-    if max(_paired(each)[0].seeds for each in comparison.others) < FEWEST_SEEDS:
+    if max(each.apart["mean"].seeds for each in comparison.others) < FEWEST_SEEDS:
         return prefix + words.too_few()
     return prefix + (words.of_one(comparison.others[0]) if len(comparison.others) == 1 else words.of_several())
-
-
-def _paired(standing: Standing) -> tuple[Difference, Difference]:
-    """Return a method's differences to the baseline: in the mean over the rounds, and after the last round."""
-    mean, last = standing.mean_difference, standing.last_difference
-    assert mean is not None  # only the baseline has no differences
-    assert last is not None
-    return mean, last
 
 
 class _Words:
@@ -75,20 +67,19 @@ class _Words:
         return said if standing.method.settings.get(RULES, BASELINE) == BASELINE else f"{said}\n{NO_BASELINE}"
 
     def too_few(self) -> str:
-        paired = {each.method.short: _paired(each) for each in self.comparison.others}
-        most = max(mean.seeds for mean, _ in paired.values())
-        if not most:
+        others = [each for each in self.comparison.others if each.apart["mean"].seeds]
+        if not others:
             return f"No verdict: no method has a seed in common with {self.base}."
+        most = max(each.apart["mean"].seeds for each in others)
         apart = ", ".join(
-            f"{name} {self.by(mean)} ({self.by(last)} after the last round)"
-            for name, (mean, last) in paired.items()
-            if mean.seeds
+            f"{each.method.short} {self.by(each.apart['mean'])} ({self.by(each.apart['last'])} after the last round)"
+            for each in others
         )
         few = f"{counted(most, 'seed')} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
         return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {apart}."
 
     def of_one(self, standing: Standing) -> str:
-        name, (mean, last) = standing.method.short, _paired(standing)
+        name, mean, last = standing.method.short, standing.apart["mean"], standing.apart["last"]
         sure = f"{self.edges(mean)}, {_p(mean)}, {counted(mean.seeds, 'seed')}"
         if mean.is_clear:
             way = self.wins if self.is_better(mean) else self.loses
@@ -100,9 +91,8 @@ class _Words:
 
     def of_several(self) -> str:
         way = 1 if lower_is_better(self.comparison.metric) else -1
-        paired = {each.method.short: _paired(each) for each in self.comparison.others}
-        paired = dict(sorted(paired.items(), key=lambda each: way * each[1][0].mean))
-        means, lasts = ({name: pair[at] for name, pair in paired.items()} for at in (0, 1))
+        others = sorted(self.comparison.others, key=lambda each: way * each.apart["mean"].mean)
+        means, lasts = ({each.method.short: each.apart[name] for each in others} for name in ("mean", "last"))
         better = self.listed(means, lambda each: each.is_clear and self.is_better(each))
         worse = self.listed(means, lambda each: each.is_clear and not self.is_better(each))
         same = self.listed(means, lambda each: not each.is_clear and each.seeds >= FEWEST_SEEDS)
@@ -186,8 +176,8 @@ def _row(standing: Standing, percent: bool) -> list[str]:
     reached, of, costs = standing.reached, len(standing.method.runs), standing.costs
     some = f" ({reached} of {of} seeds)" if 0 < reached < of else ""
     cells = [standing.method.short]
-    for value, apart in ((standing.last, standing.last_difference), (standing.mean, standing.mean_difference)):
-        cells += [with_interval(*value, percent), _cell(apart, percent)]
+    for value, name in ((standing.last, "last"), (standing.mean, "mean")):
+        cells += [with_interval(*value, percent), _cell(standing.apart.get(name), percent)]
     cells += [str(of)]
     if math.isnan(costs["rounds"]):
         return [*cells, "–", "–", "–"]
@@ -225,8 +215,8 @@ def numbers(comparisons: Sequence[Comparison]) -> pd.DataFrame:
             row |= {"metric": comparison.metric, "seeds": len(each.method.runs)}
             row |= dict(zip(("last", "last_half_width", "mean", "mean_half_width"), each.last + each.mean, strict=True))
             row |= {"baseline": comparison.baseline.short}
-            for name, one in (("last", each.last_difference), ("mean", each.mean_difference)):
-                facts = astuple(one) if one else (math.nan,) * 4
+            for name in ("last", "mean"):
+                facts = astuple(each.apart[name]) if each.apart else (math.nan,) * 4
                 row |= {f"{name}_{key}": fact for key, fact in zip(OF_A_DIFFERENCE, facts, strict=True)}
             row |= {"target": comparison.target, "reached": each.reached}
             rows.append(row | {f"{name}_to_target": cost for name, cost in each.costs.items()})

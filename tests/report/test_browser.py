@@ -46,12 +46,19 @@ def opened(browser: Any, file: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def shown(browser: Any, runs: Path) -> Iterator[Any]:
-    """The page about all runs, all drawn; until all tests are done, it must neither complain nor ask for anything."""
+    """The page about all runs; until all tests are done, it must neither complain nor ask for anything.
+
+    A chart is drawn when it comes into sight, and printing draws all.
+    """
     page, complaints = opened(browser, runs / "report.html"), []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda request: complaints.append(request.url) if "file:" not in request.url else None)
-    draw_all(page)
+    assert page.locator("#time-plot .main-svg").count() == 0
+    page.locator("#time-plot").scroll_into_view_if_needed()
+    drawn(page, "time")
+    page.pdf()
+    wait_for_all(page)
     yield page
     assert complaints == []
 
@@ -74,6 +81,10 @@ def drawn(page: Any, key: str) -> None:
 def draw_all(page: Any) -> None:
     """As printing does."""
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    wait_for_all(page)
+
+
+def wait_for_all(page: Any) -> None:
     for plot in page.locator(".plot").all():
         plot.locator(".main-svg").first.wait_for(state="attached")
 
@@ -89,16 +100,6 @@ def close(shown: Any, file: Path, view: str) -> bool:
 
 def figure(page: Any, key: str) -> Any:
     return page.locator("figure", has=page.locator(f"#{key}-plot"))
-
-
-def test_charts_are_drawn_in_sight_and_for_printing(page: Any) -> None:
-    page.reload()
-    assert page.locator("#time-plot .main-svg").count() == 0
-    page.locator("#time-plot").scroll_into_view_if_needed()
-    drawn(page, "time")
-    page.pdf()
-    for plot in page.locator(".plot").all():
-        plot.locator(".main-svg").first.wait_for(state="attached")
 
 
 def test_one_slider_and_one_choice_change_all_heat_maps(page: Any, runs: Path) -> None:
@@ -173,8 +174,6 @@ def test_the_dark_page_is_dark(page: Any) -> None:
     is_in(*dark)
     page.get_by_role("button", name="Light").click()
     is_in(*light)
-    page.reload()
-    draw_all(page)
 
 
 def test_a_phone_scrolls_down_only(page: Any) -> None:
@@ -191,9 +190,12 @@ def test_a_phone_scrolls_down_only(page: Any) -> None:
     assert page.locator(".scroll:has(.compared)").evaluate("each => each.scrollWidth - each.clientWidth") > 100
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_nothing_keeps_anyone_out(page: Any, scheme: str) -> None:
-    page.emulate_media(color_scheme=scheme)
+    if scheme == "dark":
+        page.emulate_media(color_scheme=scheme)
+        page.reload()
+        draw_all(page)
     unfold(page)
     found = Axe().run(page).response["violations"]
     assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in found] == []
@@ -347,28 +349,31 @@ def test_one_figure_is_printed_on_a_page_of_its_size(page: Any) -> None:
     assert [round(float(width)) for width, _ in boxes] == [234]
 
 
-def test_an_index_leads_to_each_experiment(browser: Any, tmp_path: Path) -> None:
-    """Two experiments and a sweep, whose runs lie deeper; the ids of the parts differ, and each has its own legend."""
-    values = {"val/top1": [0.1, 0.2], "val/loss": [2.0, 1.0]}
+@pytest.fixture(scope="module")
+def indexed(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The page about two experiments and a sweep, whose runs lie deeper."""
+    folder = tmp_path_factory.mktemp("indexed")
     problems = {"a/version_0": 0.1, "a/version_1": 0.1, "b/version_0": 1, "swept/runs/0af1/seed_1/run/version_0": 10}
     for name, alpha in problems.items():
-        write(tmp_path / name, values, config("FedNova", seed=int(name[-1]) + 1, alpha=alpha))
-    assert run("report", tmp_path).out.startswith(
-        f"report: {os.path.relpath(tmp_path)}/report.html (3 experiments, 4 runs"
-    )
-    page = opened(browser, tmp_path / "report.html")
-    rows = page.locator(".index tbody tr")
+        write(folder / name, {"val/top1": [0.1, 0.2]}, config("FedNova", seed=int(name[-1]) + 1, alpha=alpha))
+    said = run("report", folder).out
+    assert said.startswith(f"report: {os.path.relpath(folder)}/report.html (3 experiments, 4 runs")
+    return opened(browser, folder / "report.html")
+
+
+def test_an_index_leads_to_each_experiment(indexed: Any) -> None:
+    """The ids of the parts differ, and each has its own legend."""
+    rows = indexed.locator(".index tbody tr")
     first = rows.nth(0).locator("th, td").all_text_contents()
     assert first[:4] == ["a", "FedNova", "2", "2 of 2 runs stopped at round 2 of 4"]
     assert rows.locator("th").all_text_contents() == ["a", "b", "swept"]
     rows.nth(2).get_by_role("link").click()
-    heading = page.locator("h2", has_text="swept")
-    expect(heading).to_be_in_viewport()
-    drawn(page, "e3-val-top1")
-    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
+    expect(indexed.locator("h2", has_text="swept")).to_be_in_viewport()
+    drawn(indexed, "e3-val-top1")
+    ids = indexed.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
     assert len(ids) == len(set(ids))
-    page.locator("article").nth(1).get_by_role("group", name="Legend").get_by_role("button", name="FedNova").click()
-    page.close()
+    second = indexed.locator("article").nth(1).get_by_role("group", name="Legend")
+    second.get_by_role("button", name="FedNova").click()
 
 
 @pytest.mark.slow
@@ -386,11 +391,10 @@ def test_a_long_run_of_many_clients_stays_small(browser: Any, tmp_path: Path) ->
     page.close()
 
 
-def test_the_policy_lets_no_other_script_or_style_in(browser: Any, runs: Path) -> None:
+def test_the_policy_lets_no_other_script_or_style_in(indexed: Any) -> None:
     """What a crafted name of a metric would bring, if it ever came into the page as it is."""
-    page = opened(browser, runs / "report.html")
-    assert "unsafe" not in page.locator("meta[http-equiv]").get_attribute("content")
-    page.evaluate(
+    assert "unsafe" not in indexed.locator("meta[http-equiv]").get_attribute("content")
+    indexed.evaluate(
         """() => {
             const script = document.createElement("script");
             script.textContent = "window.ran = 'script'";
@@ -399,7 +403,6 @@ def test_the_policy_lets_no_other_script_or_style_in(browser: Any, runs: Path) -
             document.body.insertAdjacentHTML("beforeend", "<p id=red style='color: rgb(255, 0, 0)'>x</p>");
         }"""
     )
-    page.wait_for_timeout(200)
-    assert page.evaluate("window.ran") is None
-    assert page.evaluate("getComputedStyle(document.getElementById('red')).color") != "rgb(255, 0, 0)"
-    page.close()
+    indexed.wait_for_timeout(200)
+    assert indexed.evaluate("window.ran") is None
+    assert indexed.evaluate("getComputedStyle(document.getElementById('red')).color") != "rgb(255, 0, 0)"

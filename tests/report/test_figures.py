@@ -36,14 +36,13 @@ def test_every_experiment_has_a_folder_of_figures_and_comparisons(tmp_path: Path
     and 0.6, and half an interval of 12.706 · 0.1 and · 0.2.
     """
     cosines = {"clients": [3, 5], "before": [[1, -0.5], [-0.5, 1]], "after": [[1, 0], [0, 1]]}
-    arrays = {"partition": {"sizes": [3, 1], "counts": [[3, 0], [0, 1]]}, "cosines_2": cosines}
     for seed, values in enumerate(([0.2, 0.4], [0.4, 0.8])):
-        write(tmp_path / f"runs/first/version_{seed}", {"val/loss": values}, config(seed=seed), **arrays)
+        write(tmp_path / f"runs/first/version_{seed}", {"val/loss": values}, config(seed=seed), cosines_2=cosines)
     for number, rule in enumerate(("FedNova", "Krum")):
         folder = tmp_path / f"runs/the second, one/version_{number}"
         write(folder, {"val/top1": [0.2, 0.4 + number]}, config(rule, alpha=1.0))
     names = figures(tmp_path / "runs", out=tmp_path)
-    assert names == ["first/cosines", "first/partition", "first/val-loss", "the-second-one/val-top1"]
+    assert names == ["first/cosines", "first/val-loss", "the-second-one/val-top1"]
     assert "FedNova" in (tmp_path / "figures/the-second-one/comparison.tex").read_text()
     table = pd.read_csv(tmp_path / "figures/first/val-loss.csv")
     assert table[["method", "round", "seeds"]].to_numpy().tolist() == [["FedAvg", 1, 2], ["FedAvg", 2, 2]]

@@ -11,7 +11,10 @@ import pytest
 from command import run
 from report.folders import charts, config, curves, similar, tables, write
 
+from fl_lightning.report.explorers import cosines
+from fl_lightning.report.methods import group
 from fl_lightning.report.numbers import written
+from fl_lightning.runs.reader import read_runs
 
 
 def report(*runs: Path, out: Path) -> str:
@@ -190,6 +193,15 @@ def test_cosines_are_packed_to_an_accuracy_of_one_part_in_254(tmp_path: Path) ->
     share = f"{100 * (pairs < 0).mean():.2f} %"
     assert numbers[2][3:6] == [share, written(pairs.min()), written(pairs.mean())]
     assert numbers[1][3:6] == numbers[1][6:9]  # no correction
+
+
+def test_cosines_that_do_not_fit_are_left_out(runs: Path) -> None:
+    """Of three rounds of four runs, there is room for the last one of each method's first seed."""
+    chart = cosines(group(read_runs([runs]))[0], budget=1)
+    assert chart
+    assert chart.frames
+    assert [[frame["round"] for frame in run["frames"]] for run in chart.frames.runs] == [[6], [6]]
+    assert "Of 12 recorded matrices 2 are shown" in chart.caption
 
 
 def test_clients_are_ordered_by_class_and_by_similar_updates(tmp_path: Path) -> None:

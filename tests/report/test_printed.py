@@ -72,7 +72,7 @@ PLOTS: dict[str, Plot] = {
 }
 QUICK = {"seven", "long name", "panels", "dots", "bars", "heat over rounds", "heats", "surfaces", "bubbles of few"}
 every = pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in PLOTS])
-files = [pytest.param(n, marks=[] if n in ("dots", "heats") else pytest.mark.slow) for n in PLOTS]
+files = [pytest.param(n, marks=[] if n in ("dots", "heat") else pytest.mark.slow) for n in PLOTS]
 
 
 @cache
@@ -134,7 +134,7 @@ class TestEveryPlot:
         assert first == {path.name: path.read_bytes() for path in (tmp_path / "two").iterdir()}
         svg = ElementTree.fromstring(first["it.svg"])
         assert svg.tag == f"{SVG}svg"
-        assert "A" in {"".join(text.itertext()) for text in svg.iter(f"{SVG}text")} or name not in ("dots", "heats")
+        assert "A" in {"".join(text.itertext()) for text in svg.iter(f"{SVG}text")} or name not in ("dots", "heat")
         assert b"/FontType 3" not in first["it.pdf"]
         assert b"/Subtype /Type3" not in first["it.pdf"]
         table = PLOTS[name].table()
