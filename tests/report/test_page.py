@@ -11,9 +11,11 @@ import pytest
 from command import run
 from report.folders import charts, config, curves, similar, tables, write
 
+from fl_lightning.report.charts import layers
 from fl_lightning.report.explorers import cosines
 from fl_lightning.report.methods import group
 from fl_lightning.report.numbers import written
+from fl_lightning.report.plots import Dots
 from fl_lightning.runs.reader import read_runs
 
 
@@ -307,10 +309,8 @@ def test_layers_are_in_the_modules_order(tmp_path: Path) -> None:
     """As saved; without that, by their numbers."""
     metrics = {f"conflict/layer/{name}": [0.5] for name in ("conv10", "conv2", "a")}
     saved = write(tmp_path / "saved", metrics, layers={"names": ["conv2", "conv10", "a"]})
-    plain = write(tmp_path / "plain", metrics)
-    orders = [
-        charts(report(run, out=tmp_path / "p.html"))["layers"]["figure"]["data"][0]["y"] for run in (saved, plain)
-    ]
+    drawn = [layers(group(read_runs([run]))[0]) for run in (saved, write(tmp_path / "plain", metrics))]
+    orders = [chart.plot.categories for chart in drawn if chart and isinstance(chart.plot, Dots)]
     assert orders == [["conv2", "conv10", "a"], ["a", "conv2", "conv10"]]
 
 
