@@ -207,29 +207,27 @@ def over_rounds(
     every = runs_with(methods, lambda run: run.items(prefix))
     if not every or constant_items(methods, prefix, title):
         return None
-    tables = {run.folder: run.items(prefix) for _, run in every}
-    rounds, items = (max(table.shape[axis] for table in tables.values()) for axis in (0, 1))
+    tables = [run.items(prefix) for _, run in every]
+    rounds, items = (max(table.shape[axis] for table in tables) for axis in (0, 1))
     shown, most = share(every, MAP_CELLS // min(items, MAPPED), min(rounds, MAP_ROUNDS))
     most, panels = min(most, MAP_ROUNDS), list(dict.fromkeys(panel for panel, _ in every))
-    high = max(2 / items, *(float(np.nanmax(table.to_numpy())) for table in tables.values()))
+    high = max(2 / items, *(float(np.nanmax(table.to_numpy())) for table in tables))
     colour, axes = Axis("share" if percent else "weight", percent), (Axis("round"), Axis(item))
     names = client_names(methods) if item == "client" else None
     printed: dict[str, Heat] = {}
     runs = []
     for panel, run in shown:
-        table = tables[run.folder]
+        table = run.items(prefix)
         values = table.iloc[thin(len(table), most), :MAPPED].T
         frame = _frame(table, values, item, percent, names)
         runs.append({"panel": panels.index(panel), "seed": seed_of(run), "frames": [frame]})
         cells = values.set_axis(named(values.index, names))
         printed.setdefault(panel, Heat(*axes, cells, colour, 0.0, high))
-    frames = Frames(panels, runs)
+    frames, cut = Frames(panels, runs), f" (the first {MAPPED} of {items:,} are drawn)" if items > MAPPED else ""
     return Chart(
         key=prefix.replace("/", "-"),
         title=title,
-        caption=caption
-        + fewer(min(rounds, most), rounds, "rounds")
-        + (f" (the first {MAPPED} of {items:,} are drawn)" if items > MAPPED else ""),
+        caption=caption + fewer(min(rounds, most), rounds, "rounds") + cut,
         alt=f"Heat map: {title}, by {item} and round",
         plot=Panels(printed),
         numbers=tabulated(frames, f"{title}, last round"),

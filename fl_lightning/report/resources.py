@@ -77,10 +77,8 @@ def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
         the runs, summed since the first round.
     """
     found = []
-    for key, title, read, units in (
-        ("seconds", "training time", _time, TIMES),
-        ("bytes", "bytes sent", _bytes, SIZES),
-    ):
+    kinds = (("seconds", "training time", _time, TIMES), ("bytes", "bytes sent", _bytes, SIZES))
+    for key, title, read, units in kinds:
         means = [_mean([read(run) for run in method.runs]) for method in methods]
         if any(len(each) for each in means):
             largest = max(float(each.max()) for each in means if len(each))

@@ -57,8 +57,7 @@ def shown(browser: Any, runs: Path) -> Iterator[Any]:
     assert page.locator("#time-plot .main-svg").count() == 0
     page.locator("#time-plot").scroll_into_view_if_needed()
     drawn(page, "time")
-    page.pdf()
-    wait_for_all(page)
+    draw_all(page)
     yield page
     assert complaints == []
 
@@ -81,10 +80,6 @@ def drawn(page: Any, key: str) -> None:
 def draw_all(page: Any) -> None:
     """As printing does."""
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    wait_for_all(page)
-
-
-def wait_for_all(page: Any) -> None:
     for plot in page.locator(".plot").all():
         plot.locator(".main-svg").first.wait_for(state="attached")
 
