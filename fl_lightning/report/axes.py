@@ -124,22 +124,20 @@ def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
     seeds may be many times as wide as everything else.
     """
     axis = plots[0].y
-    there, back = (np.log, np.exp) if axis.log else (np.asarray, np.asarray)
     marks = [mark.y for plot in plots for mark in plot.marks]
     means = np.concatenate([marks, *(line.points["mean"] for plot in plots for line in plot.lines)])
     edges = np.concatenate([line.points[["low", "high"]].to_numpy().ravel() for plot in plots for line in plot.lines])
-    with np.errstate(divide="ignore", invalid="ignore"):  # on a logarithmic axis, 0 is nowhere
-        means, edges = (there(each)[np.isfinite(there(each))] for each in (means, edges))
+    means, edges = (each[np.isfinite(each)] for each in (means, edges))
     if not len(means):
-        return (0.1, 1) if axis.log else (0, 1)
+        return 0, 1
     span = float(np.ptp(means)) or 0.1 * abs(float(means[0])) or 1.0
     shown = np.concatenate([means, edges.clip(means.min() - BEYOND * span, means.max() + BEYOND * span)])
     low, high = float(shown.min()), float(shown.max())
     whole = 1 if axis.percent else 100 if axis.title.endswith("(%)") else math.inf
-    if whole < math.inf and means.min() >= 0 and means.max() <= whole and not axis.log:
+    if whole < math.inf and means.min() >= 0 and means.max() <= whole:
         low, high = max(low, 0), min(high, whole)
     margin = 0.04 * ((high - low) or span)
-    return float(back(low - margin)), float(back(high + margin))
+    return low - margin, high + margin
 
 
 @paint.register(Dots)
@@ -202,14 +200,10 @@ def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
 
 def set_ruler(ruler: Ruler, axis: Axis, values: Iterable[Any] = ()) -> None:
     """Scale and title an axis; an axis of whole numbers gets whole ticks."""
-    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     kinds = {isinstance(value, int | float | np.number) and value == int(value) for value in values}
-    if axis.log:
-        (ruler.axes.set_xscale if ruler is ruler.axes.xaxis else ruler.axes.set_yscale)("log")
-        ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value if axis.percent else value:g}"))
-        ruler.set_minor_formatter(NullFormatter())
-    elif axis.title == BYTES:
+    if axis.title == BYTES:
         ruler.set_major_formatter(EngFormatter("B"))
     elif axis.percent:
         ruler.set_major_formatter(PercentFormatter(1, symbol=""))

@@ -24,12 +24,10 @@ class Axis:
     Attributes:
         title: title of the axis, with the unit in brackets if there is one.
         percent: whether the values are shares, written in per cent.
-        log: whether the axis is logarithmic.
     """
 
     title: str
     percent: bool = False
-    log: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,10 @@ def _height(plot: Plot, width: float) -> float:
 
 
 def _set_ranges(plot: Plot, panels: Sequence[Plot], axes: Sequence[Axes]) -> None:
-    from matplotlib.ticker import LogLocator
-
     shared = isinstance(plot, Panels) and plot.shared
     lines = [(each, one) for each, one in zip(panels, axes, strict=True) if isinstance(each, Lines)]
     for each, one in lines:
-        low, high = y_range([other for other, _ in lines if other.y == each.y] if shared else [each])
-        one.set_ylim(low, high)
-        if each.y.log:
-            one.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+        one.set_ylim(y_range([other for other, _ in lines if other.y == each.y] if shared else [each]))
 
 
 def _drop_repeated(axes: Sequence[Axes], columns: int) -> None:

@@ -65,7 +65,7 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
 
 
 def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
-    described: dict[str, Any] = {"title": {"text": axis.title}, "type": "log" if axis.log else None}
+    described: dict[str, Any] = {"title": {"text": axis.title}}
     if axis.title == BYTES:
         described |= {"exponentformat": "SI", "ticksuffix": "B", "automargin": True}
     return {**described, "tickformat": ".3~%" if axis.percent else None, "zeroline": False, **more}

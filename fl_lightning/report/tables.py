@@ -60,16 +60,15 @@ def last_and_best(methods: Sequence[Method]) -> Table:
     """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss."""
     names = logged(methods)
     metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
+    bests = {metric: [False] if metric.startswith("test/") else [False, True] for metric in metrics}
     head = ["method", "seeds", "rounds"]
     for metric in metrics:
         title = about(metric).title
-        head += [f"{title}: last", f"{title}: best round"] if _by_round(metric) else [title]
+        head += [f"{title}: last", f"{title}: best round"] if True in bests[metric] else [title]
     rows = []
     for method in methods:
         row = [method.name, _seeds(method), _range(run.rounds[0] for run in method.runs)]
-        for metric in metrics:
-            row += [_over_seeds(method, metric, best) for best in ([False, True] if _by_round(metric) else [False])]
-        rows.append(row)
+        rows.append([*row, *(_over_seeds(method, metric, best) for metric in metrics for best in bests[metric])])
     several = any(len(method.runs) > 1 for method in methods)
     about_seeds = ": means over the seeds ± half of the 95 % t interval" if several else ""
     return Table(head, rows, f"Last and best rounds{about_seeds}. {BEST}")
@@ -104,10 +103,6 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
         rows.append([*row, *["–"] * (8 - len(row))])
     head = ["experiment", "methods", "seeds", "status", "measure", "best method at the end", "last round", "best round"]
     return Table(head, rows, f"Experiments on this page. {BEST}", words=True, links=links)
-
-
-def _by_round(metric: str) -> bool:
-    return not metric.startswith("test/")
 
 
 def _range(numbers: Iterable[int]) -> str:
