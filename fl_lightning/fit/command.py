@@ -20,6 +20,7 @@ from typing_extensions import override
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
+from fl_lightning.commands import counted
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
@@ -29,7 +30,7 @@ from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.lightning_cli import OpenCLI
-from fl_lightning.fit.messages import ParsingError, counted
+from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
 from fl_lightning.runs.checkpoints import (

@@ -102,15 +102,6 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
-def counted(number: int, what: str) -> str:
-    """Write a number and a noun, in the plural unless the number is 1.
-
-    >>> counted(1, "run"), counted(1200, "round"), counted(0, "client")
-    ('1 run', '1,200 rounds', '0 clients')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
 def mistake_in(error: BaseException) -> str | None:
     """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
     if (missing := _extra_for(error)) is not None:

@@ -10,10 +10,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from fl_lightning.commands import counted
 from fl_lightning.engine.federation.clients import names_of
 from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.messages import counted
 from fl_lightning.runs.pictures import bubbles
 
 SHOWN = 30  # clients in the terminal's table, and classes in the summary, at most

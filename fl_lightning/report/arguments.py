@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.fit.arguments import CommandParser
+from fl_lightning.commands import CommandParser
 from fl_lightning.runs.finding import check_folder
 
 

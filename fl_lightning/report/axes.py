@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import singledispatch
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,13 +31,27 @@ NAME = 24  # number of letters in a line of a bar's name
 STEPS = (1, 2, 5, 10)  # ticks are multiples of these
 
 
+class Look(NamedTuple):
+    """How a method looks in all plots; ``number`` is the method's place in legends."""
+
+    number: int
+    colour: str
+    dashes: Any
+    marker: str
+
+
+def look_of(number: int) -> Look:
+    """Return the look with a number; up to TOLD_APART looks differ."""
+    return Look(number, *(choices[number % len(choices)] for choices in (COLOURS, DASHES, MARKERS)))
+
+
 @dataclass(frozen=True)
 class Common:
     """Gives the panels of a figure one size, one set of looks and one scale.
 
     Attributes:
         width: width of a panel in inches.
-        looks: number of each method's look.
+        looks: each method's look.
         levels: lines of equal loss.
         largest: number of examples of the largest bubble.
         legend: key to sort by and a drawn example, by the text in the legend.
@@ -45,7 +59,7 @@ class Common:
     """
 
     width: float
-    looks: Mapping[str, int]
+    looks: Mapping[str, Look]
     levels: Any
     largest: int
     legend: dict[str, tuple[Any, Artist]] = field(default_factory=dict)
@@ -60,7 +74,7 @@ def common(panels: Sequence[Plot], width: float, methods: Sequence[str]) -> Comm
     found = dict.fromkeys([*methods, *lines, *dotted])
     return Common(
         width=width,
-        looks={method: number for number, method in enumerate(found)},
+        looks={method: look_of(number) for number, method in enumerate(found)},
         levels=loss_levels(surfaces) if surfaces else (),
         largest=max((int(plot.counts.max()) for plot in panels if isinstance(plot, Bubbles)), default=0),
     )
@@ -77,41 +91,30 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
     from matplotlib.lines import Line2D
 
     for line in plot.lines:
-        points, style, number = line.points, _style(line, shared), shared.looks[line.method]
+        points, look, style = line.points, shared.looks[line.method], _style(line, shared.looks[line.method])
         axes.plot(points.index, points["mean"], **style)
-        shared.legend.setdefault(line.method, ((0, number), Line2D([], [], **style | {"linestyle": _dashes(number)})))
+        example = Line2D([], [], **style | {"linestyle": look.dashes})
+        shared.legend.setdefault(line.method, ((0, look.number), example))
         if line.variant:
             shared.legend[line.variant] = ((1,), Line2D([], [], color="black", linestyle=DOTS))
         if points["low"].notna().any():
             band = {"color": style["color"], "alpha": 0.15, "linewidth": 0, "zorder": 1}
             axes.fill_between(points.index, points["low"], points["high"], **band)
     for mark in plot.marks:
-        look: dict[str, Any] = {"marker": "*", "ms": 7} if mark.text == PAPER else {"marker": "D", "ms": 5}
-        look |= {"linestyle": "", "markeredgecolor": "black", "markeredgewidth": 0.5, "zorder": 4, "clip_on": False}
-        axes.plot(mark.x, mark.y, color=_colour(shared.looks[mark.method]), **look)
-        shared.legend[mark.text] = ((2,), Line2D([], [], color="white", **look))
+        style = {"marker": "*", "ms": 7} if mark.text == PAPER else {"marker": "D", "ms": 5}
+        style |= {"linestyle": "", "markeredgecolor": "black", "markeredgewidth": 0.5, "zorder": 4, "clip_on": False}
+        axes.plot(mark.x, mark.y, color=shared.looks[mark.method].colour, **style)
+        shared.legend[mark.text] = ((2,), Line2D([], [], color="white", **style))
     set_ruler(axes.xaxis, plot.x, [x for line in plot.lines for x in line.points.index])
     set_ruler(axes.yaxis, plot.y)
 
 
-def _style(line: Line, shared: Common) -> dict[str, Any]:
-    """Choose colour, dashes and marker of a line by its method; a line that is a variant is dotted."""
-    number, points = shared.looks[line.method], len(line.points)
-    every = max(1, -(-points // MARKERS_OF_A_LINE))
-    return {
-        "color": _colour(number),
-        "linestyle": DOTS if line.variant else _dashes(number),
-        "marker": MARKERS[number % len(MARKERS)] if points <= MARKED and not line.variant else "",
-        "markevery": (number % every, every),
-    }
-
-
-def _dashes(number: int) -> Any:
-    return DASHES[number % len(DASHES)]
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
+def _style(line: Line, look: Look) -> dict[str, Any]:
+    """Choose colour, dashes and marker of a line by its method's look; a line that is a variant is dotted."""
+    every = max(1, -(-len(line.points) // MARKERS_OF_A_LINE))
+    style = {"color": look.colour, "linestyle": DOTS if line.variant else look.dashes}
+    marker = look.marker if len(line.points) <= MARKED and not line.variant else ""
+    return {**style, "marker": marker, "markevery": (look.number % every, every)}
 
 
 def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
@@ -121,41 +124,32 @@ def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
     seeds may be many times as wide as everything else.
     """
     axis = plots[0].y
-    there, back = (np.log, np.exp) if axis.log else (np.asarray, np.asarray)
     marks = [mark.y for plot in plots for mark in plot.marks]
     means = np.concatenate([marks, *(line.points["mean"] for plot in plots for line in plot.lines)])
     edges = np.concatenate([line.points[["low", "high"]].to_numpy().ravel() for plot in plots for line in plot.lines])
-    with np.errstate(divide="ignore", invalid="ignore"):  # on a logarithmic axis, 0 is nowhere
-        means, edges = (there(each)[np.isfinite(there(each))] for each in (means, edges))
+    means, edges = (each[np.isfinite(each)] for each in (means, edges))
     if not len(means):
-        return (0.1, 1) if axis.log else (0, 1)
+        return 0, 1
     span = float(np.ptp(means)) or 0.1 * abs(float(means[0])) or 1.0
     shown = np.concatenate([means, edges.clip(means.min() - BEYOND * span, means.max() + BEYOND * span)])
     low, high = float(shown.min()), float(shown.max())
     whole = 1 if axis.percent else 100 if axis.title.endswith("(%)") else math.inf
-    if whole < math.inf and means.min() >= 0 and means.max() <= whole and not axis.log:
+    if whole < math.inf and means.min() >= 0 and means.max() <= whole:
         low, high = max(low, 0), min(high, whole)
     margin = 0.04 * ((high - low) or span)
-    return float(back(low - margin)), float(back(high + margin))
+    return low - margin, high + margin
 
 
 @paint.register(Dots)
 def _(plot: Dots, axes: Axes, shared: Common) -> None:
     for method, dots in plot.dots.items():
-        number = shared.looks[method]
-        look: dict[str, Any] = {"linestyle": "", "marker": MARKERS[number % len(MARKERS)], "color": _colour(number)}
-        (drawn,) = axes.plot(dots["x"], dots["y"], markersize=3.5, **look)
-        shared.legend[method] = ((0, number), drawn)
+        look = shared.looks[method]
+        (drawn,) = axes.plot(dots["x"], dots["y"], look.marker, markersize=3.5, color=look.colour)
+        shared.legend[method] = ((0, look.number), drawn)
     for ruler, axis, column in ((axes.xaxis, plot.x, "x"), (axes.yaxis, plot.y, "y")):
         set_ruler(ruler, axis, [value for dots in plot.dots.values() for value in dots[column]])
-    if y_names(plot):
+    if plot.categories:
         axes.invert_yaxis()
-
-
-def y_names(plot: Dots) -> list[str]:
-    """Return the categories along the y-axis; none if y are numbers."""
-    ys = dict.fromkeys(y for dots in plot.dots.values() for y in dots["y"])
-    return [y for y in ys if isinstance(y, str)]
 
 
 @paint.register(Bars)
@@ -164,7 +158,7 @@ def _(plot: Bars, axes: Axes, shared: Common) -> None:
     left = np.zeros(len(names))
     for number, part in enumerate(plot.parts):
         lengths = plot.parts[part].to_numpy(dtype=float)
-        drawn = axes.barh(names, lengths, left=left, height=0.7, color=_colour(number), linewidth=0)
+        drawn = axes.barh(names, lengths, left=left, height=0.7, color=look_of(number).colour, linewidth=0)
         shared.legend[str(part)] = ((0, number), drawn[0])
         left = left + lengths
     axes.invert_yaxis()
@@ -206,14 +200,10 @@ def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
 
 def set_ruler(ruler: Ruler, axis: Axis, values: Iterable[Any] = ()) -> None:
     """Scale and title an axis; an axis of whole numbers gets whole ticks."""
-    from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 
     kinds = {isinstance(value, int | float | np.number) and value == int(value) for value in values}
-    if axis.log:
-        (ruler.axes.set_xscale if ruler is ruler.axes.xaxis else ruler.axes.set_yscale)("log")
-        ruler.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value if axis.percent else value:g}"))
-        ruler.set_minor_formatter(NullFormatter())
-    elif axis.title == BYTES:
+    if axis.title == BYTES:
         ruler.set_major_formatter(EngFormatter("B"))
     elif axis.percent:
         ruler.set_major_formatter(PercentFormatter(1, symbol=""))

@@ -1,31 +1,41 @@
-"""Curves over the rounds, and other charts without controls."""
+"""Charts of metrics: curves over the rounds, eigenvalues, layers, and heat maps of clients or classes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import add
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import CELLS, ROWS, Chart, Table, fewer, plus_minus, thin, written
-from fl_lightning.report.plots import BYTES, Axis, Dots, Line, Lines, Mark
-from fl_lightning.runs.catalogue import Metric, about
+from fl_lightning.report.frames import client_name, client_names, named, runs_with, seed_of, share, tabulated
+from fl_lightning.report.methods import AFTER, Method
+from fl_lightning.report.numbers import fewer, plus_minus, rounded, thin, written
+from fl_lightning.report.parts import CELLS, ROWS, Chart, Frames, Table
+from fl_lightning.report.plots import BYTES, Axis, Dots, Heat, Line, Lines, Mark, Panels
+from fl_lightning.runs.catalogue import about
+from fl_lightning.runs.critical import critical_round
 from fl_lightning.runs.seeds import interval
 
 POINTS = 1000  # largest number of points of a curve
 ALL_POINTS = 8000  # about the largest number of points of all curves in a chart
+MAPPED = 200  # largest number of clients or classes in a heat map
+MAP_ROUNDS = 100  # largest number of rounds in a heat map
+MAP_CELLS = 100_000  # largest number of cells in all heat maps of a chart
 ROUND = Axis("round")
-CONFLICT = "conflict/ratio"
-AFTER = "_after"  # ends the name of a metric of the corrected updates
 BEFORE = "before correction"
+DOTTED = "Dotted lines: before the correction by the rules."
+COHERENCE = "coherence/local"
+CRITICAL = "critical round"
+MARKED = f" Diamond: {CRITICAL}, the first with a negative mean over five rounds; "
 
 
 def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
-    """Draw a metric over the rounds, one line per method; None if no run has the metric.
+    """Draw a metric over the rounds, one line per method; None if no run has the metric. The coherence has marks.
 
     If runs have the metric after the correction by the rules, too, ``<metric>_after``, both are drawn: the main line is
     after the correction, and a line with the variant "before correction" is added where the correction changed a value.
@@ -42,17 +52,26 @@ def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
         changed = len(after) and not _same(before, after)
         drawn += [Line(method.name, after if changed else before)]
         drawn += [Line(method.name, before, BEFORE)] if changed and len(before) else []
-    both = any(line.variant for line in drawn)
-    caption = f"{known.caption} Dotted lines: before the correction by the rules." if both else known.caption
-    title = f"{known.title}, before and after correction" if both else known.title
-    return lines(metric, title, caption, drawn, ROUND, y)
+    title, caption = known.title, known.caption
+    if any(line.variant for line in drawn):
+        title, caption = f"{title}, before and after correction", f"{caption} {DOTTED}"
+    marks = _critical_rounds(methods) if metric == COHERENCE else ()
+    return lines(metric, title, caption, drawn, ROUND, y, marks)
 
 
 def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     return one.index.equals(other.index) and bool(np.allclose(one["mean"], other["mean"], atol=1e-6))
 
 
-def lines(key: str, title: str, caption: str, drawn: Sequence[Line], x: Axis, y: Axis) -> Chart | None:
+def _critical_rounds(methods: Sequence[Method]) -> list[Mark]:
+    means = {method.name: method.band(COHERENCE)["mean"] for method in methods}
+    found = [(name, mean, at) for name, mean in means.items() if (at := critical_round(mean.tolist())) is not None]
+    return [Mark(name, int(mean.index[at - 1]), float(mean.iloc[at - 1]), CRITICAL) for name, mean, at in found]
+
+
+def lines(
+    key: str, title: str, caption: str, drawn: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = ()
+) -> Chart | None:
     """Draw lines, each with a band if there are several seeds.
 
     Args:
@@ -62,6 +81,7 @@ def lines(key: str, title: str, caption: str, drawn: Sequence[Line], x: Axis, y:
         drawn: the lines; those without points are left out.
         x: the horizontal axis.
         y: the vertical axis.
+        marks: the critical rounds.
 
     Returns:
         The chart; None if there are no values.
@@ -72,44 +92,29 @@ def lines(key: str, title: str, caption: str, drawn: Sequence[Line], x: Axis, y:
     most = min(POINTS, ALL_POINTS // len(whole))
     shown = [replace(line, points=line.points.iloc[thin(len(line.points), most)]) for line in whole]
     longest = max(len(line.points) for line in whole)
+    texts = {line.name: _texts(line.points, y) for line in shown}
+    ends = [f"{name} is {points.iloc[-1]} at {x.title} {points.index[-1]}" for name, points in texts.items()]
+    seeds = [f" over {of:.0f} seeds" if (of := line.points["seeds"].iloc[-1]) > 1 else "" for line in shown]
+    said = MARKED + ", ".join(f"{mark.method} {mark.x}" for mark in marks) + "." if marks else ""
     return Chart(
-        key=key_of(key),
+        key="".join(letter if letter.isalnum() else "-" for letter in key),
         title=title,
-        caption=(caption + fewer(min(most, longest), longest, "points")).strip(),
-        alt=f"Line chart: {title} by {x.title}. " + "; ".join(_last(line, x, y) for line in shown) + ".",
-        plot=Lines(x, y, shown),
-        numbers=_numbers(title, shown, x, y),
+        caption=(caption + fewer(min(most, longest), longest, "points")).strip() + said,
+        alt=f"Line chart: {title} by {x.title}. {'; '.join(map(add, ends, seeds))}.{said}",
+        plot=Lines(x, y, shown, marks),
+        numbers=_numbers(title, pd.DataFrame(texts), x),
     )
 
 
-def key_of(name: str) -> str:
-    """Make an id of any name."""
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
-
-
-def _called(line: Line) -> str:
-    return f"{line.method}, {line.variant}" if line.variant else line.method
-
-
-def _last(line: Line, x: Axis, y: Axis) -> str:
-    last = line.points.iloc[-1]
-    seeds = f" over {last['seeds']:.0f} seeds" if last["seeds"] > 1 else ""
-    value = plus_minus(last["mean"], last["high"] - last["mean"], y.percent)
-    return f"{_called(line)} is {value} at {x.title} {line.points.index[-1]}{seeds}"
-
-
-def _numbers(title: str, drawn: Sequence[Line], x: Axis, y: Axis) -> Table:
-    columns = {
-        _called(line): [
-            plus_minus(mean, high - mean, y.percent)
-            for mean, high in zip(line.points["mean"], line.points["high"], strict=True)
-        ]
-        for line in drawn
-    }
-    table = pd.DataFrame(
-        {name: pd.Series(columns[name], line.points.index) for line in drawn if (name := _called(line))}
+def _texts(points: pd.DataFrame, y: Axis) -> pd.Series:
+    halves = points["high"] - points["mean"]
+    return pd.Series(
+        [plus_minus(*each, y.percent) for each in zip(points["mean"], halves, strict=True)], points.index, dtype=str
     )
-    shown = table.sort_index().iloc[thin(len(table), min(ROWS, max(5, CELLS // len(drawn))))].fillna("–")
+
+
+def _numbers(title: str, table: pd.DataFrame, x: Axis) -> Table:
+    shown = table.sort_index().iloc[thin(len(table), min(ROWS, max(5, CELLS // table.shape[1])))].fillna("–")
     rows = [[str(at), *row] for at, row in zip(shown.index, shown.to_numpy(), strict=True)]
     return Table([x.title, *table.columns], rows, title + fewer(len(shown), len(table), "rows"))
 
@@ -118,23 +123,19 @@ def constant(metric: str, methods: Sequence[Method]) -> str:
     """Return a sentence with a metric's value if the metric never changes in any run of several rounds; else empty."""
     known, spoken = about(metric), {}
     for method in methods:
-        values = [each for run in method.runs if metric in run.metrics and len(each := run.metrics[metric].dropna())]
+        values = list(method.series(metric).values())
         if any(len(each) < 2 or np.ptp(each.to_numpy()) > 1e-9 * abs(each.iloc[0]) for each in values):
             return ""
         if values:
-            spoken[method.name] = _spoken(*interval([each.iloc[-1] for each in values]), known)
+            mean, half = interval([each.iloc[-1] for each in values])
+            size = decimal(round(mean)) + (f" ± {decimal(round(half))}" if half > 0 else "")
+            spoken[method.name] = size if known.axis == BYTES else plus_minus(mean, half, known.percent)
     if not spoken:
         return ""
     same = len(set(spoken.values())) == 1
     said = next(iter(spoken.values())) if same else ", ".join(f"{value} ({name})" for name, value in spoken.items())
     called = f" ({known.title})" if known.title != metric else ""
     return f"Constant over all rounds: {metric}{called} = {said}."
-
-
-def _spoken(mean: float, half: float, known: Metric) -> str:
-    if known.axis != BYTES:
-        return plus_minus(mean, half, known.percent)
-    return decimal(round(mean)) + (f" ± {decimal(round(half))}" if half > 0 else "")
 
 
 def spectrum(methods: Sequence[Method]) -> Chart | None:
@@ -148,9 +149,8 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
     if all(len(each.points) < 2 for each in drawn):
         return None
     caption = "The largest eigenvalues of the Hessian, at the last measurement."
-    return lines(
-        "spectrum", "Spectrum of the Hessian", caption, drawn, Axis("number of the eigenvalue"), Axis("eigenvalue")
-    )
+    x, y = Axis("number of the eigenvalue"), Axis("eigenvalue")
+    return lines("spectrum", "Spectrum of the Hessian", caption, drawn, x, y)
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
@@ -167,9 +167,7 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     table = table.loc[_in_order(methods, list(table.index))]
     means_of = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in table)
     dots = {str(name): pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in table}
-    rows = [
-        [str(layer), *(written(v, True) for v in row)] for layer, row in zip(table.index, table.values, strict=True)
-    ]
+    rows = [[str(layer), *(written(value, True) for value in row)] for layer, *row in table.itertuples()]
     return Chart(
         key="layers",
         title="Conflict ratio by layer",
@@ -191,17 +189,66 @@ def _natural(name: str) -> list[tuple[str, int]]:
     return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", name)]
 
 
-def mark(chart: Chart, points: Mapping[str, tuple[int, float]], called: str) -> Chart:
-    """Mark one point of each method in a chart of curves, and name the points in the caption.
+def over_rounds(
+    methods: Sequence[Method], prefix: str, item: str, title: str, caption: str, percent: bool = False
+) -> Chart | None:
+    """Draw a heat map of the metrics ``prefix/<n>`` over the rounds for each method.
+
+    All maps share one scale of colours from 0 to at least twice the even share, so that noise around it stays pale.
 
     Args:
-        chart: chart of curves, see :func:`lines`.
-        points: x and y of the point, by method.
-        called: description of the points for the caption.
+        methods: the methods of the page.
+        prefix: prefix of the metrics.
+        item: word for the thing that n numbers: "client" or "class".
+        title: title of the chart.
+        caption: caption of the chart.
+        percent: whether the values are shares.
     """
-    if not points or not isinstance(chart.plot, Lines):
-        return chart
-    marks = [Mark(name, x, y, called.partition(",")[0]) for name, (x, y) in points.items()]
-    spoken = f" Diamond: {called}; " + ", ".join(f"{name} {x}" for name, (x, _) in points.items()) + "."
-    plot = replace(chart.plot, marks=marks)
-    return replace(chart, caption=chart.caption + spoken, alt=chart.alt + spoken, plot=plot)
+    every = runs_with(methods, lambda run: run.items(prefix))
+    if not every or constant_items(methods, prefix, title):
+        return None
+    tables = [run.items(prefix) for _, run in every]
+    rounds, items = (max(table.shape[axis] for table in tables) for axis in (0, 1))
+    shown, most = share(every, MAP_CELLS // min(items, MAPPED), min(rounds, MAP_ROUNDS))
+    most, panels = min(most, MAP_ROUNDS), list(dict.fromkeys(panel for panel, _ in every))
+    high = max(2 / items, *(float(np.nanmax(table.to_numpy())) for table in tables))
+    colour, axes = Axis("share" if percent else "weight", percent), (Axis("round"), Axis(item))
+    names = client_names(methods) if item == "client" else None
+    printed: dict[str, Heat] = {}
+    runs = []
+    for panel, run in shown:
+        table = run.items(prefix)
+        values = table.iloc[thin(len(table), most), :MAPPED].T
+        frame = _frame(table, values, item, percent, names)
+        runs.append({"panel": panels.index(panel), "seed": seed_of(run), "frames": [frame]})
+        cells = values.set_axis(named(values.index, names))
+        printed.setdefault(panel, Heat(*axes, cells, colour, 0.0, high))
+    frames, cut = Frames(panels, runs), f" (the first {MAPPED} of {items:,} are drawn)" if items > MAPPED else ""
+    return Chart(
+        key=prefix.replace("/", "-"),
+        title=title,
+        caption=caption + fewer(min(rounds, most), rounds, "rounds") + cut,
+        alt=f"Heat map: {title}, by {item} and round",
+        plot=Panels(printed),
+        numbers=tabulated(frames, f"{title}, last round"),
+        frames=frames,
+        wide=True,
+    )
+
+
+def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
+    """Return a sentence if the metrics ``prefix/<n>`` never change in any run of several rounds; else empty."""
+    tables = [table for method in methods for run in method.runs if len(table := run.items(prefix))]
+    if not tables or any(len(table) < 2 or (table.max() - table.min()).max() > 1e-9 for table in tables):
+        return ""
+    return f"Constant over all rounds: {prefix}/* ({title})."
+
+
+def _frame(
+    table: pd.DataFrame, shown: pd.DataFrame, item: str, percent: bool, names: Sequence[str] | None
+) -> dict[str, Any]:
+    last = table.iloc[-1].dropna()
+    ends = {"largest in the last round": int(str(last.idxmax())), "smallest": int(str(last.idxmin()))}
+    text = {title: f"{written(last[at], percent)} ({item} {client_name(at, names)})" for title, at in ends.items()}
+    z = [rounded(row, 3) for row in shown.to_numpy()]
+    return {"text": [text], "x": shown.columns.tolist(), "y": shown.index.tolist(), "z": z}

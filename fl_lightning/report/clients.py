@@ -1,4 +1,4 @@
-"""The table of clients with sparklines, and the scatter of conflict against accuracy."""
+"""The section on clients: a table with sparklines, the examples that each holds, conflict against accuracy."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from fl_lightning.report.frames import client_name, client_names, seed_of
+from fl_lightning.report.frames import client_names, named, runs_with, seed_of, tabulated
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Table, rounded, thin, written
-from fl_lightning.report.plots import Axis, Dots
+from fl_lightning.report.numbers import rounded, thin, written
+from fl_lightning.report.parts import Chart, Frames, Table
+from fl_lightning.report.plots import Axis, Bubbles, Dots, Panels
 from fl_lightning.runs.catalogue import about, is_item
 from fl_lightning.runs.reader import Run, load
 
 SHOWN = 10_000  # about the largest number of clients of all runs in the table
 DOTS = 2_000  # about the largest number of dots in a scatter plot
 SPARKS = 250_000  # about the largest number of points in all sparklines
+BUBBLES = 100  # largest number of clients in a bubble plot
+NARROW = 40  # largest number of clients in a bubble plot of half the page's width
 LONGEST, SHORTEST = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
 ITEMS = "(?:clients|held_out|own)/.*|fedlaw/weight"
@@ -36,26 +40,22 @@ def listed(methods: Sequence[Method]) -> dict[str, Any]:
     """
     every = [(at, run) for at, method in enumerate(methods) for run in method.runs]
     prefixes = list(dict.fromkeys(prefix for _, run in every for prefix in _prefixes(run)))
-    tables = {(run.folder, prefix): run.items(prefix) for _, run in every for prefix in prefixes}
-    ends = {prefix: _ends([tables[run.folder, prefix] for _, run in every]) for prefix in prefixes}
+    ends = {prefix: _ends([run.items(prefix) for _, run in every]) for prefix in prefixes}
     most = max(20, SHOWN // len(every))
-    runs = [(at, run, found[0], found[1]) for at, run in every if (found := _kept(run, most))[0]]
+    runs = [(at, run, *found) for at, run in every if (found := _kept(run, most))[0]]
     lines = sum(len(clients) for _, _, clients, _ in runs) * max(1, len(prefixes))
     length = max(SHORTEST, min(LONGEST, SPARKS // max(1, lines)))
     described = []
     for at, run, clients, of in runs:
-        measures = [_measure(tables[run.folder, prefix], clients, *ends[prefix], length) for prefix in prefixes]
+        measures = [_measure(run.items(prefix), clients, *ends[prefix], length) for prefix in prefixes]
         columns = {name: _numbers(values.reindex(clients)) for name, values in _held(run).items()}
-        described.append(
-            {"method": at, "seed": seed_of(run), "of": of, "clients": clients, "columns": columns, "measures": measures}
-        )
-    titles = [about(f"{prefix}/*").title.removesuffix("/*") for prefix in prefixes]
-    percent = [about(f"{prefix}/*").percent for prefix in prefixes]
-    measures = [
-        {"title": title, "percent": share, "low": ends[prefix][0], "high": ends[prefix][1]}
-        for title, share, prefix in zip(titles, percent, prefixes, strict=True)
-    ]
-    return {"measures": measures, "runs": described} if described else {}
+        facts = {"method": at, "seed": seed_of(run), "of": of, "clients": clients}
+        described.append({**facts, "columns": columns, "measures": measures})
+    titled = []
+    for prefix, (low, high) in ends.items():
+        known = about(f"{prefix}/*")
+        titled.append({"title": known.title.removesuffix("/*"), "percent": known.percent, "low": low, "high": high})
+    return {"measures": titled, "runs": described} if described else {}
 
 
 def _prefixes(run: Run) -> list[str]:
@@ -70,11 +70,9 @@ def _ends(tables: Sequence[pd.DataFrame]) -> tuple[float, float]:
 
 def _kept(run: Run, most: int) -> tuple[list[int], int]:
     """Return the clients to show (those with the most examples if there are too many) and the number of all clients."""
-    sizes = run.partition().get("sizes")
-    known = set(range(len(sizes))) if sizes is not None else set()
-    for prefix in _prefixes(run):
-        known |= {int(str(number)) for number in run.items(prefix)}
-    ranked = sorted(known, key=lambda k: (-int(sizes[k]) if sizes is not None and k < len(sizes) else 0, k))
+    sizes = dict(enumerate(run.partition().get("sizes", ())))
+    known = {*sizes, *(int(str(number)) for prefix in _prefixes(run) for number in run.items(prefix))}
+    ranked = sorted(known, key=lambda client: (-int(sizes.get(client, 0)), client))
     return sorted(ranked[:most]), len(known)
 
 
@@ -96,11 +94,8 @@ def _measure(table: pd.DataFrame, clients: list[int], low: float, high: float, l
     last = table.ffill().iloc[-1] if len(table) else pd.Series(math.nan, clients)
     groups = np.array_split(table.to_numpy(), min(length, len(table))) if len(table) else []
     points = np.array([_mean(group) for group in groups]).reshape(-1, len(clients)).T
-    return {
-        "last": _numbers(last),
-        "mean": _numbers(table.mean()),
-        "sparks": [_spark(row, low, high) for row in points],
-    }
+    sparks = [_spark(row, low, high) for row in points]
+    return {"last": _numbers(last), "mean": _numbers(table.mean()), "sparks": sparks}
 
 
 def _mean(rows: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
@@ -117,6 +112,50 @@ def _numbers(values: pd.Series) -> list[float | None]:
     return rounded(values.astype(float), 4)
 
 
+def partition(methods: Sequence[Method]) -> Chart | None:
+    """Draw the examples of each class at each client as bubbles: a panel per method, or one if all have the same."""
+    every = runs_with(methods, lambda run: run.partition().get("counts", ()))
+    counts = {(name, seed_of(run)): run.partition()["counts"] for name, run in every}
+    if not counts:
+        return None
+    first = {seed: each for (_, seed), each in counts.items()}
+    if all(np.array_equal(each, first[seed]) for (_, seed), each in counts.items()):
+        counts = {("all methods" if len(methods) > 1 else methods[0].name, seed): each for seed, each in first.items()}
+    panels = list(dict.fromkeys(name for name, _ in counts))
+    held = {name: _examples(each) for name, each in counts.items()}
+    runs = [{"panel": panels.index(name), "seed": seed, "frames": [each]} for (name, seed), each in held.items()]
+    frames, most = Frames(panels, runs), max(map(len, counts.values()))
+    names, first_seed = client_names(methods), runs[0]["seed"]
+    return Chart(
+        key="partition",
+        title="Examples that each client holds",
+        caption="A bubble's area is the number of examples of a class at a client."
+        + (f" The first {BUBBLES} of {most:,} clients are drawn." if most > BUBBLES else ""),
+        alt="Bubble plot of the examples of each class at each client",
+        plot=Panels({name: Bubbles(each, names) for (name, seed), each in counts.items() if seed == first_seed}),
+        numbers=tabulated(frames, "Partitions"),
+        frames=frames,
+        wide=len(panels) > 1 or most > NARROW,
+    )
+
+
+def _examples(counts: NDArray[np.int64]) -> dict[str, Any]:
+    clients, classes = counts[:BUBBLES].nonzero()
+    held = counts[counts.sum(1) > 0]
+    values = {
+        "clients with data": written(len(held)),
+        "examples of a client": _span(held.sum(1)),
+        f"classes of a client (of {counts.shape[1]})": _span((held > 0).sum(1)),
+    }
+    sizes = counts[clients, classes]
+    return {"text": [values], "held": [clients.tolist(), classes.tolist(), sizes.tolist()]}
+
+
+def _span(values: Iterable[int]) -> str:
+    values = list(values)
+    return f"{min(values):,} to {max(values):,}" if values else "–"
+
+
 def scatter(methods: Sequence[Method]) -> Chart | None:
     """Draw each client's conflict against its accuracy; None if no run recorded both.
 
@@ -125,26 +164,20 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
     last one, on the client's held-out examples if a run evaluates them, else on its training examples.
     """
     every = [(method.name, run) for method in methods for run in method.runs]
-    having = [(name, run, _accuracy(run)) for name, run in every]
     measured = any(run.arrays("cosines") for _, run in every)
     seeds = list(dict.fromkeys(seed_of(run) for _, run in every))
-    found = []
-    for name, run, (called, accuracy) in having:
-        conflict = _conflict(run) if measured else run.items("clients/removed").mean()
-        table = pd.DataFrame({"x": conflict, "y": accuracy}).dropna()
-        found.append((name, seed_of(run), called, table))
-    one = max((len(table) for _, _, _, table in found), default=0)
-    kept = seeds[: max(1, DOTS // max(1, one * len(methods)))]
+    tables = {run: _conflict_and_accuracy(run, measured) for _, run in every}
+    kept = seeds[: max(1, DOTS // max(1, max(map(len, tables.values())) * len(methods)))]
     dots: dict[str, list[pd.DataFrame]] = {}
     names = client_names(methods)
-    for name, seed, _, table in found:
-        if seed in kept and len(table):
-            named = [f"client {client_name(client, names)}, seed {seed}" for client in table.index]
-            dots.setdefault(name, []).append(table.assign(name=named, client=table.index))
+    for name, run in every:
+        if seed_of(run) in kept and len(table := tables[run]):
+            called = [f"client {each}, seed {seed_of(run)}" for each in named(table.index, names)]
+            dots.setdefault(name, []).append(table.assign(name=called, client=table.index))
     if not dots:
         return None
     drawn = {name: pd.concat(tables) for name, tables in dots.items()}
-    held_out = any(called == ACCURACY[0] for _, _, called, _ in found)
+    held_out = any(len(run.items(ACCURACY[0])) for _, run in every)
     x = "share of a client's pairs in conflict" if measured else "share of the update that rules removed"
     y = "accuracy on the client's held-out examples" if held_out else "training accuracy of the client"
     correlated = {name: _rank_correlation(each["x"], each["y"]) for name, each in drawn.items()}
@@ -165,11 +198,10 @@ def _rank_correlation(x: pd.Series, y: pd.Series) -> float:
     return float(x.corr(y, method="spearman")) if x.nunique() > 1 and y.nunique() > 1 else math.nan
 
 
-def _accuracy(run: Run) -> tuple[str, pd.Series]:
-    for prefix in ACCURACY:
-        if len(table := run.items(prefix)):
-            return prefix, table.ffill().iloc[-1]
-    return "", pd.Series(dtype=float)
+def _conflict_and_accuracy(run: Run, measured: bool) -> pd.DataFrame:
+    accuracies = [table.ffill().iloc[-1] for prefix in ACCURACY if len(table := run.items(prefix))]
+    conflict = _conflict(run) if measured else run.items("clients/removed").mean()
+    return pd.DataFrame({"x": conflict, "y": accuracies[0] if accuracies else pd.Series(dtype=float)}).dropna()
 
 
 def _conflict(run: Run) -> pd.Series:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_lightning.fit.messages import counted
+from fl_lightning.commands import counted
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside
 from fl_lightning.report.arguments import report_arguments
-from fl_lightning.report.figures import write_figures
 from fl_lightning.report.index import Experiment, experiments
 from fl_lightning.report.methods import group, resumed
+from fl_lightning.report.page import parts as parts_of
+from fl_lightning.report.printed import save
 from fl_lightning.report.python import described, write_page
-from fl_lightning.report.verdict import verdict
+from fl_lightning.report.verdict import texts, verdict
 from fl_lightning.runs.reader import Run, read_runs
 
 
@@ -42,3 +45,31 @@ def command(args: Sequence[str]) -> int:
 def _default(runs: Sequence[Run]) -> Path:
     common = os.path.commonpath([run.folder.resolve() for run in runs])
     return inside(Path(os.path.relpath(common)), "report.html")
+
+
+def write_figures(experiments: Sequence[Experiment], folder: Path) -> int:
+    """Write every chart of the page as PDF, SVG and CSV, and the comparison as CSV, Markdown and LaTeX.
+
+    Args:
+        experiments: the experiments of the page; each of several gets a folder of its own.
+        folder: folder to write to.
+
+    Returns:
+        The number of charts.
+
+    Raises:
+        ConfigurationError: the folder cannot be written.
+    """
+    count = 0
+    try:
+        for experiment, part in zip(experiments, parts_of(experiments), strict=True):
+            own = folder / "-".join(re.findall(r"[\w.]+", part.name))  # LaTeX likes no spaces and commas
+            own.mkdir(parents=True, exist_ok=True)
+            for chart in (chart for section in part.sections for chart in section.charts):
+                save(chart.plot, own, chart.key, part.methods)
+                count += 1
+            for file, text in texts(experiment.comparisons).items() if experiment.comparisons else ():
+                (own / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"--figures must be a folder that can be written, got {folder}: {error}") from None
+    return count

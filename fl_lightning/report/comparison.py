@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.report.methods import Method
+from fl_lightning.report.methods import Method, logged
 from fl_lightning.runs.catalogue import KNOWN, is_item, lower_is_better
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval, p_above
@@ -57,8 +57,8 @@ class Standing:
         costs: median over the seeds of what it takes to reach the target, by name (COSTS): infinite if half of the
             seeds or more do not reach the target, nan without a target, or if the cost was not recorded.
         reached: number of seeds that reach the target.
-        last_difference: difference to the baseline after the last round; None for the baseline.
-        mean_difference: difference to the baseline in the mean over the rounds; None for the baseline.
+        apart: differences to the baseline in the "mean" over the rounds and after the "last" round; empty for the
+            baseline.
     """
 
     method: Method
@@ -66,8 +66,7 @@ class Standing:
     mean: tuple[float, float]
     costs: Mapping[str, float]
     reached: int
-    last_difference: Difference | None = None
-    mean_difference: Difference | None = None
+    apart: Mapping[str, Difference]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,15 +114,14 @@ def compare(
     Raises:
         ConfigurationError: no run has the metric, or no method has the baseline's name.
     """
-    logged = list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
-    if not logged:
+    if not (known := logged(methods)):
         return []
-    metric = metric or default_metric(logged)
-    if metric not in logged:
-        near = nearest(metric, logged)
-        hint = f"did you mean {near}?" if near else f"they have {', '.join(logged[:12])}, …"
+    metric = metric or default_metric(known)
+    if metric not in known:
+        near = nearest(metric, known)
+        hint = f"did you mean {near}?" if near else f"they have {', '.join(known[:12])}, …"
         raise ConfigurationError(f"metric must be one that the runs have, got {metric}: {hint}")
-    found = [method for method in methods if _series(method, metric)]
+    found = [method for method in methods if method.series(metric)]
     if baseline is not None and not any(_is_called(method, baseline) for method in found):
         names = "; ".join(dict.fromkeys(name for method in found for name in (method.name, method.short)))
         raise ConfigurationError(f"baseline must be the name of a method ({names}), got {baseline}")
@@ -158,38 +156,36 @@ def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | No
 
     base = next(filter(is_baseline, methods), methods[0])
     target = _target(base, metric) if target is None else target
-    standings = [_standing(method, metric, target) for method in methods]
-    others = [at for at, method in enumerate(methods) if method is not base]
-    lasts, means = (_differences([methods[at] for at in others], base, metric, pick) for pick in (_last, _mean))
-    for at, last, mean in zip(others, lasts, means, strict=True):
-        standings[at] = replace(standings[at], last_difference=last, mean_difference=mean)
+    others = [method for method in methods if method is not base]
+    apart = map(_differences, zip(*(_apart(method, base, metric) for method in others), strict=True))
+    paired = {method: {"last": last, "mean": mean} for method, last, mean in zip(others, *apart, strict=True)}
+    standings = [_standing(method, metric, target, paired.get(method, {})) for method in methods]
     return Comparison(problem, metric, target, base, standings)
 
 
-def _differences(
-    methods: Sequence[Method], base: Method, metric: str, pick: Callable[[pd.Series], float]
-) -> list[Difference]:
-    found = [_difference(method, base, metric, pick) for method in methods]
-    return [replace(one, p=p) for one, p in zip(found, holm([each.p for each in found]), strict=True)]
+def _differences(apart: Sequence[Sequence[float]]) -> list[Difference]:
+    """Test the differences of each method, one value per seed, and correct the p values for the number of methods."""
+    values = [np.round(np.array(each), DIGITS) for each in apart]
+    p_values = [
+        min(1.0, 2 * min(p_above(each, 0), p_above(-each, 0))) if len(each) >= FEWEST_SEEDS else math.nan
+        for each in values
+    ]
+    every = zip(apart, holm(p_values), strict=True)
+    return [Difference(*interval(each), p, len(each)) for each, p in every]
 
 
-def _last(series: pd.Series) -> float:
-    return float(series.iloc[-1])
-
-
-def _mean(series: pd.Series) -> float:
-    return float(series.mean())
-
-
-def _series(method: Method, metric: str) -> dict[int, pd.Series]:
-    """Return the metric by round of each run that has values, by the run's position among the method's runs."""
-    columns = {n: run.metrics[metric].dropna() for n, run in enumerate(method.runs) if metric in run.metrics}
-    return {n: column for n, column in columns.items() if len(column)}
+def _apart(method: Method, base: Method, metric: str) -> tuple[list[float], list[float]]:
+    """Subtract the baseline within each seed, over the rounds that both runs have: after the last, and in the mean."""
+    ours, theirs = ({each.runs[n].seed: one for n, one in each.series(metric).items()} for each in (method, base))
+    pairs = [ours[seed].align(theirs[seed], join="inner") for seed in ours if seed in theirs]
+    pairs = [(one, other) for one, other in pairs if len(one)]
+    last = [float(one.iloc[-1]) - float(other.iloc[-1]) for one, other in pairs]
+    return last, [float(one.mean()) - float(other.mean()) for one, other in pairs]
 
 
 def _target(base: Method, metric: str) -> float:
     """Round the baseline's last value; nan for an accuracy no better than chance, if the classes are known."""
-    target = _easier(interval([_last(each) for each in _series(base, metric).values()])[0], metric)
+    target = _easier(_last(base, metric)[0], metric)
     top, counts = re.search(r"/top(\d)", metric), base.runs[0].partition().get("counts")
     chance = int(top[1]) / counts.shape[1] if top and counts is not None else -math.inf
     return target if target > chance else math.nan
@@ -204,16 +200,18 @@ def _easier(value: float, metric: str) -> float:
     return float(f"{(math.ceil(units) if lower_is_better(metric) else math.floor(units)) * unit:.2g}")
 
 
-def _standing(method: Method, metric: str, target: float) -> Standing:
-    series = _series(method, metric)
+def _standing(method: Method, metric: str, target: float, apart: Mapping[str, Difference]) -> Standing:
+    series = method.series(metric)
     spent = [_costs(method.runs[n], each, target, lower_is_better(metric)) for n, each in series.items()]
-    return Standing(
-        method,
-        last=interval([_last(each) for each in series.values()]),
-        mean=interval([_mean(each) for each in series.values()]),
-        costs={name: float(np.median([each[name] for each in spent])) for name in COSTS},
-        reached=sum(math.isfinite(each["rounds"]) for each in spent),
-    )
+    costs = {name: float(np.median([each[name] for each in spent])) for name in COSTS}
+    reached = sum(math.isfinite(each["rounds"]) for each in spent)
+    mean = interval([each.mean() for each in series.values()])
+    return Standing(method, _last(method, metric), mean, costs, reached, apart)
+
+
+def _last(method: Method, metric: str) -> tuple[float, float]:
+    """Return the mean over the seeds of a metric's last value, and half the width of its interval."""
+    return interval([each.iloc[-1] for each in method.series(metric).values()])
 
 
 def _costs(run: Run, series: pd.Series, target: float, lower: bool) -> dict[str, float]:
@@ -227,15 +225,3 @@ def _costs(run: Run, series: pd.Series, target: float, lower: bool) -> dict[str,
     times = run.timings.loc[: there[0], ["local", "server"]] if len(run.timings) else pd.DataFrame()
     whole = len(times) == there[0]  # a run that was moved or cleaned may lack the times of some rounds
     return {"rounds": float(there[0]), "bytes": float(sent), "seconds": float(times.sum().sum()) if whole else math.nan}
-
-
-def _difference(method: Method, base: Method, metric: str, pick: Callable[[pd.Series], float]) -> Difference:
-    ours, theirs = ({each.runs[n].seed: one for n, one in _series(each, metric).items()} for each in (method, base))
-    values = []
-    for seed in (seed for seed in ours if seed in theirs):
-        rounds = ours[seed].index.intersection(theirs[seed].index)
-        if len(rounds):
-            values.append(pick(ours[seed].loc[rounds]) - pick(theirs[seed].loc[rounds]))
-    apart = np.round(np.array(values), DIGITS)
-    p = min(1.0, 2 * min(p_above(apart, 0), p_above(-apart, 0))) if len(values) >= FEWEST_SEEDS else math.nan
-    return Difference(*interval(values), p, len(values))

@@ -4,19 +4,84 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import wandb
 from wandb_workspaces.expr import Config
-from wandb_workspaces.reports.v2.interface import H2, P, PanelGrid, Report, Runset, TableOfContents
+from wandb_workspaces.reports.v2 import interface as reports
 from wandb_workspaces.workspaces import interface as workspaces
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.arguments import dashboard_arguments
-from fl_lightning.report.panels import METHODS, SECTIONS, Section, panels
+from fl_lightning.report.methods import CONFLICT
+from fl_lightning.runs.catalogue import CATALOGUE
 from fl_lightning.runs.wandb import has_wandb_key
 
+ACCURACY = "val/top1"
+METHODS = ("experiment", "method", "settings")  # config entries that are the same in runs that differ only in the seed
+# Settings that every run has in its config, by their names there: a run without a value would have no line.
+COMPARED = (
+    *("experiment", "method", "trainer.max_epochs", "data.init_args.participation", "data.init_args.batch_size"),
+    "seed",
+)
+SEED = "${config:method}, seed ${config:seed}"  # the legend's text for a single run
+WIDE = 24  # columns of a report, of which a panel takes 8 by default
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of panels.
+
+    Attributes:
+        title: heading of the section.
+        groups: groups of metrics that have their panels in the section.
+        text: sentences for readers of the report: what the panels show.
+    """
+
+    title: str
+    groups: tuple[str, ...]
+    text: str
+
+
+SECTIONS = (
+    Section(
+        "Accuracy",
+        ("val", "train", "global_train"),
+        "Accuracy and loss of the global model on the validation set of the config, which in many papers' configs is "
+        "the test set, and on the clients' training examples. The bars show the last round, not the best.",
+    ),
+    Section("Test", ("test",), "The final model on the test set: runs after fl-lightning test."),
+    Section(
+        "Conflict",
+        ("conflict", "coherence", "updates"),
+        "How much the clients' updates conflict, before and after the rules correct them: runs with ConflictMonitor.",
+    ),
+    Section("FedLAW", ("fedlaw",), "The shrinking factor and the weights that the server learns: runs with FedLAW."),
+    Section(
+        "Clients",
+        ("clients", "held_out", "own", "cohort"),
+        "Values of single clients, and accuracy on the examples that clients hold out: runs with ClientMonitor or "
+        "PersonalEvaluation.",
+    ),
+    Section(
+        "Cost",
+        ("time", "bytes"),
+        "Seconds of each round, and the bytes that a federation would send. Times depend on the machine.",
+    ),
+    Section(
+        "Curvature",
+        ("hessian", "parameters"),
+        "How sharp the loss is around the global model: runs with HessianMonitor.",
+    ),
+    Section(
+        "Settings",
+        (),
+        "What differs between the runs, and which settings go with a high accuracy. An importance is a correlation, "
+        "not a cause.",
+    ),
+)
 INTRODUCTION = (
     "Runs of federated learning. A method is a chain of rules; runs of the same experiment and method that differ only "
     "in the seed are one line, the mean, in a band from the smallest to the largest seed. The x-axis is the round. A "
@@ -38,15 +103,13 @@ def command(args: Sequence[str]) -> int:
         )
     try:
         entity = "" if options.out else options.entity or str(wandb.Api().default_entity)
-        if options.report:
-            made: list[Any] = [report(entity, options.project, options.name)]
-        else:
-            made = [workspace(entity, options.project, options.name, by_seed) for by_seed in (False, True)]
+        names = entity, options.project, options.name
+        made: list[Any] = [report(*names)] if options.report else [workspace(*names, seed) for seed in (False, True)]
         if options.out:
             _write(made, options.out)
-        else:
-            for each in made:
-                each.save()
+            return 0
+        for each in made:
+            each.save()
     except (wandb.Error, OSError, ValueError) as error:  # ValueError: a name that W&B does not take
         raise ConfigurationError(f"dashboard: the layout cannot be saved: {error}") from None
     return 0
@@ -72,7 +135,7 @@ def workspace(entity: str, project: str, name: str, by_seed: bool) -> workspaces
     )
 
 
-def report(entity: str, project: str, name: str) -> Report:
+def report(entity: str, project: str, name: str) -> reports.Report:
     """Make a report: each section by method, with its explanation; then the accuracy of single seeds.
 
     Args:
@@ -80,21 +143,90 @@ def report(entity: str, project: str, name: str) -> Report:
         project: W&B project with the runs.
         name: title of the report.
     """
-    blocks: list[Any] = [P(INTRODUCTION), TableOfContents()]
+    blocks: list[Any] = [reports.P(INTRODUCTION), reports.TableOfContents()]
     for section in SECTIONS:
         by_seed = not section.groups  # settings are compared between single runs
-        blocks += [H2(section.title), P(section.text), _grid(entity, project, section, by_seed)]
-    blocks += [H2("Single seeds"), P("One line per run."), _grid(entity, project, SECTIONS[0], by_seed=True)]
-    return Report(entity=entity, project=project, title=name, blocks=blocks, width="fluid")
+        blocks += [reports.H2(section.title), reports.P(section.text), _grid(entity, project, section, by_seed)]
+    seeds = _grid(entity, project, SECTIONS[0], by_seed=True)
+    blocks += [reports.H2("Single seeds"), reports.P("One line per run."), seeds]
+    return reports.Report(entity=entity, project=project, title=name, blocks=blocks, width="fluid")
 
 
-def _grid(entity: str, project: str, section: Section, by_seed: bool) -> PanelGrid:
+def _grid(entity: str, project: str, section: Section, by_seed: bool) -> reports.PanelGrid:
     groups = [] if by_seed else [f"config.{key}" for key in METHODS]
-    runs = Runset(entity=entity, project=project, name="seeds" if by_seed else "methods", groupby=groups)
-    return PanelGrid(runsets=[runs], panels=panels(section, by_seed))
+    runs = reports.Runset(entity=entity, project=project, name="seeds" if by_seed else "methods", groupby=groups)
+    return reports.PanelGrid(runsets=[runs], panels=panels(section, by_seed))
 
 
-def _write(made: Sequence[workspaces.Workspace | Report], file: Path) -> None:
+def panels(section: Section, by_seed: bool) -> list[Any]:
+    """Make the panels of a section.
+
+    Args:
+        section: the section.
+        by_seed: whether each run has a line of its own; otherwise the runs are grouped, and a line is the mean of a
+            group, in a band from its smallest to its largest value.
+    """
+    plots: dict[str, list[str]] = {}  # a star at the end of a metric's name stands for many metrics
+    for metric in CATALOGUE:
+        if metric.panel and metric.name.partition("/")[0] in section.groups:
+            plots.setdefault(metric.panel, []).append(metric.name)
+    lines: list[Any] = [_line(title, metrics, by_seed) for title, metrics in plots.items()]
+    match section.title:
+        case "Accuracy":
+            return [_bar("accuracy in the last round", ACCURACY, by_seed), *lines]
+        case "Test":
+            tested = [metric for metric in CATALOGUE if metric.name.startswith("test/")]
+            return [*lines, *(_bar(metric.title.lower(), metric.name, by_seed) for metric in tested)]
+        case "Conflict":
+            x, y = reports.SummaryMetric(CONFLICT), reports.SummaryMetric(ACCURACY)
+            scatter = reports.ScatterPlot(title="conflict ratio and accuracy, last round", x=x, y=y)
+            return [*lines, scatter, _pictures("cosines of updates", "conflict/cosines")]
+        case "Clients":
+            return [*lines, _pictures("examples of each class at each client", "data/partition")]
+        case "Curvature":
+            return [*lines, _pictures("loss around the global model", "surface/loss")]
+        case "Settings":
+            return [*lines, *_of_settings()]
+    return lines
+
+
+def _grouped(by_seed: bool) -> dict[str, Any]:
+    """Say how a plot groups the runs: not at all, or by method, as a mean in a band."""
+    return {"legend_template": SEED} if by_seed else {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+
+
+def _line(title: str, metrics: Sequence[str], by_seed: bool) -> reports.LinePlot:
+    if not any(name.endswith("*") for name in metrics):
+        return reports.LinePlot(title=title, x="round", y=list(metrics), **_grouped(by_seed))
+    regex = "|".join(f"^{name.removesuffix('*')}" for name in metrics)
+    return reports.LinePlot(title=title, x="round", metric_regex=regex, **_grouped(by_seed))
+
+
+def _bar(title: str, metric: str, by_seed: bool) -> reports.BarPlot:
+    """Make a bar plot of a metric's last value."""
+    groups = None if by_seed else reports.Config("method")
+    return reports.BarPlot(title=title, metrics=[metric], groupby=groups, **_grouped(by_seed))
+
+
+def _pictures(title: str, key: str) -> reports.MediaBrowser:
+    return reports.MediaBrowser(title=title, media_keys=[key], gallery_axis="step")
+
+
+def _of_settings() -> list[Any]:
+    column = reports.ParallelCoordinatesPlotColumn
+    columns = [column(reports.Config(name), name.rpartition(".")[2]) for name in COMPARED]
+    columns.append(column(reports.SummaryMetric(ACCURACY), ACCURACY))
+    made: list[Any] = [
+        reports.RunComparer(diff_only="split"),
+        reports.ParallelCoordinatesPlot(title="settings and accuracy in the last round", columns=columns),
+        reports.ParameterImportancePlot(with_respect_to=ACCURACY),
+    ]
+    for each in made:
+        each.layout = reports.Layout(w=WIDE, h=8)  # one each, since a report moves them
+    return made
+
+
+def _write(made: Sequence[workspaces.Workspace | reports.Report], file: Path) -> None:
     """Write the layouts that W&B would get to a JSON file, by their names."""
     models = [each._to_model() for each in made]
     content = {each.display_name: each.spec.model_dump(by_alias=True, exclude_none=True) for each in models}

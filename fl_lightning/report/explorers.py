@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from scipy.cluster import hierarchy  # type: ignore[import-untyped]  # it ships no types
 from scipy.spatial.distance import squareform  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report.frames import client_name, client_names, listed, of_files, seed_of
+from fl_lightning.report.frames import client_names, named, of_files, seed_of, tabulated
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Frames, rounded, written
+from fl_lightning.report.numbers import rounded, written
+from fl_lightning.report.parts import Chart, Frames
 from fl_lightning.report.plots import Axis, Heat, Panels, Surface
 from fl_lightning.runs.reader import Run, load
 
@@ -27,7 +28,6 @@ CELLS = 500_000  # largest number of cells in one round's heat maps of all metho
 SCALE = 127  # int8 value that stands for a cosine of 1
 WIDE = 4  # largest number of printed heat maps side by side
 VIEWS = ("before", "after correction")
-BY_CLASS, BY_CLUSTER = "class", "cluster"
 
 
 def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
@@ -41,8 +41,7 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
         budget: largest number of characters in all frames.
     """
     most = min(CLIENTS, math.isqrt(CELLS // len(methods)))
-    frames = of_files(methods, "cosines", lambda path: _cosines(path, most), budget)
-    if frames is None:
+    if (frames := of_files(methods, "cosines", lambda path: _cosines(path, most), budget)) is None:
         return None
     shown = [frame for run in frames.runs for frame in run["frames"]]
     corrected = any(len(frame["cosines"]) > 1 for frame in shown)
@@ -56,7 +55,7 @@ def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
         + (f" No more than the first {most} clients of a cohort are drawn." if cut else ""),
         alt="Heat maps of the cosine between the updates of every two clients of a round, one map per method",
         plot=_printed(frames, client_names(methods)),
-        numbers=listed(frames, "Cosines by run and round"),
+        numbers=tabulated(frames, "Cosines by run and round"),
         frames=frames,
         wide=True,
     )
@@ -92,15 +91,14 @@ def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
 
 def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
     """Return the heat maps of the last round and the first seed, one per method; a second row is after correction."""
-    client, found = Axis("client"), {}
-    last = {run["panel"]: run["frames"][-1] for run in frames.runs if run["seed"] == frames.runs[0]["seed"]}
+    client, found, last = Axis("client"), {}, frames.printed
     views = max(len(frame["cosines"]) for frame in last.values())
     for view in range(views):
         for panel, frame in last.items():
-            packed, clients = frame["cosines"][: view + 1][-1], frame["clients"]  # without a correction, both are one
-            shown = [client_name(each, names) for each in clients] if names else clients
-            values = pd.DataFrame(unpack(packed, len(clients)), shown, shown)
-            name = frames.panels[panel] + (f", {VIEWS[view]}" if views > 1 else "")
+            packed = frame["cosines"][: view + 1][-1]  # there is one without a correction
+            clients = named(frame["clients"], names)
+            values = pd.DataFrame(unpack(packed, len(clients)), clients, clients)
+            name = panel + (f", {VIEWS[view]}" if views > 1 else "")
             found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
     return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= WIDE else 0)
 
@@ -110,19 +108,15 @@ def _orders(methods: Sequence[Method], frames: Frames) -> dict[str, dict[str, li
     orders: dict[str, dict[str, list[int]]] = {}
     for seed in dict.fromkeys(run["seed"] for run in frames.runs):
         alike = [run for method in methods for run in method.runs if seed_of(run) == seed]
-        matrices = [
-            (frame["clients"], unpack(frame["cosines"][0], len(frame["clients"])))
-            for run in frames.runs
-            if run["seed"] == seed
-            for frame in run["frames"]
-        ]
-        orders[seed] = {**_by_class(alike), BY_CLUSTER: clustered(matrices)}
+        shown = [frame for run in frames.runs if run["seed"] == seed for frame in run["frames"]]
+        matrices = [(each["clients"], unpack(each["cosines"][0], len(each["clients"]))) for each in shown]
+        orders[seed] = {**_by_class(alike), "cluster": clustered(matrices)}
     return orders
 
 
 def _by_class(runs: Sequence[Run]) -> dict[str, list[int]]:
     counts = next((found["counts"] for run in runs if "counts" in (found := run.partition())), None)
-    return {} if counts is None else {BY_CLASS: np.lexsort((-counts.max(1), counts.argmax(1))).tolist()}
+    return {} if counts is None else {"class": np.lexsort((-counts.max(1), counts.argmax(1))).tolist()}
 
 
 def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
@@ -159,23 +153,20 @@ def surfaces(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
         methods: the methods of the page.
         budget: largest number of characters in all frames.
     """
-    frames = of_files(methods, "surface", _surface, budget)
-    if frames is None:
+    if (frames := of_files(methods, "surface", _surface, budget)) is None:
         return None
+    printed = {
+        panel: Surface(np.array(frame["steps"], float), np.array(frame["loss"], float))
+        for panel, frame in frames.printed.items()
+    }
     return Chart(
         key="surface",
         title="Loss surface around the global model",
         caption="Loss along two random, filter-normalised directions, the same for all runs; the cross is the model. "
         "A wide dark basin is a flat minimum. Colours are logarithmic." + frames.note,
         alt="Contour plots of the loss along two random directions around the global model, one plot per method",
-        plot=Panels(
-            {
-                frames.panels[run["panel"]]: _of_frame(run["frames"][-1])
-                for run in frames.runs
-                if run["seed"] == frames.runs[0]["seed"]
-            }
-        ),
-        numbers=listed(frames, "Loss surfaces"),
+        plot=Panels(printed),
+        numbers=tabulated(frames, "Loss surfaces"),
         frames=frames,
         wide=True,
     )
@@ -184,12 +175,8 @@ def surfaces(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
 def _surface(path: Path) -> dict[str, Any]:
     arrays = load(path, "steps", "loss")
     steps, loss = arrays["steps"], arrays["loss"]
-    centre = loss[np.abs(steps).argmin(), np.abs(steps).argmin()]
-    known = loss[~np.isnan(loss)] if not np.isnan(loss).all() else np.array([math.nan])
-    values = {"loss of the model": centre, "lowest": known.min(), "highest": known.max()}
+    centre = np.abs(steps).argmin()
+    values = {"loss of the model": loss[centre, centre]}
+    values |= {"lowest": np.fmin.reduce(loss, axis=None), "highest": np.fmax.reduce(loss, axis=None)}  # of all but nan
     text = {name: written(float(value)) for name, value in values.items()}
     return {"text": [text], "steps": rounded(steps), "loss": [rounded(row) for row in loss]}
-
-
-def _of_frame(frame: Mapping[str, Any]) -> Surface:
-    return Surface(np.array(frame["steps"], float), np.array(frame["loss"], float))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Frames, Table, fewer, thin
+from fl_lightning.report.numbers import fewer, thin
+from fl_lightning.report.parts import Frames, Table
 from fl_lightning.runs.reader import Run
 
 WANTED = 10  # rounds that every run should have, before the runs of another seed are shown
@@ -33,16 +34,26 @@ def client_names(methods: Sequence[Method]) -> list[str] | None:
     return names if names is not None and len(names) <= NAMED and all(each == names for each in found) else None
 
 
+def named(clients: Iterable[int], names: Sequence[str] | None) -> list[Any]:
+    """Return the clients' names, or their numbers if there are no names."""
+    return list(clients) if names is None else [client_name(each, names) for each in clients]
+
+
 def client_name(client: int, names: Sequence[str] | None) -> str:
     """Return a client's name, or the client's number if there is no name."""
     return names[client] if names is not None and client < len(names) else str(client)
 
 
-def share(runs: Sequence[tuple[int, Run]], total: int, wanted: int = WANTED) -> tuple[list[tuple[int, Run]], int]:
+def runs_with(methods: Sequence[Method], found: Callable[[Run], Sized]) -> list[tuple[str, Run]]:
+    """Return the runs in which something is found, each with the name of its panel: the method's."""
+    return [(method.name, run) for method in methods for run in method.runs if len(found(run))]
+
+
+def share(runs: Sequence[tuple[str, Run]], total: int, wanted: int = WANTED) -> tuple[list[tuple[str, Run]], int]:
     """Divide a number of frames among runs: of all seeds if each run gets the wanted number, else of the first seeds.
 
     Args:
-        runs: the runs, each with the number of its panel.
+        runs: the runs, each with the name of its panel.
         total: number of frames for all runs.
         wanted: number of frames that every run should have.
 
@@ -68,34 +79,27 @@ def of_files(methods: Sequence[Method], name: str, read: Read, budget: int) -> F
     Returns:
         The frames; None without files.
     """
-    having = [method for method in methods if any(run.arrays(name) for run in method.runs)]
-    every = [(panel, run) for panel, method in enumerate(having) for run in method.runs if run.arrays(name)]
-    if not every:
+    if not (every := runs_with(methods, lambda run: run.arrays(name))):
         return None
     one = list(every[0][1].arrays(name).values())[-1]
     shown, most = share(every, budget // len(json.dumps(read(one))))
-    runs, dropped = [], 0
+    panels, runs = list(dict.fromkeys(panel for panel, _ in every)), []
     for panel, run in shown:
-        files = run.arrays(name)
-        rounds = [list(files)[at] for at in thin(len(files), most)]
-        dropped += len(files) - len(rounds)
-        frames = [{"round": round, **read(files[round])} for round in rounds]
-        runs.append({"panel": panel, "seed": seed_of(run), "frames": frames})
-    dropped += sum(len(run.arrays(name)) for at, run in every if (at, run) not in shown)
-    return Frames([method.name for method in having], runs, dropped=dropped)
+        files = list(run.arrays(name).items())
+        frames = [{"round": files[at][0], **read(files[at][1])} for at in thin(len(files), most)]
+        runs.append({"panel": panels.index(panel), "seed": seed_of(run), "frames": frames})
+    return Frames(panels, runs, recorded=sum(len(run.arrays(name)) for _, run in every))
 
 
-def listed(frames: Frames, caption: str) -> Table:
+def tabulated(frames: Frames, caption: str) -> Table:
     """Tabulate the summaries of the frames, by panel, seed and round."""
-    every = [(run, frame) for run in frames.runs for frame in run["frames"]]
-    views = frames.views or ("",)
-    names = [name for text in every[0][1]["text"][:1] for name in text]
-    head = [name + (f", {view}" if view else "") for view in views for name in names]
-    rounds = "round" in every[0][1]
+    every = [(frames.panels[run["panel"]], run["seed"], frame) for run in frames.runs for frame in run["frames"]]
+    views, first = frames.views or ("",), every[0][2]
+    head = [name + (f", {view}" if view else "") for view in views for name in first["text"][0]]
     rows = []
-    for run, frame in (every[at] for at in thin(len(every), LISTED)):
+    for panel, seed, frame in (every[at] for at in thin(len(every), LISTED)):
         texts = [*frame["text"], *frame["text"]][: len(views)]  # without a correction, both views are the same
-        place = [frames.panels[run["panel"]], run["seed"], *([str(frame["round"])] if rounds else [])]
-        rows.append([*place, *(value for text in texts for value in text.values())])
-    places = ["method", "seed", *(["round"] if rounds else [])]
+        round = [str(frame["round"])] if "round" in frame else []
+        rows.append([panel, seed, *round, *(value for text in texts for value in text.values())])
+    places = ["method", "seed", *(["round"] if "round" in first else [])]
     return Table([*places, *head], rows, caption + fewer(len(rows), len(every), "rows"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from fl_lightning.report.comparison import Comparison
-from fl_lightning.report.methods import Method, group, problem_of
+from fl_lightning.report.methods import Method, as_key, group, problem_of
 from fl_lightning.runs.reader import Run, experiment_folder
 
 NAMED = 3  # largest number of folders in a name
@@ -43,30 +43,25 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
         found.setdefault(experiment_folder(run.folder.resolve()), []).append(run)
     common = Path(os.path.commonpath(list(found)))
     named = {folder: folder.name if folder == common else folder.relative_to(common).as_posix() for folder in found}
-    together = _together({folder: {_problem(run) for run in each} for folder, each in found.items()})
-    return [
-        Experiment(
-            _joined([named[folder] for folder in folders]) if len(together) > 1 else "",
-            *group([run for folder in folders for run in found[folder]]),
-        )
-        for folders in together
-    ]
+    made = []
+    for folders in (together := _together({folder: {*map(_problem, each)} for folder, each in found.items()})):
+        name = _joined([named[folder] for folder in folders]) if len(together) > 1 else ""
+        made.append(Experiment(name, *group([run for folder in folders for run in found[folder]])))
+    return made
 
 
 def _problem(run: Run) -> str:
     """Return the settings that define the run's problem as text, or the run's folder if the run has no config."""
-    return json.dumps(problem_of(run.settings), sort_keys=True) if run.settings else str(run.folder)
+    return as_key(problem_of(run.settings)) if run.settings else str(run.folder)
 
 
 def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
     """Group the folders that share a problem; each folder is in one group."""
-    parts: list[tuple[list[Path], set[str]]] = []
+    parts: list[list[Path]] = []
     for folder, posed in problems.items():
-        shared = [part for part in parts if part[1] & posed]
-        folders = [each for part in shared for each in part[0]]
-        merged = [*folders, folder], posed.union(*(part[1] for part in shared))
-        parts = [*(part for part in parts if part not in shared), merged]
-    return [folders for folders, _ in parts]
+        shared = [part for part in parts if any(posed & problems[each] for each in part)]
+        parts = [*(part for part in parts if part not in shared), [*chain(*shared), folder]]
+    return parts
 
 
 def _joined(names: Sequence[str]) -> str:

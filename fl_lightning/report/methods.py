@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,9 @@ from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
 from fl_lightning.runs.settings import CLASS, RULES, short, told
 
-NAMED_BY = 3  # largest number of settings in a name
+NAMED_BY = 3  # largest number of settings in a method's name
+CONFLICT = "conflict/ratio"
+AFTER = "_after"  # ends the name of a metric of the corrected updates
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,10 +40,14 @@ class Method:
     problem: str = ""
     short: str = ""
 
+    def series(self, metric: str) -> dict[int, pd.Series]:
+        """Return a metric by round of each run that has values, by the run's position among the runs."""
+        columns = {n: run.metrics[metric].dropna() for n, run in enumerate(self.runs) if metric in run.metrics}
+        return {n: column for n, column in columns.items() if len(column)}
+
     def band(self, metric: str) -> pd.DataFrame:
         """Summarise a metric over the seeds, for each round with a value: ``mean``, ``low``, ``high``, ``seeds``."""
-        columns = {n: run.metrics[metric].dropna() for n, run in enumerate(self.runs) if metric in run.metrics}
-        return band(pd.DataFrame(columns))
+        return band(pd.DataFrame(self.series(metric)))
 
     def label(self, run: Run) -> str:
         """Return the name of one of the method's runs."""
@@ -51,6 +57,11 @@ class Method:
 def every_run(methods: Sequence[Method]) -> list[tuple[str, Run]]:
     """Return all runs of the methods, each with its name."""
     return [(method.label(run), run) for method in methods for run in method.runs]
+
+
+def logged(methods: Iterable[Method]) -> list[str]:
+    """Return the names of the metrics that any run has, in the order of the runs."""
+    return list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
 
 
 def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method], list[str]]:
@@ -69,38 +80,29 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
         ConfigurationError: there are not as many names as methods, or two names are the same.
     """
     found: dict[str, dict[Any, Run]] = {}
-    known: dict[str, dict[str, Any]] = {}
     notes = []
     for run in runs:
-        chosen = dict(run.settings)
-        key = json.dumps(chosen, sort_keys=True) if chosen else str(run.folder)
-        same = found.setdefault(key, {})
-        known[key] = chosen
+        same = found.setdefault(as_key(run.settings) if run.settings else str(run.folder), {})
         if run.seed in same:
             sure = ", as far as its config.yaml records them" if run.config.get(NOT_RECORDED) else ""
             notes.append(f"{same[run.seed].folder} is left out: {run.folder} has the same settings and seed{sure}.")
         same[run.seed] = run
-    own = list(_names(list(known.values()), [next(iter(each.values())) for each in found.values()]))
+    every = [list(each.values()) for each in found.values()]
+    settings = [each[0].settings for each in every]
+    own = list(_names(settings, [each[0] for each in every]))
     if names and (len(names) != len(own) or len(set(names)) != len(names)):
         raise ConfigurationError(
             f"--names must give each of the {len(own)} methods ({'; '.join(own)}) a name of its own, got {len(names)} "
             f"({'; '.join(names)})"
         )
-    methods = [
-        Method(name, list(found[key].values()), known[key], short=name)
-        for name, key in zip(names or own, found, strict=True)
-    ]
-    return by_problem(methods, keep=bool(names)), notes
+    called = zip(names or own, every, settings, strict=True)
+    return by_problem([Method(*each, short=each[0]) for each in called], keep=bool(names)), notes
 
 
 def unfinished(methods: Sequence[Method]) -> list[str]:
     """Return notes for the reader on runs with fewer rounds than their configs ask for."""
-    rounds = {label: run.rounds for label, run in every_run(methods)}
-    return [
-        f"{label} has {done:,} of {asked:,} rounds."
-        for label, (done, asked) in rounds.items()
-        if asked and done < asked
-    ]
+    rounds = [(label, *run.rounds) for label, run in every_run(methods)]
+    return [f"{label} has {done:,} of {asked:,} rounds." for label, done, asked in rounds if asked and done < asked]
 
 
 def resumed(methods: Sequence[Method]) -> list[str]:
@@ -125,7 +127,7 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
     """
     groups: dict[str, list[Method]] = {}
     for method in methods:
-        groups.setdefault(json.dumps(problem_of(method.settings), sort_keys=True), []).append(method)
+        groups.setdefault(as_key(problem_of(method.settings)), []).append(method)
     if len(groups) in (1, len(methods)):
         return [replace(method, short=method.name) for method in methods]
     firsts = [each[0] for each in groups.values()]
@@ -133,9 +135,14 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
     found = {}
     for title, each in zip(titles, groups.values(), strict=True):
         shorts = _names([method.settings for method in each], [method.runs[0] for method in each])
-        for method, short_name in zip(each, shorts, strict=True):
-            found[method.name] = replace(method, problem=title, short=method.name if keep else short_name)
-    return [found[method.name] for method in methods]
+        for method, name in zip(each, shorts, strict=True):
+            found[method] = replace(method, problem=title, short=method.name if keep else name)
+    return [found[method] for method in methods]
+
+
+def as_key(settings: Mapping[str, Any]) -> str:
+    """Write settings as a text that is the same for equal settings, in whichever order."""
+    return json.dumps(dict(settings), sort_keys=True)
 
 
 def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,74 +1,92 @@
-"""The numbers of a plot as one tidy table, the content of the CSV file beside a figure; tables as CSV."""
+"""Numbers as text, as all tables, charts and files of a report write them; and which of many are shown."""
 
 from __future__ import annotations
 
-from functools import singledispatch
+import math
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
+DIGITS = 4  # significant digits of a number in a chart
+NBSP = "\N{NO-BREAK SPACE}"
+PER_CENT = f"{NBSP}%"
 
 
-@singledispatch
-def table(plot: Plot) -> pd.DataFrame:
-    """Make a table of the drawn values: one row for each point, bar, cell or bubble.
+def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | None]:
+    """Round numbers for a chart; numbers that are not finite become None, because JSON has only finite numbers."""
+    return [_short(float(f"{value:.{digits}g}")) if math.isfinite(value) else None for value in values]
 
-    Columns have the titles of the axes. The table of several panels begins with the column ``panel``, the titles.
+
+def _short(value: float) -> float:
+    return int(value) if value == int(value) and abs(value) < 1e15 else value
+
+
+def written(value: float, percent: bool = False) -> str:
+    """Write a number for a reader; nan is a dash, and ``percent`` writes a share as 89.30 %.
+
+    >>> [written(value) for value in (0.123456, 12345.0, -0.012345, float("nan"), float("inf"))]
+    ['0.1235', '12,345', '−0.01235', '–', 'inf']
+    >>> written(0.25, percent=True).replace(NBSP, " ")
+    '25.00 %'
     """
-    raise NotImplementedError(f"no table for a {type(plot).__name__}")
+    if math.isnan(value):
+        return "–"
+    if percent:
+        text = f"{100 * value:.2f}{PER_CENT}"
+    elif math.isfinite(value) and value == int(value):
+        text = f"{int(value):,}"
+    else:
+        text = f"{value:.4g}"
+    return text.replace("-", "−")
 
 
-@table.register
-def _(plot: Panels) -> pd.DataFrame:
-    panels = [(title, table(panel)) for title, panel in plot.panels.items()]
-    return pd.concat([numbers.assign(panel=title) for title, numbers in panels], ignore_index=True).pipe(
-        _first, "panel"
-    )
+def with_interval(mean: float, half: float, percent: bool = False, sign: str = "") -> str:
+    """Write ``mean ± half`` with two significant digits of ``half``; without an interval (half nan), the mean alone.
+
+    >>> with_interval(0.2437, 0.101), with_interval(0.893, 0.0041, percent=True), with_interval(0.04, math.nan, True)
+    ('0.24 ± 0.10', '89.30 ± 0.41', '4.00')
+
+    Args:
+        mean: the mean.
+        half: half the width of the interval.
+        percent: whether the values are shares, written in per cent without the sign %.
+        sign: "+" writes the sign of a positive mean, too.
+    """
+    mean, half = (100 * mean, 100 * half) if percent else (mean, half)
+    if math.isnan(mean):
+        return "–"
+    usual = 2 if percent else 4
+    digits = max(0, 1 - math.floor(math.log10(half))) if 0 < half < math.inf else usual
+    digits = digits if digits <= usual + 2 else usual  # a narrower interval is a rounding error
+    text = f"{mean:{sign}z.{digits}f}"  # z: no minus before zero
+    return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
 
 
-@table.register
-def _(plot: Lines) -> pd.DataFrame:
-    """``mean``, ``low``, ``high``, ``seeds``; with marked points, whose y is in ``mean``, a column ``mark``."""
-    lines = [
-        line.points.rename_axis(plot.x.title).reset_index().assign(method=line.method, variant=line.variant, mark="")
-        for line in plot.lines
-    ]
-    marks = [{"method": mark.method, plot.x.title: mark.x, "mean": mark.y, "mark": mark.text} for mark in plot.marks]
-    numbers = pd.concat([*lines, pd.DataFrame(marks)], ignore_index=True).fillna({"variant": ""})
-    used = [name for name in ("method", "variant") if name == "method" or numbers[name].any()]
-    numbers = numbers if marks else numbers.drop(columns="mark")
-    return numbers[[*used, *(name for name in numbers if name not in ("method", "variant"))]]
+def plus_minus(mean: float, half: float, percent: bool = False) -> str:
+    """Write ``mean ± half`` with its unit, or the mean alone; see :func:`with_interval` and :func:`written`.
+
+    >>> plus_minus(0.2437, 0.101), plus_minus(0.5, math.nan)
+    ('0.24 ± 0.10', '0.5')
+    """
+    if not half > 0:
+        return written(mean, percent)
+    return with_interval(mean, half, percent) + PER_CENT * percent
 
 
-@table.register
-def _(plot: Dots) -> pd.DataFrame:
-    titles = {"x": plot.x.title, "y": plot.y.title}
-    every = [dots.rename(columns=titles).assign(method=method) for method, dots in plot.dots.items()]
-    return pd.concat(every, ignore_index=True).pipe(_first, "method")
+def thin(count: int, most: int) -> list[int]:
+    """Choose up to ``most`` evenly spaced indices below ``count``, always including the last.
+
+    >>> thin(10, 4), thin(5, 9), thin(9, 1)
+    ([0, 3, 6, 9], [0, 1, 2, 3, 4], [8])
+    """
+    return sorted({round(float(at)) for at in np.linspace(count - 1, 0, min(count, most))})
 
 
-@table.register
-def _(plot: Bars) -> pd.DataFrame:
-    return plot.parts.rename_axis("method").reset_index().melt("method", None, "part", plot.x.title)
-
-
-@table.register
-def _(plot: Heat) -> pd.DataFrame:
-    across = plot.x.title if plot.x.title != plot.y.title else f"other {plot.x.title}"
-    return plot.values.rename_axis(plot.y.title).reset_index().melt(plot.y.title, None, across, plot.colour.title)
-
-
-@table.register
-def _(plot: Surface) -> pd.DataFrame:
-    grid = pd.DataFrame(plot.loss, plot.steps, plot.steps).rename_axis("d1").reset_index()
-    return grid.melt("d1", None, "d2", "loss")
-
-
-@table.register
-def _(plot: Bubbles) -> pd.DataFrame:
-    grid = pd.DataFrame(plot.counts, plot.drawn).rename_axis("client").reset_index()
-    return grid.melt("client", None, "class", "examples")
+def fewer(shown: int, of: int, what: str) -> str:
+    """Note for a table or chart that shows ``shown`` out of ``of`` items; empty if all are shown."""
+    return f" ({shown:,} of {of:,} {what}, evenly spread)" if shown < of else ""
 
 
 def as_csv(numbers: pd.DataFrame) -> str:
@@ -92,7 +110,3 @@ def _no_formula(value: Any) -> Any:
     except ValueError:
         return f"'{value}"
     return value
-
-
-def _first(numbers: pd.DataFrame, name: str) -> pd.DataFrame:
-    return numbers[[name, *(other for other in numbers if other != name)]]

@@ -12,19 +12,17 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report import charts, clients, explorers, holdings, resources, screen, tables
+from fl_lightning.report import charts, clients, explorers, resources, screen, tables
 from fl_lightning.report.frames import client_names
 from fl_lightning.report.index import Experiment
-from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Section, Table
+from fl_lightning.report.methods import AFTER, CONFLICT, Method, logged
+from fl_lightning.report.parts import Chart, Section
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
 from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import KNOWN, is_item
-from fl_lightning.runs.critical import critical_round
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
-COHERENCE = "coherence/local"
 HERE = Path(__file__).parent
 SCRIPTS = ("state", "draw", "explore", "cursor", "clients", "export", "page")  # one scope, in this order
 # Title and metric groups of each section; a metric's group stands before the slash. Other groups are in the last one.
@@ -40,21 +38,13 @@ SECTIONS = {
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),
 }
-# Heat maps over the rounds of a section: prefix of the metrics, the thing that their numbers stand for ("client" or
+COHORT = "Share of each class among the examples of the round's clients, by the clients' weights."
+WEIGHTS = "Weight of each client in the sum of the updates; a brighter cell is a larger weight."
+# The heat map over the rounds of a section: prefix of the metrics, the thing that their numbers stand for ("client" or
 # "class"), title, caption, whether the values are shares.
 HEATS = {
-    "coherence": (
-        (
-            *("cohort/share", "class", "Classes of the cohort"),
-            *("Share of each class among the examples of the round's clients, by the clients' weights.", True),
-        ),
-    ),
-    "fedlaw": (
-        (
-            *("fedlaw/weight", "client", "Learned weights λ"),
-            *("Weight of each client in the sum of the updates; a brighter cell is a larger weight.", False),
-        ),
-    ),
+    "coherence": ("cohort/share", "class", "Classes of the cohort", COHORT, True),
+    "fedlaw": ("fedlaw/weight", "client", "Learned weights λ", WEIGHTS, False),
 }
 STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on every page that loads Plotly
 LISTED = 6  # largest number of methods that the page's title names
@@ -95,15 +85,13 @@ def render(experiments: Sequence[Experiment]) -> str:
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     templates.filters["figure"] = screen.figure
     several, described = len(experiments) > 1, parts(experiments)
-    links = [f"#{part.key}name" for part in described]
     names = described[0].methods
-    many = f"{len(described)} experiments" if several else f"{len(names)} methods" if len(names) > LISTED else ""
-    title = many or " · ".join(names)
+    title = " · ".join(names) if len(names) <= LISTED else f"{len(names)} methods"
     return filled(
         templates.get_template("page.html.j2"),
-        title=title,
+        title=f"{len(described)} experiments" if several else title,
         parts=described,
-        index=tables.index(experiments, links) if several else None,
+        index=tables.index(experiments, [f"#{part.key}name" for part in described]) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(STYLE_OF_MAPS.sub("''", get_plotlyjs())),
@@ -126,58 +114,39 @@ def _part(experiment: Experiment, key: str, of: int) -> Part:
 
 def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:
     methods = experiment.methods
-    yield _summary(experiment)
-    yield _settings(methods)
+    summary = list(dict.fromkeys([*(each.metric for each in experiment.comparisons), CONFLICT]))
+    yield _summary(experiment, summary)
+    differ, same = tables.settings(methods), tables.shared(methods)
+    yield Section("settings", "Settings", tables=_some(differ), folded=_some(same), texts=_configs(methods))
     for key, (title, _) in SECTIONS.items():
-        names = [name for name in of_section(key, _names(methods)) if name not in _main(experiment)]
+        names = [name for name in of_section(key, logged(methods)) if name not in summary]
         notes = {name: note for name in names if (note := charts.constant(name, methods))}
-        curves = [_curve(name, methods) for name in names if name not in notes]
-        shown = [*curves, *_special(key, methods, budget)]
-        said = [*notes.values(), *_unchanged(key, methods)]
-        yield Section(key, title, charts=[chart for chart in shown if chart], notes=said)
-    drawn = [clients.scatter(methods), holdings.partition(methods)]
-    yield Section("clients", "Clients", charts=[each for each in drawn if each], clients=clients.listed(methods))
-    spent = [resources.time_of_round(methods), resources.seconds_by_round(methods), *resources.memory(methods)]
-    yield Section(
-        "time", "Time and memory", tables=_some(tables.times(methods)), charts=[each for each in spent if each]
-    )
+        curves = [charts.curve(name, methods) for name in names if name not in notes]
+        shown = _some(*curves, *_special(key, methods, budget))
+        said = [*notes.values(), *_some(_unchanged(key, methods))]
+        yield Section(key, title, charts=shown, notes=said)
+    drawn = _some(clients.scatter(methods), clients.partition(methods))
+    yield Section("clients", "Clients", charts=drawn, clients=clients.listed(methods))
+    spent = _some(resources.time_of_round(methods), *resources.by_round(methods))
+    yield Section("time", "Time and memory", tables=_some(tables.times(methods)), charts=spent)
     yield Section("environment", "Environment", tables=_some(tables.environment(methods)))
 
 
-def _some(table: Table | None) -> list[Table]:
-    return [table] if table else []
+def _some(*found: Any) -> list[Any]:
+    return [each for each in found if each]
 
 
-def _summary(experiment: Experiment) -> Section:
+def _summary(experiment: Experiment, metrics: Sequence[str]) -> Section:
+    """Compare the methods, and draw the metrics by which they are compared, and the conflict ratio."""
     compared = experiment.comparisons
-    charts = [_curve(metric, experiment.methods) for metric in _main(experiment)]
     return Section(
         "summary",
         "Summary",
         tables=[table(each) for each in compared],
-        charts=[chart for chart in charts if chart],
+        charts=_some(*(charts.curve(metric, experiment.methods) for metric in metrics)),
         sentences=[verdict(each) for each in compared],
         folded=[tables.last_and_best(experiment.methods)],
     )
-
-
-def _main(experiment: Experiment) -> list[str]:
-    """Return the metrics that the summary draws: the one by which methods are compared, and the conflict ratio."""
-    return list(dict.fromkeys([*(each.metric for each in experiment.comparisons), charts.CONFLICT]))
-
-
-def _settings(methods: Sequence[Method]) -> Section:
-    differ, same = tables.settings(methods), tables.shared(methods)
-    return Section("settings", "Settings", tables=_some(differ), folded=_some(same), texts=_configs(methods))
-
-
-def _names(methods: Sequence[Method]) -> list[str]:
-    return list(dict.fromkeys(name for method in methods for run in method.runs for name in run.names))
-
-
-def _curve(name: str, methods: Sequence[Method]) -> Chart | None:
-    chart = charts.curve(name, methods)
-    return _with_critical_rounds(chart, methods) if chart and name == COHERENCE else chart
 
 
 def of_section(section: str, metrics: Iterable[str]) -> list[str]:
@@ -186,52 +155,40 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
     Metrics of the corrected updates are drawn in the chart of the metric before the correction.
     """
     groups = SECTIONS[section][1]
-    named = {group for _, others in SECTIONS.values() for group in others}
+    named = {"test", *(group for _, others in SECTIONS.values() for group in others)}
     order = {name: position for position, name in enumerate(KNOWN)}
 
     def belongs(metric: str) -> bool:
         group = metric.partition("/")[0]
-        return group in groups if groups else group not in named and group != "test"
+        drawn = metric in KNOWN or not metric.startswith(NO_CURVE)
+        return drawn and not is_item(metric) and (group in groups if groups else group not in named)
 
-    single = [name for name in dict.fromkeys(metrics) if not is_item(name)]
-    found = [name for name in single if belongs(name) and (name in KNOWN or not name.startswith(NO_CURVE))]
-    alone = [
-        name
-        for name in found
-        if name.removesuffix(charts.AFTER) == name or name.removesuffix(charts.AFTER) not in found
-    ]
+    found = [name for name in metrics if belongs(name)]
+    afters = {name + AFTER for name in found}
+    alone = [name for name in found if name not in afters]
     return sorted(alone, key=lambda metric: order.get(metric, len(order)))
 
 
 def _special(section: str, methods: Sequence[Method], budget: int) -> list[Chart | None]:
     """Make the charts of a section other than curves of one metric."""
-    shown = [holdings.over_rounds(methods, *heat) for heat in HEATS.get(section, ())]
     if section == "conflict":
         return [charts.layers(methods), explorers.cosines(methods, budget)]
     if section == "curvature":
         return [charts.spectrum(methods), explorers.surfaces(methods, budget)]
-    return [*shown]
+    return [charts.over_rounds(methods, *HEATS[section])] if section in HEATS else []
 
 
-def _unchanged(section: str, methods: Sequence[Method]) -> list[str]:
-    notes = [holdings.constant_items(methods, prefix, title) for prefix, _, title, *_ in HEATS.get(section, ())]
-    return [note for note in notes if note]
-
-
-def _with_critical_rounds(chart: Chart, methods: Sequence[Method]) -> Chart:
-    points = {}
-    for method in methods:
-        mean = method.band(COHERENCE)["mean"]
-        if (position := critical_round(mean.tolist())) is not None:
-            points[method.name] = (int(mean.index[position - 1]), float(mean.iloc[position - 1]))
-    return charts.mark(chart, points, "critical round, the first with a negative mean over five rounds")
+def _unchanged(section: str, methods: Sequence[Method]) -> str:
+    prefix, _, title, *_ = HEATS.get(section, ("", "", ""))
+    return charts.constant_items(methods, prefix, title) if prefix else ""
 
 
 def _configs(methods: Sequence[Method]) -> dict[str, str]:
     """Return the config of each method's first run as YAML, by title."""
-    first = {method.label(method.runs[0]): method.runs[0].config for method in methods}
-    return {
-        f"Config of {name}": yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-        for name, config in first.items()
-        if config
-    }
+    found = {}
+    for method in methods:
+        run = method.runs[0]
+        if run.config:
+            text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
+            found[f"Config of {method.label(run)}"] = text
+    return found

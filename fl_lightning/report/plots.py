@@ -1,6 +1,7 @@
 """Plots as data: screen.py draws them with Plotly on the page, printed.py with Matplotlib for a paper.
 
 Every plot lists its methods by name. A method has the same colour, dashes and marks in all plots of a page or a paper.
+The ``table`` of a plot has a row for each drawn point, bar, cell or bubble, and columns with the titles of the axes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,10 @@ class Axis:
     Attributes:
         title: title of the axis, with the unit in brackets if there is one.
         percent: whether the values are shares, written in per cent.
-        log: whether the axis is logarithmic.
     """
 
     title: str
     percent: bool = False
-    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,11 @@ class Line:
     method: str
     points: pd.DataFrame
     variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The names of the method and of the variant."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,19 @@ class Lines:
     lines: Sequence[Line]
     marks: Sequence[Mark] = ()
 
+    def table(self) -> pd.DataFrame:
+        """Tabulate ``mean``, ``low``, ``high``, ``seeds`` of the points; marked points have ``mean`` and ``mark``."""
+        title = self.x.title
+        points = [line.points.rename_axis(title).reset_index() for line in self.lines]
+        lines = [
+            each.assign(method=line.method, variant=line.variant, mark="")
+            for each, line in zip(points, self.lines, strict=True)
+        ]
+        marks = [{"method": each.method, title: each.x, "mean": each.y, "mark": each.text} for each in self.marks]
+        numbers = pd.concat([*lines, pd.DataFrame(marks)], ignore_index=True).fillna({"variant": ""})
+        unused = [name for name, used in (("variant", numbers["variant"].any()), ("mark", marks)) if not used]
+        return _first(numbers.drop(columns=unused), "method", "variant")
+
 
 @dataclass(frozen=True)
 class Dots:
@@ -90,6 +107,17 @@ class Dots:
     y: Axis
     dots: Mapping[str, pd.DataFrame]
 
+    @property
+    def categories(self) -> list[str]:
+        """The names of categories along the y-axis; none if y are numbers."""
+        return list(dict.fromkeys(y for dots in self.dots.values() for y in dots["y"] if isinstance(y, str)))
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the dots, and what they stand for."""
+        titles = {"x": self.x.title, "y": self.y.title}
+        every = [dots.rename(columns=titles).assign(method=method) for method, dots in self.dots.items()]
+        return _first(pd.concat(every, ignore_index=True), "method")
+
 
 @dataclass(frozen=True)
 class Bars:
@@ -102,6 +130,10 @@ class Bars:
 
     x: Axis
     parts: pd.DataFrame
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the parts."""
+        return self.parts.rename_axis("method").reset_index().melt("method", None, "part", self.x.title)
 
 
 @dataclass(frozen=True)
@@ -126,6 +158,12 @@ class Heat:
     high: float
     diverging: bool = False
 
+    def table(self) -> pd.DataFrame:
+        """Tabulate the cells."""
+        down = self.y.title
+        across = self.x.title if self.x.title != down else f"other {down}"
+        return self.values.rename_axis(down).reset_index().melt(down, None, across, self.colour.title)
+
 
 @dataclass(frozen=True)
 class Surface:
@@ -139,6 +177,11 @@ class Surface:
 
     steps: NDArray[np.float64]
     loss: NDArray[np.float64]
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the loss by the steps along both directions."""
+        grid = pd.DataFrame(self.loss, self.steps, self.steps).rename_axis("d1").reset_index()
+        return grid.melt("d1", None, "d2", "loss")
 
 
 @dataclass(frozen=True)
@@ -158,6 +201,11 @@ class Bubbles:
         """The names of the clients that are drawn."""
         return None if self.names is None else list(self.names[: len(self.counts)])
 
+    def table(self) -> pd.DataFrame:
+        """Tabulate the numbers of examples."""
+        grid = pd.DataFrame(self.counts, self.drawn).rename_axis("client").reset_index()
+        return grid.melt("client", None, "class", "examples")
+
 
 @dataclass(frozen=True)
 class Panels:
@@ -172,6 +220,16 @@ class Panels:
     panels: Mapping[str, Lines | Heat | Surface | Bubbles]
     shared: bool = True
     columns: int = 0
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate all panels; the column ``panel`` has their titles."""
+        every = [plot.table().assign(panel=title) for title, plot in self.panels.items()]
+        return _first(pd.concat(every, ignore_index=True), "panel")
+
+
+def _first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Put the columns with these names first, those that there are."""
+    return numbers[sorted(numbers, key=lambda name: names.index(name) if name in names else len(names))]
 
 
 Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Panels

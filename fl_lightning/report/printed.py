@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fl_lightning.report.axes import Common, common, paint, set_ruler, y_names, y_range
-from fl_lightning.report.numbers import as_csv, table
+from fl_lightning.report.axes import Common, common, paint, set_ruler, y_range
+from fl_lightning.report.numbers import as_csv
 from fl_lightning.report.plots import Bars, Bubbles, Dots, Heat, Lines, Panels, Plot, Surface
 from fl_lightning.runs.pictures import LETTERS, save_png
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-STYLE = Path(__file__).parent / "print.mplstyle"
+STYLE = Path(str(files("fl_lightning.report") / "print.mplstyle"))
 COLUMN, PAGE = 3.25, 6.75  # widths in inches of a column and of both; as ICML, and fit for ACM, AAAI and IEEE
 LETTER, ROW = 0.065, 0.15  # mean width of a letter, height of a line of text, in inches
 LABELS = 0.4  # height of ticks and title of an x-axis, in inches
@@ -52,7 +53,7 @@ def save(
                 save_png(figure, path)
             else:
                 figure.savefig(path, metadata=NO_FACTS.get(kind))
-    (folder / f"{name}.csv").write_text(as_csv(table(plot)), encoding="utf-8")
+    (folder / f"{name}.csv").write_text(as_csv(plot.table()), encoding="utf-8")
 
 
 def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
@@ -104,20 +105,15 @@ def _height(plot: Plot, width: float) -> float:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):
         return width
-    named = 1.1 * ROW * len(y_names(plot)) if isinstance(plot, Dots) else 0.0
+    named = 1.1 * ROW * len(plot.categories) if isinstance(plot, Dots) else 0.0
     return max(min(max(0.62 * width, LOWEST), HIGHEST), named) + LABELS
 
 
 def _set_ranges(plot: Plot, panels: Sequence[Plot], axes: Sequence[Axes]) -> None:
-    from matplotlib.ticker import LogLocator
-
     shared = isinstance(plot, Panels) and plot.shared
     lines = [(each, one) for each, one in zip(panels, axes, strict=True) if isinstance(each, Lines)]
     for each, one in lines:
-        low, high = y_range([other for other, _ in lines if other.y == each.y] if shared else [each])
-        one.set_ylim(low, high)
-        if each.y.log:
-            one.yaxis.set_major_locator(LogLocator(subs=(1,) if high > 100 * low else (1, 2, 5)))
+        one.set_ylim(y_range([other for other, _ in lines if other.y == each.y] if shared else [each]))
 
 
 def _drop_repeated(axes: Sequence[Axes], columns: int) -> None:

@@ -43,7 +43,7 @@ class Result:
         Raises:
             ConfigurationError: there is not one other method than the baseline, but none or several.
         """
-        found = [each.mean_difference for one in self.comparisons for each in one.others if each.mean_difference]
+        found = [each.apart["mean"] for one in self.comparisons for each in one.others]
         if len(found) != 1:
             raise ConfigurationError(
                 f"p is that of one method and a baseline, got {len(found)} comparisons: see mean_p in the table"

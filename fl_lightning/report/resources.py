@@ -9,7 +9,8 @@ import pandas as pd
 
 from fl_lightning.report.charts import ROUND, lines
 from fl_lightning.report.methods import Method
-from fl_lightning.report.parts import Chart, Table, rounded, written
+from fl_lightning.report.numbers import rounded, written
+from fl_lightning.report.parts import Chart, Table
 from fl_lightning.report.plots import Axis, Bars, Line
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import band
@@ -22,16 +23,24 @@ PARTS = {
     "rest": "evaluation, logs, checkpoints",
 }
 BYTES = "bytes/total"
+MEASURED = "Measured at the end of each round."
+# Columns of a run's timings with a chart by round: title, caption, axis, and the column's value that is 1 on the axis.
+BY_ROUND = {
+    "seconds": ("Time by round", "Wall time of each round.", Axis("seconds"), 1),
+    "memory_mib": ("Memory of the process", MEASURED, Axis("GiB"), 1024),
+    "gpu_mib": ("Peak memory on the GPU", MEASURED, Axis("GiB"), 1024),
+}
 TIMES = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))  # units in seconds; used for times of 3 units or more
 SIZES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def time_of_round(methods: Sequence[Method]) -> Chart | None:
     """Draw the seconds of a round by part, median over the rounds, one bar per method."""
-    usual = {method.name: table.median() for method in methods if len(table := seconds_by_part(method))}
-    if not usual:
+    timed = {method.name: [run.timings for run in method.runs if len(run.timings)] for method in methods}
+    means = {name: pd.concat(each).groupby(level=0).mean() for name, each in timed.items() if each}
+    if not means:
         return None
-    parts = pd.DataFrame(usual).T.fillna(0.0)
+    parts = pd.DataFrame({name: each[list(PARTS)].median() for name, each in means.items()}).T.rename(columns=PARTS)
     rows = [[str(name), *map(written, row)] for name, row in zip(parts.index, parts.to_numpy(), strict=True)]
     spoken = "; ".join(
         f"{name}: " + ", ".join(f"{part} {value} s" for part, value in zip(parts, row, strict=True))
@@ -47,36 +56,17 @@ def time_of_round(methods: Sequence[Method]) -> Chart | None:
     )
 
 
-def seconds_by_part(method: Method) -> pd.DataFrame:
-    """Compute the seconds of each part of a round, by round, mean over the runs; empty without timings."""
-    timed = [run.timings for run in method.runs if len(run.timings)]
-    if not timed:
-        return pd.DataFrame()
-    return pd.concat(timed).groupby(level=0).mean()[list(PARTS)].rename(columns=PARTS)
-
-
-def seconds_by_round(methods: Sequence[Method]) -> Chart | None:
-    """Draw the seconds of each round, one line per method."""
-    return _timed(methods, "seconds", 1.0, "Time by round", "Wall time of each round.", Axis("seconds"))
-
-
-def memory(methods: Sequence[Method]) -> list[Chart]:
-    """Draw the memory of the process and, if there is one, of the GPU."""
-    named = {"memory_mib": "Memory of the process", "gpu_mib": "Peak memory on the GPU"}
-    caption, y = "Measured at the end of each round.", Axis("GiB")
-    charts = [_timed(methods, column, 1 / 1024, title, caption, y) for column, title in named.items()]
-    return [chart for chart in charts if chart]
-
-
-def _timed(methods: Sequence[Method], column: str, unit: float, title: str, caption: str, y: Axis) -> Chart | None:
-    """Draw a column of timings.csv times ``unit``; None if there are no values, or all values are zero."""
-    drawn = []
-    for method in methods:
-        columns = {n: run.timings[column] * unit for n, run in enumerate(method.runs) if column in run.timings}
-        drawn.append(Line(method.name, band(pd.DataFrame(columns))))
-    if not any((line.points["mean"] > 0).any() for line in drawn):
-        return None
-    return lines(column, title, caption, drawn, ROUND, y)
+def by_round(methods: Sequence[Method]) -> list[Chart | None]:
+    """Draw the seconds of each round, the memory of the process and that of the GPU; None without values above 0."""
+    charts = []
+    for column, (title, caption, y, unit) in BY_ROUND.items():
+        drawn = []
+        for method in methods:
+            columns = {n: run.timings[column] / unit for n, run in enumerate(method.runs) if column in run.timings}
+            drawn.append(Line(method.name, band(pd.DataFrame(columns))))
+        some = any((line.points["mean"] > 0).any() for line in drawn)
+        charts.append(lines(column, title, caption, drawn, ROUND, y) if some else None)
+    return charts
 
 
 def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
@@ -87,10 +77,8 @@ def axes(methods: Sequence[Method]) -> list[dict[str, Any]]:
         the runs, summed since the first round.
     """
     found = []
-    for key, title, read, units in (
-        ("seconds", "training time", _time, TIMES),
-        ("bytes", "bytes sent", _bytes, SIZES),
-    ):
+    kinds = (("seconds", "training time", _time, TIMES), ("bytes", "bytes sent", _bytes, SIZES))
+    for key, title, read, units in kinds:
         means = [_mean([read(run) for run in method.runs]) for method in methods]
         if any(len(each) for each in means):
             largest = max(float(each.max()) for each in means if len(each))

@@ -7,9 +7,8 @@ from functools import singledispatch
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from fl_lightning.report.parts import rounded
+from fl_lightning.report.numbers import rounded
 from fl_lightning.report.plots import BYTES, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Panels, Plot, Surface
 from fl_lightning.runs.pictures import MARKED
 
@@ -37,28 +36,22 @@ def figure(plot: Plot, names: Sequence[str]) -> dict[str, Any]:
 def _(plot: Lines, names: Sequence[str]) -> dict[str, Any]:
     data = [trace for line in plot.lines for trace in _line(line, names.index(line.method))]
     for mark in plot.marks:
-        number = names.index(mark.method)
-        data.append(
-            {
-                "x": [mark.x],
-                "y": rounded([mark.y]),
-                "name": f"{mark.method}: {mark.text}",
-                "mode": "markers",
-                "marker": {"symbol": "diamond", "size": 13},
-                "meta": {"method": number, "role": "mark"},
-            }
-        )
+        look = {"mode": "markers", "marker": {"symbol": "diamond", "size": 13}}
+        meta = {"method": names.index(mark.method), "role": "mark"}
+        place = {"x": [mark.x], "y": rounded([mark.y]), "name": f"{mark.method}: {mark.text}"}
+        data.append({**place, **look, "meta": meta})
     layout = {"height": HEIGHT, "hovermode": "x", "xaxis": _axis(plot.x), "yaxis": _axis(plot.y)}
     return {"kind": "lines", "rounds": plot.x.title == "round", "data": data, "layout": layout}
 
 
 def _line(line: Line, number: int) -> list[dict[str, Any]]:
     points, meta = line.points, {"method": number, "variant": line.variant}
-    xs = _spaced(points.index.tolist())
+    steps, xs = {*np.diff(points.index).tolist()}, points.index.tolist()
+    across = {"x0": xs[0], "dx": steps.pop()} if len(steps) == 1 else {"x": xs}  # evenly spaced: start and step
     mean = {
-        **xs,
+        **across,
         "y": rounded(points["mean"]),
-        "name": line.method + (f", {line.variant}" if line.variant else ""),
+        "name": line.name,
         "mode": "lines+markers" if len(points) <= MARKED and not line.variant else "lines",
         "line": {"dash": "dot" if line.variant else DASHES[number % len(DASHES)]},
         "marker": {"symbol": MARKS[number % len(MARKS)]},
@@ -66,19 +59,13 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
     }
     if points["seeds"].max() < 2:
         return [mean]
-    low = {**xs, "y": rounded(points["low"]), "meta": {**meta, "role": "low"}}
-    high = {**xs, "y": rounded(points["high"]), "fill": "tonexty", "meta": {**meta, "role": "high"}}
+    low = {**across, "y": rounded(points["low"]), "meta": {**meta, "role": "low"}}
+    high = {**across, "y": rounded(points["high"]), "fill": "tonexty", "meta": {**meta, "role": "high"}}
     return [low, high, mean]
 
 
-def _spaced(xs: Sequence[float]) -> dict[str, Any]:
-    """Return the positions along x; if evenly spaced, as start and step."""
-    steps = set(np.diff(xs).tolist())
-    return {"x0": xs[0], "dx": steps.pop()} if len(steps) == 1 else {"x": list(xs)}
-
-
 def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
-    described: dict[str, Any] = {"title": {"text": axis.title}, "type": "log" if axis.log else None}
+    described: dict[str, Any] = {"title": {"text": axis.title}}
     if axis.title == BYTES:
         described |= {"exponentformat": "SI", "ticksuffix": "B", "automargin": True}
     return {**described, "tickformat": ".3~%" if axis.percent else None, "zeroline": False, **more}
@@ -86,53 +73,30 @@ def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
 
 @figure.register
 def _(plot: Dots, names: Sequence[str]) -> dict[str, Any]:
-    data = [
-        {
-            "x": rounded(dots["x"]),
-            "y": _values(dots["y"]),
-            "text": list(dots["name"]),
-            "name": method,
-            "mode": "markers",
-            "marker": {"symbol": MARKS[names.index(method) % len(MARKS)]},
-            "meta": {"method": names.index(method), "role": "dots"},
-            **({"customdata": dots["client"].tolist()} if "client" in dots else {}),
-        }
-        for method, dots in plot.dots.items()
-    ]
-    rows = max((len(dots) for dots in plot.dots.values()), default=0) if _named(plot) else 0
+    data = []
+    for method, dots in plot.dots.items():
+        number, ys = names.index(method), list(dots["y"]) if plot.categories else rounded(dots["y"])
+        look = {"mode": "markers", "marker": {"symbol": MARKS[number % len(MARKS)]}}
+        data.append({"x": rounded(dots["x"]), "y": ys, "text": list(dots["name"]), "name": method, **look})
+        data[-1]["meta"] = {"method": number, "role": "dots"}
+        if "client" in dots:
+            data[-1]["customdata"] = dots["client"].tolist()
+    rows = max(map(len, plot.dots.values())) if plot.categories else 0
     down = {"type": "category", "autorange": "reversed", "automargin": True} if rows else {}
     layout = {"height": max(HEIGHT, ROW * rows + 90), "hovermode": "closest"}
     return {"kind": "dots", "data": data, "layout": {**layout, "xaxis": _axis(plot.x), "yaxis": _axis(plot.y, **down)}}
 
 
-def _named(plot: Dots) -> bool:
-    return not any(pd.api.types.is_numeric_dtype(dots["y"]) for dots in plot.dots.values())
-
-
-def _values(values: pd.Series) -> list[Any]:
-    return rounded(values) if pd.api.types.is_numeric_dtype(values) else [str(value) for value in values]
-
-
 @figure.register
 def _(plot: Bars, names: Sequence[str]) -> dict[str, Any]:
-    data = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": list(plot.parts.index),
-            "x": rounded(plot.parts[part]),
-            "name": str(part),
-            "meta": {"part": number, "role": "part", "methods": [names.index(name) for name in plot.parts.index]},
-        }
-        for number, part in enumerate(plot.parts)
-    ]
-    layout = {
-        "height": max(200, 60 + 40 * len(plot.parts)),
-        "barmode": "stack",
-        "hovermode": "y unified",
-        "xaxis": _axis(plot.x),
-        "yaxis": {"autorange": "reversed", "automargin": True},
-    }
+    bars, methods = list(plot.parts.index), [names.index(name) for name in plot.parts.index]
+    data = []
+    for number, part in enumerate(plot.parts):
+        meta = {"part": number, "role": "part", "methods": methods}
+        lengths = {"y": bars, "x": rounded(plot.parts[part]), "name": str(part)}
+        data.append({"type": "bar", "orientation": "h", **lengths, "meta": meta})
+    layout = {"height": max(200, 60 + 40 * len(bars)), "barmode": "stack", "hovermode": "y unified"}
+    layout |= {"xaxis": _axis(plot.x), "yaxis": {"autorange": "reversed", "automargin": True}}
     return {"kind": "bars", "data": data, "layout": layout}
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.commands import counted
 from fl_lightning.report.index import Experiment
-from fl_lightning.report.methods import Method, every_run
-from fl_lightning.report.parts import Table, plus_minus, written
+from fl_lightning.report.methods import Method, every_run, logged
+from fl_lightning.report.numbers import plus_minus, written
+from fl_lightning.report.parts import Table
 from fl_lightning.runs.catalogue import about, lower_is_better
 from fl_lightning.runs.seeds import interval, label
 from fl_lightning.runs.settings import CLASS, RULES
@@ -52,27 +54,21 @@ TIMES = {
     "monitors": "monitors",
     "rest": "the rest",
 }
-SHOWN = 1000  # about the largest number of clients in all tables of a page
 
 
 def last_and_best(methods: Sequence[Method]) -> Table:
     """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss."""
-    names = dict.fromkeys(name for method in methods for run in method.runs for name in run.names)
+    names = logged(methods)
     metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
+    bests = {metric: [False] if metric.startswith("test/") else [False, True] for metric in metrics}
     head = ["method", "seeds", "rounds"]
     for metric in metrics:
         title = about(metric).title
-        head += [title] if metric.startswith("test/") else [f"{title}: last", f"{title}: best round"]
+        head += [f"{title}: last", f"{title}: best round"] if True in bests[metric] else [title]
     rows = []
     for method in methods:
-        rounds = sorted({int(run.metrics.index.max()) for run in method.runs})
-        row = [method.name, _seeds(method), "–".join(dict.fromkeys([f"{rounds[0]:,}", f"{rounds[-1]:,}"]))]
-        for metric in metrics:
-            row += [
-                _over_seeds(method, metric, best)
-                for best in ((False,) if metric.startswith("test/") else (False, True))
-            ]
-        rows.append(row)
+        row = [method.name, _seeds(method), _range(run.rounds[0] for run in method.runs)]
+        rows.append([*row, *(_over_seeds(method, metric, best) for metric in metrics for best in bests[metric])])
     several = any(len(method.runs) > 1 for method in methods)
     about_seeds = ": means over the seeds ± half of the 95 % t interval" if several else ""
     return Table(head, rows, f"Last and best rounds{about_seeds}. {BEST}")
@@ -80,13 +76,12 @@ def last_and_best(methods: Sequence[Method]) -> Table:
 
 def finished(methods: Sequence[Method]) -> str:
     """Say whether all runs have finished their rounds, or at which round they stopped."""
-    done = [(int(run.metrics.index.max()), run.config) for method in methods for run in method.runs]
-    wanted = [(last, (config.get("trainer") or {}).get("max_epochs")) for last, config in done]
-    stopped = [(last, most) for last, most in wanted if most and last < most]
+    rounds = [run.rounds for method in methods for run in method.runs]
+    stopped = sorted((done, asked) for done, asked in rounds if asked and done < asked)
     if not stopped:
         return "finished"
-    some = f"{len(stopped)} of {len(wanted)} runs " if len(wanted) > 1 else ""
-    return f"{some}stopped at round {min(stopped)[0]:,} of {min(stopped)[1]:,}"
+    some = f"{len(stopped)} of {len(rounds)} runs " if len(rounds) > 1 else ""
+    return f"{some}stopped at round {stopped[0][0]:,} of {stopped[0][1]:,}"
 
 
 def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
@@ -98,9 +93,8 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
     """
     rows = []
     for each in experiments:
-        seeds = sorted({len(method.runs) for method in each.methods})
-        counted = "–".join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))
-        row = [each.name, _few([method.name for method in each.methods]), counted, finished(each.methods)]
+        seeds = _range(len(method.runs) for method in each.methods)
+        row = [each.name, _few([method.name for method in each.methods]), seeds, finished(each.methods)]
         for comparison in each.comparisons[:1]:
             metric = comparison.metric
             choose = min if lower_is_better(metric) else max
@@ -109,6 +103,11 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
         rows.append([*row, *["–"] * (8 - len(row))])
     head = ["experiment", "methods", "seeds", "status", "measure", "best method at the end", "last round", "best round"]
     return Table(head, rows, f"Experiments on this page. {BEST}", words=True, links=links)
+
+
+def _range(numbers: Iterable[int]) -> str:
+    found = sorted(numbers)
+    return "–".join(dict.fromkeys([f"{found[0]:,}", f"{found[-1]:,}"]))
 
 
 def _few(names: Sequence[str]) -> str:
@@ -121,9 +120,8 @@ def _seeds(method: Method) -> str:
 
 
 def _over_seeds(method: Method, metric: str, best: bool) -> str:
-    values = [run.metrics[metric].dropna() for run in method.runs if metric in run.metrics]
-    chosen = "last" if not best else "min" if lower_is_better(metric) else "max"
-    picked = [each.iloc[-1] if chosen == "last" else each.agg(chosen) for each in values if len(each)]
+    choose = "min" if lower_is_better(metric) else "max"
+    picked = [each.agg(choose) if best else each.iloc[-1] for each in method.series(metric).values()]
     return plus_minus(*interval(picked), about(metric).percent)
 
 
@@ -132,9 +130,8 @@ def settings(methods: Sequence[Method]) -> Table | None:
     configured = [method for method in methods if method.settings]
     if len(configured) == 1:
         known = [name for name in MAIN if configured[0].settings.get(name) is not None]
-        rows = [[_called(name), _value(configured[0], name)] for name in known]
-        return Table(["setting", "value"], rows, "Main settings", words=True)
-    rows = [[_called(name), *(_value(method, name) for method in configured)] for name in _differing(configured)]
+        return Table(["setting", "value"], _rows(known, configured), "Main settings", words=True)
+    rows = _rows(_differing(configured), configured)
     head = ["setting", *(method.name for method in configured)]
     return Table(head, rows, "Settings that differ", words=True) if rows else None
 
@@ -146,9 +143,9 @@ def shared(methods: Sequence[Method]) -> Table | None:
         return None
     differ, known = _differing(configured), configured[0].settings
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
-    rows = [[_called(name), _value(configured[0], name)] for name in names]
-    one = "1 setting is" if len(rows) == 1 else f"{len(rows)} settings are"
-    return Table(["setting", "value"], rows, f"{one} the same for all methods", words=True) if rows else None
+    rows, are = _rows(names, configured[:1]), "is" if len(names) == 1 else "are"
+    caption = f"{counted(len(names), 'setting')} {are} the same for all methods"
+    return Table(["setting", "value"], rows, caption, words=True) if rows else None
 
 
 def _differing(methods: Sequence[Method]) -> list[str]:
@@ -158,12 +155,12 @@ def _differing(methods: Sequence[Method]) -> list[str]:
     return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
 
 
-def _called(name: str) -> str:
-    return MAIN.get(name, name.removesuffix(CLASS))
-
-
-def _value(method: Method, name: str) -> str:
-    return label(value) if (value := method.settings.get(name)) is not None else "–"
+def _rows(names: Iterable[str], methods: Sequence[Method]) -> list[list[str]]:
+    """Write settings: a row for each, a column for each method."""
+    return [
+        [MAIN.get(name, name.removesuffix(CLASS)), *(label(method.settings.get(name)) for method in methods)]
+        for name in names
+    ]
 
 
 def times(methods: Sequence[Method]) -> Table | None:
@@ -171,12 +168,11 @@ def times(methods: Sequence[Method]) -> Table | None:
     head = ["method", "minutes in total", *TIMES.values(), "memory, GiB", "GPU, GiB"]
     rows = []
     for method in methods:
-        timed = [run.timings for run in method.runs if len(run.timings)]
-        if timed:
-            seconds = [each["seconds"].sum() / 60 for each in timed]
+        if timed := [run.timings for run in method.runs if len(run.timings)]:
+            minutes = np.mean([each["seconds"].sum() / 60 for each in timed])
             usual = [np.mean([each[name].median() for each in timed]) for name in TIMES]
-            peaks = [np.max([each[name].max() for each in timed]) / 1024 for name in ("memory_mib", "gpu_mib")]
-            rows.append([method.name, *(written(float(value)) for value in (np.mean(seconds), *usual, *peaks))])
+            peaks = [max(each[name].max() for each in timed) / 1024 for name in ("memory_mib", "gpu_mib")]
+            rows.append([method.name, *(written(float(value)) for value in (minutes, *usual, *peaks))])
     caption = "Time (median over the rounds, mean over the runs) and largest memory"
     return Table(head, rows, caption) if rows else None
 
@@ -193,9 +189,8 @@ def environment(methods: Sequence[Method]) -> Table | None:
         for key, values in found.items()
         for value, names in _listed(key, values).items()
     ]
-    if len(runs) == 1:
-        return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
-    return Table(["what", "value", "runs"], rows, MADE_WITH, words=True) if rows else None
+    head = ["what", "value", "runs"][: 2 if len(runs) == 1 else 3]
+    return Table(head, [row[: len(head)] for row in rows], MADE_WITH, words=True) if rows else None
 
 
 def _listed(key: str, values: Mapping[str, list[str]]) -> Mapping[str, list[str]]:

@@ -6,16 +6,17 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.charts import AFTER, CONFLICT
+from fl_lightning.commands import counted
 from fl_lightning.report.comparison import BASELINE, Comparison, Difference, Standing
-from fl_lightning.report.methods import Method
-from fl_lightning.report.numbers import as_csv
-from fl_lightning.report.parts import NBSP, PER_CENT, Table, pipes, with_interval, written
+from fl_lightning.report.methods import AFTER, CONFLICT, Method
+from fl_lightning.report.numbers import NBSP, PER_CENT, as_csv, with_interval, written
+from fl_lightning.report.parts import Table, pipes
 from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
 from fl_lightning.runs.seeds import FEWEST_SEEDS
 from fl_lightning.runs.settings import RULES
@@ -26,6 +27,7 @@ NO_BASELINE = "No baseline: add `--trainer.callbacks ConflictMonitor` to the com
 # What LaTeX lacks, after pandas has escaped the rest.
 LATEX = {"±": r"$\pm$", "−": "$-$", "–": "--", NBSP: "~", "<": "$<$", ">": "$>$"}
 HEAD = 12  # number of letters in a line of a head in LaTeX
+OF_A_DIFFERENCE = ("difference", "difference_half_width", "p", "paired_seeds")  # endings of columns of numbers
 BREAK = "\N{LINE SEPARATOR}"  # in a cell of two lines
 
 
@@ -38,17 +40,9 @@ def verdict(comparison: Comparison) -> str:
     prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
     if not comparison.others:
         return prefix + words.alone(comparison.standings[0])
-    if max(_paired(each)[0].seeds for each in comparison.others) < FEWEST_SEEDS:
+    if max(each.apart["mean"].seeds for each in comparison.others) < FEWEST_SEEDS:
         return prefix + words.too_few()
     return prefix + (words.of_one(comparison.others[0]) if len(comparison.others) == 1 else words.of_several())
-
-
-def _paired(standing: Standing) -> tuple[Difference, Difference]:
-    """Return a method's differences to the baseline: in the mean over the rounds, and after the last round."""
-    mean, last = standing.mean_difference, standing.last_difference
-    assert mean is not None  # only the baseline has no differences
-    assert last is not None
-    return mean, last
 
 
 class _Words:
@@ -59,37 +53,34 @@ class _Words:
         self.percent, title = about(comparison.metric).percent, about(comparison.metric).title
         # A metric that the catalogue lacks keeps its name.
         self.title = title if title == comparison.metric else title[0].lower() + title[1:]
-        self.mean = f"mean {self.title} over the rounds"
+        self.mean, self.unit = f"mean {self.title} over the rounds", PER_CENT * self.percent
         # What one method does to the baseline, then what several do.
         self.wins, self.loses = ("beats", "beat"), ("falls short of", "fall short of")
         if not is_quality(comparison.metric):
             self.wins, self.loses = ("is above", "are above"), ("is below", "are below")
 
     def alone(self, standing: Standing) -> str:
-        last, mean = (
-            f"{with_interval(*each, self.percent)}{PER_CENT * self.percent}" for each in (standing.last, standing.mean)
-        )
-        seeds = _count(len(standing.method.runs))
+        last, mean = (with_interval(*each, self.percent) + self.unit for each in (standing.last, standing.mean))
+        seeds = counted(len(standing.method.runs), "seed")
         said = f"{self.base} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
         said += _conflict(standing.method)
         return said if standing.method.settings.get(RULES, BASELINE) == BASELINE else f"{said}\n{NO_BASELINE}"
 
     def too_few(self) -> str:
-        paired = {each.method.short: _paired(each) for each in self.comparison.others}
-        most = max(mean.seeds for mean, _ in paired.values())
-        if not most:
+        others = [each for each in self.comparison.others if each.apart["mean"].seeds]
+        if not others:
             return f"No verdict: no method has a seed in common with {self.base}."
+        most = max(each.apart["mean"].seeds for each in others)
         apart = ", ".join(
-            f"{name} {self.by(mean)} ({self.by(last)} after the last round)"
-            for name, (mean, last) in paired.items()
-            if mean.seeds
+            f"{each.method.short} {self.by(each.apart['mean'])} ({self.by(each.apart['last'])} after the last round)"
+            for each in others
         )
-        few = f"{_count(most)} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
+        few = f"{counted(most, 'seed')} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
         return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {apart}."
 
     def of_one(self, standing: Standing) -> str:
-        name, (mean, last) = standing.method.short, _paired(standing)
-        sure = f"{self.edges(mean)}, {_p(mean)}, {_count(mean.seeds)}"
+        name, mean, last = standing.method.short, standing.apart["mean"], standing.apart["last"]
+        sure = f"{self.edges(mean)}, {_p(mean)}, {counted(mean.seeds, 'seed')}"
         if mean.is_clear:
             way = self.wins if self.is_better(mean) else self.loses
             first = f"{name} {way[0]} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
@@ -100,9 +91,8 @@ class _Words:
 
     def of_several(self) -> str:
         way = 1 if lower_is_better(self.comparison.metric) else -1
-        paired = {each.method.short: _paired(each) for each in self.comparison.others}
-        paired = dict(sorted(paired.items(), key=lambda each: way * each[1][0].mean))
-        means, lasts = ({name: pair[at] for name, pair in paired.items()} for at in (0, 1))
+        others = sorted(self.comparison.others, key=lambda each: way * each.apart["mean"].mean)
+        means, lasts = ({each.method.short: each.apart[name] for each in others} for name in ("mean", "last"))
         better = self.listed(means, lambda each: each.is_clear and self.is_better(each))
         worse = self.listed(means, lambda each: each.is_clear and not self.is_better(each))
         same = self.listed(means, lambda each: not each.is_clear and each.seeds >= FEWEST_SEEDS)
@@ -114,7 +104,7 @@ class _Words:
         parts += [f"{_joined(few)} {'have' if len(few) > 1 else 'has'} too few seeds"] if few else []
         seeds, told = max(mean.seeds for mean in means.values()), self.listed(lasts, lambda each: each.is_clear)
         tested = sum(mean.seeds >= FEWEST_SEEDS for mean in means.values())
-        certain = f"{_count(seeds)}, p values corrected for {tested} comparison{'s' * (tested > 1)} by Holm's method"
+        certain = f"{counted(seeds, 'seed')}, p values corrected for {counted(tested, 'comparison')} by Holm's method"
         last = f"After the last round, {_joined(told) or 'no method'} can be told from {self.base}."
         return f"{'; '.join(parts)} ({certain}). {last}"
 
@@ -126,26 +116,25 @@ class _Words:
 
     def by(self, difference: Difference) -> str:
         """Write a difference without its interval, as "+4.0 points"."""
-        text = with_interval(difference.mean, difference.half, self.percent, "+").partition(" ±")[0]
-        return f"{text} points" if self.percent else text
+        return self.signed(difference.mean, difference.half) + " points" * self.percent
 
     def edges(self, difference: Difference) -> str:
-        mean, half = difference.mean, difference.half
-        low, high = (
-            with_interval(edge, half, self.percent, "+").partition(" ±")[0] for edge in (mean - half, mean + half)
-        )
+        edges = (difference.mean - difference.half, difference.mean + difference.half)
+        low, high = (self.signed(edge, difference.half) for edge in edges)
         return f"95{PER_CENT} interval {low} to {high}"
+
+    def signed(self, value: float, half: float) -> str:
+        """Write a value with its sign, in as many digits as half the interval's width asks for."""
+        return with_interval(value, half, self.percent, "+").partition(" ±")[0]
 
 
 def _conflict(method: Method) -> str:
     """Write the conflict ratio as a sentence after another one; empty if the ratio was not measured."""
     before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
+    if before == "–":
+        return ""
     corrected = f", {after} after correction" if after not in ("–", before) else ""
-    return (
-        ""
-        if before == "–"
-        else f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)."
-    )
+    return f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)."
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -155,10 +144,6 @@ def _joined(names: Sequence[str]) -> str:
 
 def _p(difference: Difference) -> str:
     return (f"p < {LEAST}" if difference.p < LEAST else f"p = {difference.p:.2g}").replace(" ", NBSP)
-
-
-def _count(seeds: int) -> str:
-    return f"{seeds} seed{'s' * (seeds != 1)}"
 
 
 def table(comparison: Comparison) -> Table:
@@ -191,8 +176,8 @@ def _row(standing: Standing, percent: bool) -> list[str]:
     reached, of, costs = standing.reached, len(standing.method.runs), standing.costs
     some = f" ({reached} of {of} seeds)" if 0 < reached < of else ""
     cells = [standing.method.short]
-    for value, apart in ((standing.last, standing.last_difference), (standing.mean, standing.mean_difference)):
-        cells += [with_interval(*value, percent), _cell(apart, percent)]
+    for value, name in ((standing.last, "last"), (standing.mean, "mean")):
+        cells += [with_interval(*value, percent), _cell(standing.apart.get(name), percent)]
     cells += [str(of)]
     if math.isnan(costs["rounds"]):
         return [*cells, "–", "–", "–"]
@@ -228,12 +213,11 @@ def numbers(comparisons: Sequence[Comparison]) -> pd.DataFrame:
         for each in comparison.standings:
             row: dict[str, Any] = {"problem": comparison.problem, "method": each.method.short}
             row |= {"metric": comparison.metric, "seeds": len(each.method.runs)}
-            row |= {"last": each.last[0], "last_half_width": each.last[1]}
-            row |= {"mean": each.mean[0], "mean_half_width": each.mean[1], "baseline": comparison.baseline.short}
-            for name, one in (("last", each.last_difference), ("mean", each.mean_difference)):
-                facts = (one.mean, one.half, one.p, one.seeds) if one else (math.nan,) * 4
-                keys = ("difference", "difference_half_width", "p", "paired_seeds")
-                row |= {f"{name}_{key}": fact for key, fact in zip(keys, facts, strict=True)}
+            row |= dict(zip(("last", "last_half_width", "mean", "mean_half_width"), each.last + each.mean, strict=True))
+            row |= {"baseline": comparison.baseline.short}
+            for name in ("last", "mean"):
+                facts = astuple(each.apart[name]) if each.apart else (math.nan,) * 4
+                row |= {f"{name}_{key}": fact for key, fact in zip(OF_A_DIFFERENCE, facts, strict=True)}
             row |= {"target": comparison.target, "reached": each.reached}
             rows.append(row | {f"{name}_to_target": cost for name, cost in each.costs.items()})
     return pd.DataFrame(rows)

@@ -14,9 +14,9 @@ from pathlib import Path
 import pandas as pd
 from rich.console import Console
 
+from fl_lightning.commands import counted
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell, experiment_in, find_config, option
-from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import drawing, tables
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.cells import refined, select, with_options

@@ -13,8 +13,8 @@ from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.index import Experiment as Part
 from fl_lightning.report.methods import Method, by_problem
+from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import render
-from fl_lightning.report.parts import NBSP
 from fl_lightning.report.verdict import table, texts, verdict
 from fl_lightning.reproduce.drawing import name, varying
 from fl_lightning.reproduce.jobs import Job

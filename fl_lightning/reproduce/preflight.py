@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from fl_lightning.commands import counted
 from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
-from fl_lightning.fit.messages import counted
 from fl_lightning.fit.reading import callbacks_of, data_of
 from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job

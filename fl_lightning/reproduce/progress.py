@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fl_lightning.fit.messages import counted
+from fl_lightning.commands import counted
 from fl_lightning.reproduce.jobs import Job, train
 from fl_lightning.reproduce.tables import DIGITS, number, with_interval
 from fl_lightning.reproduce.tracker import Planned, Row, Tracker

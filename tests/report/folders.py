@@ -15,6 +15,7 @@ import yaml
 from fl_lightning.runs.files import RoundTime
 
 TIMES = [field.name for field in fields(RoundTime)][1:]  # columns of timings.csv, after the round
+NAMES = ["oslo", "lyon, hôpital de la <b>Croix</b>", "17", "bern"]  # a comma, markup, a number, and all unsorted
 MONITOR = "Monitor$|LossSurface|SaveCohorts"  # callbacks that are no rules
 
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,7 @@ import wandb
 from command import run
 from wandb_files import fit_with_wandb, wandb_config, wandb_history, without_key
 
-from fl_lightning.report.dashboard import report, workspace
-from fl_lightning.report.panels import SECTIONS
+from fl_lightning.report.dashboard import SECTIONS, report, workspace
 
 EVERY = ("--trainer.callbacks.every", 1)
 ALL = (
@@ -33,36 +30,6 @@ LINE, BAR, SCATTER, MEDIA = "Run History Line Plot", "Bar Chart", "Scatter Plot"
 COORDINATES, IMPORTANCE, COMPARER = "Parallel Coordinates Plot", "Parameter Importance", "Run Comparer"
 VIEWS = ["Federated by method", "Federated by seed"]
 Panels = list[tuple[str, dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class Logged:
-    """What W&B holds of a run.
-
-    Attributes:
-        metrics: names of the metrics.
-        pictures: names of the pictures.
-        config: the run's config.
-    """
-
-    metrics: set[str]
-    pictures: set[str]
-    config: dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
-    """A round with all rules and monitors that the sections are for, and a test."""
-    with pytest.MonkeyPatch.context() as patch:
-        without_key(tmp_path_factory.mktemp("logged"), patch)
-        fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, *ALL)
-        options = (*ALL[:4], *WANDB, "--ckpt_path", "last")
-        fit_with_wandb(*options, command="test")
-        files = sorted(Path().glob("wandb/offline-run-*/run-*.wandb"))
-        names = {name for file in files for row in wandb_history(file) for name in row}
-        pictures = {name.removesuffix(".path") for name in names if name.endswith(".path")}
-        metrics = {name for name in names - OWN if name.partition(".")[0] not in pictures}
-        yield Logged(metrics, pictures, wandb_config(files[0]))
 
 
 @pytest.fixture(autouse=True)
@@ -87,85 +54,76 @@ def sections(view: dict[str, Any]) -> dict[str, Panels]:
     return {held["name"]: [(panel["viewType"], panel["config"]) for panel in held["panels"]] for held in found}
 
 
-def panels(view: dict[str, Any]) -> Panels:
-    return [panel for held in sections(view).values() for panel in held]
-
-
 def kind(view: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    return [config for each, config in panels(view) if each == name]
+    return [config for held in sections(view).values() for each, config in held if each == name]
 
 
-def in_config(config: dict[str, Any], key: str) -> Any:
-    """What a W&B config has at a key as panels name it: ``value`` stands after the first part of the name."""
-    first, value, *rest = key.split(".")
-    assert value == "value", key
-    found = config[first]
-    for part in rest:
-        found = found[part]
-    return found
+@pytest.mark.slow
+def test_panels_show_what_a_run_logs_and_nothing_else() -> None:
+    """A round with all rules and monitors that the sections are for, and a test; evaluated by W&B's rules.
 
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_every_metric_of_a_run_has_a_panel_and_every_panel_a_metric(logged: Logged, name: str) -> None:
-    """Evaluated by W&B's rules: a name, or a regular expression. No panel: what rules keep for clients, in bytes."""
-    shown = set()
-    for each, config in panels(written()[name]):
-        if each in (LINE, BAR):
+    A plot names metrics, or has a regular expression. No panel: what rules keep for clients, in bytes.
+    """
+    fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, *ALL)
+    fit_with_wandb(*ALL[:4], *WANDB, "--ckpt_path", "last", command="test")
+    files = sorted(Path().glob("wandb/offline-run-*/run-*.wandb"))
+    names = {name for file in files for row in wandb_history(file) for name in row}
+    pictures = {name.removesuffix(".path") for name in names if name.endswith(".path")}
+    metrics = {name for name in names - OWN if name.partition(".")[0] not in pictures}
+    for view in written().values():
+        shown = set()
+        for config in (*kind(view, LINE), *kind(view, BAR)):
             regex = config.get("metricRegex")
-            named = {name for name in logged.metrics if regex and re.search(regex, name)} or set(config["metrics"])
+            named = {name for name in metrics if regex and re.search(regex, name)} or set(config["metrics"])
             assert named, config["chartTitle"]
-            assert named <= logged.metrics, config["chartTitle"]
             shown |= named
-    assert logged.metrics - {"clients/state_bytes"} == shown
-
-
-def test_all_other_panels_name_what_runs_have(logged: Logged) -> None:
-    """Pictures, summaries and settings."""
-    view = written()[VIEWS[0]]
-    assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == logged.pictures
-    (scatter,) = kind(view, SCATTER)
-    assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:conflict/ratio", "summary:val/top1")
-    assert {"conflict/ratio", "val/top1"} <= logged.metrics
-    (importance,) = kind(view, IMPORTANCE)
-    assert importance["targetKey"] == "val/top1"
+        assert metrics - {"clients/state_bytes"} == shown
+        assert {key for config in kind(view, MEDIA) for key in config["mediaKeys"]} == pictures
+    config = wandb_config(files[0])
     (coordinates,) = kind(view, COORDINATES)
     *settings, last = [column["accessor"] for column in coordinates["columns"]]
     assert last == "summary:val/top1"
-    values = {key: in_config(logged.config, key.removeprefix("config:")) for key in settings}
-    assert None not in values.values(), "a run without a value would have no line"
-    assert values["config:method.value"] == "FedLAW"
-    assert [config["diffOnly"] for config in kind(view, COMPARER)] == ["split"]
+    keys = [key.removeprefix("config:") for key in settings] + ["experiment.value", "settings.value", "seed.value"]
+    for first, value, *rest in (key.split(".") for key in keys):
+        found = config[first]
+        for part in rest:
+            found = found[part]
+        assert value == "value"
+        assert found is not None, f"{first}: a run without a value would have no line"
 
 
-def test_seeds_are_bands_of_their_method(logged: Logged) -> None:
-    view = written()[VIEWS[0]]
-    (runs,) = view["section"]["runSets"]
-    groups = [(key["section"], key["name"]) for key in runs["grouping"]]
+def test_the_sections_show_the_metrics_of_their_groups() -> None:
+    """By name, or by the beginning of the names of many; the test's last values are bars."""
+    shown = sections(written()[VIEWS[0]])
+    assert shown["Accuracy"][0][1]["metrics"] == ["val/top1"]
+    assert {name for each, config in shown["Test"] for name in config["metrics"]} >= {"test/top1", "test/loss"}
+    regexes = [config.get("metricRegex") or "" for each, config in shown["Clients"] if each == LINE]
+    assert any(re.search(regex, "clients/loss/3") for regex in regexes if regex)
+    (scatter,) = kind(written()[VIEWS[0]], SCATTER)
+    assert (scatter["xAxis"], scatter["yAxis"]) == ("summary:conflict/ratio", "summary:val/top1")
+    assert [panel for panel, _ in shown["Settings"]] == [COMPARER, COORDINATES, IMPORTANCE]
+    assert shown["Settings"][0][1]["diffOnly"] == "split"
+    assert shown["Settings"][2][1]["targetKey"] == "val/top1"
+
+
+def test_seeds_are_bands_of_their_method_or_lines() -> None:
+    """Over the rounds, in both workspaces."""
+    by_method, by_seed = written().values()
+    for view in (by_method, by_seed):
+        assert view["section"]["settings"]["xAxis"] == "round"
+        assert {config["xAxis"] for config in kind(view, LINE)} == {"round"}
+        assert list(sections(view)) == [section.title for section in SECTIONS]
+    (grouped,), (single,) = (view["section"]["runSets"] for view in (by_method, by_seed))
+    groups = [(key["section"], key["name"]) for key in grouped["grouping"]]
     assert groups == [("config", f"{name}.value") for name in ("experiment", "method", "settings")]
-    assert all(in_config(logged.config, name) for _, name in groups)
-    for config in kind(view, LINE):
+    assert single["grouping"] == []
+    for config in kind(by_method, LINE):
         assert (config["groupAgg"], config["groupArea"]) == ("mean", "minmax")
-    for config in kind(view, BAR):
+    for config in kind(by_method, BAR):
         assert (config["groupBy"], config["aggregate"]) == ("method.value", True)
-    assert sections(view)["Accuracy"][0][1]["metrics"] == ["val/top1"]
-
-
-def test_or_each_seed_is_a_line(logged: Logged) -> None:
-    view = written()[VIEWS[1]]
-    (runs,) = view["section"]["runSets"]
-    assert runs["grouping"] == []
-    for config in (*kind(view, LINE), *kind(view, BAR)):
+    for config in (*kind(by_seed, LINE), *kind(by_seed, BAR)):
         assert not {"groupAgg", "groupArea", "groupBy", "aggregate"} & config.keys()
         assert config["legendTemplate"] == "${config:method}, seed ${config:seed}"
-    assert {"method", "seed"} <= logged.config.keys()
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_the_axis_is_the_round(name: str) -> None:
-    view = written()[name]
-    assert view["section"]["settings"]["xAxis"] == "round"
-    assert {config["xAxis"] for config in kind(view, LINE)} == {"round"}
-    assert list(sections(view)) == [section.title for section in SECTIONS]
 
 
 def test_the_report_has_the_panels_of_the_dashboard() -> None:
@@ -210,7 +168,6 @@ def test_entity_project_and_name() -> None:
     ("arguments", "words"),
     [
         ((), ("wandb login", "WANDB_API_KEY", "--out FILE")),
-        (("--report",), ("wandb login", "WANDB_API_KEY", "--out FILE")),
         (("--out", "no/such/folder.json"), ("cannot be saved", "no/such/folder.json")),
         (("--out", "layout.json", "--name", "🙂"), ("cannot be saved", "Emojis")),
         (("--out", "layout.json", "--report", "--name", "x" * 129), ("cannot be saved", "128")),
@@ -224,11 +181,10 @@ def test_what_cannot_be_done_takes_one_line(arguments: tuple[str, ...], words: t
     assert all(word in result.err for word in words), result.err
 
 
-@pytest.mark.parametrize("arguments", [(), ("--report",)])
-def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+def test_a_key_that_is_none_takes_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """W&B looks at its length before it contacts anybody."""
     monkeypatch.setenv("WANDB_API_KEY", "short")
-    result = run("dashboard", "--entity", "us", *arguments)
+    result = run("dashboard", "--entity", "us")
     wandb.teardown()  # which forgets the key
     assert result.status == 2
     assert "API key must have 40" in result.err

@@ -31,20 +31,28 @@ def figures(*runs: Path, out: Path) -> list[str]:
     return sorted(kinds)
 
 
-def test_curves_heat_maps_and_bubbles(tmp_path: Path) -> None:
+def test_every_experiment_has_a_folder_of_figures_and_comparisons(tmp_path: Path) -> None:
+    """Two data sets, which cannot be compared. Seeds 1 and 2 of the first have losses 0.2, 0.4 and 0.4, 0.8: means 0.3
+    and 0.6, and half an interval of 12.706 · 0.1 and · 0.2.
+    """
     cosines = {"clients": [3, 5], "before": [[1, -0.5], [-0.5, 1]], "after": [[1, 0], [0, 1]]}
-    arrays = {"partition": {"sizes": [3, 1], "counts": [[3, 0], [0, 1]]}, "cosines_2": cosines}
-    run = write(tmp_path / "run", {"val/top1": [0.2, 0.4]}, config(), **arrays)
-    assert figures(run, out=tmp_path) == ["cosines", "partition", "val-top1"]
-    table = pd.read_csv(tmp_path / "figures" / "cosines.csv")
+    for seed, values in enumerate(([0.2, 0.4], [0.4, 0.8])):
+        write(tmp_path / f"runs/first/version_{seed}", {"val/loss": values}, config(seed=seed), cosines_2=cosines)
+    for number, rule in enumerate(("FedNova", "Krum")):
+        folder = tmp_path / f"runs/the second, one/version_{number}"
+        write(folder, {"val/top1": [0.2, 0.4 + number]}, config(rule, alpha=1.0))
+    names = figures(tmp_path / "runs", out=tmp_path)
+    assert names == ["first/cosines", "first/val-loss", "the-second-one/val-top1"]
+    assert "FedNova" in (tmp_path / "figures/the-second-one/comparison.tex").read_text()
+    table = pd.read_csv(tmp_path / "figures/first/val-loss.csv")
+    assert table[["method", "round", "seeds"]].to_numpy().tolist() == [["FedAvg", 1, 2], ["FedAvg", 2, 2]]
+    assert table["mean"].tolist() == pytest.approx([0.3, 0.6])
+    assert table["high"].tolist() == pytest.approx([0.3 + 1.27062, 0.6 + 2.54124], abs=1e-4)
+    table = pd.read_csv(tmp_path / "figures/first/cosines.csv")
     before, after = (table[table["panel"] == f"FedAvg, {view}"] for view in ("before", "after correction"))
     assert before["cosine"].tolist() == pytest.approx([1, -0.5, -0.5, 1], abs=1 / 127)
-    assert after[["client", "other client", "cosine"]].to_numpy().tolist() == [
-        [3, 3, 1],
-        [5, 3, 0],
-        [3, 5, 0],
-        [5, 5, 1],
-    ]
+    places = after[["client", "other client", "cosine"]].to_numpy().tolist()
+    assert places == [[3, 3, 1], [5, 3, 0], [3, 5, 0], [5, 5, 1]]
 
 
 @pytest.mark.slow
@@ -58,27 +66,6 @@ def test_every_chart_of_the_page(tmp_path: Path) -> None:
     names = figures(*runs, out=tmp_path)
     assert names == sorted(charts((tmp_path / "page.html").read_text()))
     assert {"val-top1", "cosines", "partition", "fedlaw-weight", "surface", "scatter", "time"} <= {*names}
-
-
-def test_the_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
-    """Seeds 1 and 2 have 0.2, 0.4 and 0.4, 0.8: means 0.3 and 0.6, and half an interval of 12.706 · 0.1 and · 0.2."""
-    values = ([0.2, 0.4], [0.4, 0.8])
-    runs = [write(tmp_path / str(n), {"val/loss": each}, config(seed=n)) for n, each in enumerate(values)]
-    figures(*runs, out=tmp_path)
-    table = pd.read_csv(tmp_path / "figures" / "val-loss.csv")
-    assert table[["method", "round", "seeds"]].to_numpy().tolist() == [["FedAvg", 1, 2], ["FedAvg", 2, 2]]
-    assert table["mean"].tolist() == pytest.approx([0.3, 0.6])
-    assert table["high"].tolist() == pytest.approx([0.3 + 1.27062, 0.6 + 2.54124], abs=1e-4)
-
-
-def test_experiments_have_folders_and_comparisons(tmp_path: Path) -> None:
-    """Two data sets, which cannot be compared."""
-    for experiment, alpha in (("first", 0.1), ("the second, one", 1.0)):
-        for seed, rule in enumerate(("FedNova", "Krum")):
-            folder = tmp_path / "runs" / experiment / f"version_{seed}"
-            write(folder, {"val/top1": [0.2, 0.4 + seed]}, config(rule, alpha=alpha))
-    assert figures(tmp_path / "runs", out=tmp_path) == ["first/val-top1", "the-second-one/val-top1"]
-    assert "FedNova" in (tmp_path / "figures" / "the-second-one" / "comparison.tex").read_text()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -103,15 +90,10 @@ CELLS: list[tuple[Any, str]] = [
 ]
 
 
-def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path) -> None:
+def test_no_cell_of_a_csv_is_a_formula() -> None:
     for value, written in CELLS:
         assert as_csv(pd.DataFrame({"method": [value]})) == f"method\n{written}\n"
-    runs = []
-    for name in ("=1+1", "-b"):
-        runs.append(write(tmp_path / name, {"val/top1": [0.2, 0.4]}))
-    assert run("report", *runs, "--figures", tmp_path / "figures", "--out", tmp_path / "page.html").status == 0
-    for file in ("val-top1.csv", "comparison.csv"):
-        assert {"'=1+1", "'-b"} <= {*pd.read_csv(tmp_path / "figures" / file)["method"]}
+    assert as_csv(pd.DataFrame({"=1": [2]})) == "'=1\n2\n"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on the path to run the page's script with")

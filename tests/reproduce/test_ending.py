@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fl_lightning.report.parts import NBSP
+from fl_lightning.report.numbers import NBSP
 from fl_lightning.reproduce.ending import fitted
 from fl_lightning.reproduce.tables import framed
 
