@@ -114,23 +114,9 @@ CLIENT_RULES: dict[str, Make] = {
     "FedGAM, paper": lambda: FedGAM("paper"),
     "FedGAMCV": FedGAMCV,
 }
-UNIFORM = {
-    "Scaffold",
-    "FedDyn",
-    "FedDyn, by size",
-    "FedSMOO",
-    "FedGAM",
-    "FedGAM, paper",
-    "FedGAMCV",
-}  # they average so by definition
-ELSEWHERE = {
-    "FedSAM",
-    "ASAM",
-    "FedSMOO",
-    "FedGAM",
-    "FedGAM, paper",
-    "FedGAMCV",
-}  # they settle where gradients are taken
+# They average uniformly by definition, or settle where gradients are taken.
+UNIFORM = {"Scaffold", "FedDyn", "FedDyn, by size", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}
+ELSEWHERE = {"FedSAM", "ASAM", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}
 KINDS: dict[str, dict[str, Make]] = {
     "updates": CORRECTIONS,
     "weights": WEIGHERS,

@@ -13,7 +13,7 @@ from typing import Any
 import lists
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from rules import SERVER_RULES, Make
 from torch import Tensor
 from toy import Head

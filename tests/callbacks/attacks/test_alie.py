@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from toy import close
 
 from fl_lightning.callbacks import ALIE

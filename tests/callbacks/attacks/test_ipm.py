@@ -1,7 +1,7 @@
 """Inner-product manipulation: what the attackers send, which knows what the others send."""
 
 import torch
-from bench import apply
+from hand_made import apply
 from toy import close
 
 from fl_lightning.callbacks import IPM, CoordinateMedian, FedAvg

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from bench import Row, serve
 from command import TINY, fit, rows
+from hand_made import Row, serve
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import serve
+from hand_made import serve
 from torch import Tensor
 from toy import UPDATES, GivenData, close
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from bench import Row
+from hand_made import Row
 from tiny_images import MONITORS, data
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection

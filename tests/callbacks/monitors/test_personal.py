@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Row
 from command import TINY, fit_on
+from hand_made import Row
 from lightning.pytorch import LightningModule
 from resumed import assert_same
 from torch import Tensor

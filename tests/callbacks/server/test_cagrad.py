@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from toy import UPDATES, close
 
 from fl_lightning.callbacks import CAGrad, FedAvg, PCGrad

@@ -4,7 +4,7 @@ from typing import Literal
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from toy import A, B, close, train
 
 from fl_lightning.callbacks import FedAvg

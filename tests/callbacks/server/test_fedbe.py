@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, serve
+from hand_made import Bench, serve
 from torch import Tensor, nn
 from toy import Head, Normalized, NormalizedData, ProxyData, close, trainer
 

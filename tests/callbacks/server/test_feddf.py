@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import Bench, serve
+from hand_made import Bench, serve
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook

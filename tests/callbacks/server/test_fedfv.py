@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from torch import Tensor
 from toy import UPDATES, Capture, close
 

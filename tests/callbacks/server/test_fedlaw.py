@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from bench import Bench, apply, serve
+from hand_made import Bench, apply, serve
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, AveragedModel
 from toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from toy import close
 
 from fl_lightning import ConfigurationError

@@ -1,7 +1,7 @@
 """Server-FT on a linear classifier and a proxy set of four points, by hand."""
 
 import torch
-from bench import serve
+from hand_made import serve
 from torch import Tensor
 from toy import Head, ProxyData, close
 

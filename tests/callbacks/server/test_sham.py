@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bench import apply
+from hand_made import apply
 from toy import UPDATES, close
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server

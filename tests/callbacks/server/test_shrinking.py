@@ -1,6 +1,6 @@
 """A fixed shrinking factor."""
 
-from bench import apply
+from hand_made import apply
 from toy import UPDATES, close
 
 from fl_lightning.callbacks import FedAvg, FedNova, GlobalWeightShrinking
