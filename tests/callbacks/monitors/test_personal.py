@@ -188,7 +188,7 @@ class Silent(Watched):
 @pytest.mark.parametrize(
     ("client", "data", "message"),
     [
-        (Linear(2), Points(), "Linear has none: define validation_step, and set data.held_out"),
+        (Linear(2), Points(), "Linear has none: define validation_step, or remove PersonalEvaluation"),
         (Watched(2), Points([[], [], []]), "no client of Points holds data out: set data.held_out"),
         (Silent(2), Points(), "Silent.validation_step logs nothing"),
     ],
