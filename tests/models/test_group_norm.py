@@ -36,7 +36,9 @@ def test_largest_divisor(channels: int, most: int, chosen: int) -> None:
     assert groups(WithGroupNorm(nn.Sequential(nn.BatchNorm2d(channels)), most)) == [chosen]
 
 
-@pytest.mark.parametrize("name", ["mobilenetv2_100", "resnet18", "densenet121", "CifarResNet"])
+@pytest.mark.parametrize(
+    "name", ["mobilenetv2_100", "resnet18", pytest.param("densenet121", marks=pytest.mark.slow), "CifarResNet"]
+)
 def test_every_batch_norm_goes(name: str) -> None:
     """As many GroupNorms as there were BatchNorms, the same parameters, and no buffers."""
     with torch.device("meta"):

@@ -25,7 +25,7 @@ def maps(network: TimmNetwork, side: int) -> Tensor:
     ("name", "total"),
     [
         ("mobilenetv2_100", 3_504_872 - 990 * 1_281),
-        ("densenet121", 7_978_856 - 990 * 1_025 - 7_680),
+        pytest.param("densenet121", 7_978_856 - 990 * 1_025 - 7_680, marks=pytest.mark.slow),
         ("resnet18", 11_173_962),
     ],
 )
@@ -85,7 +85,11 @@ def test_stride_32_is_timms_network() -> None:
         assert torch.equal(ours.eval()(images), theirs.eval()(images))
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "efficientformer_l1"])
+OTHERS = ("convnext_atto", "efficientformer_l1")
+STEMS = ["vit_tiny_patch16_224", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+
+
+@pytest.mark.parametrize("name", STEMS)
 def test_refuses_stems_that_it_cannot_change(name: str) -> None:
     """Patches of 16, a convolution of stride 4, and one whose last layers are made for 7×7 maps."""
     with torch.device("meta"), pytest.raises(ConfigurationError) as refusal:

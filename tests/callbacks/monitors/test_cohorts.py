@@ -54,6 +54,7 @@ def test_a_run_on_the_saved_cohorts_is_the_same_run(folder: Path) -> None:
         assert_same(drawn / "checkpoints/last.ckpt", turned / "checkpoints/last.ckpt")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_the_rounds_to_come(folder: Path) -> None:
     settings = ["--data.participation", 2, "--trainer.callbacks", "SaveCohorts"]
     fit(*settings)
