@@ -155,6 +155,27 @@ def test_labels_are_not_used(data: Any) -> None:
     assert torch.equal(fit(FedDF(epochs=3), data=data).params, fit(FedDF(epochs=3)).params)
 
 
+class Doubling(Head):
+    """Its transfer hook doubles the proxy set's inputs."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch if batch[1].is_floating_point() else [2 * batch[0], batch[1]]
+
+
+class Doubled(ProxyData):
+    inputs = 2 * X
+
+
+def test_transfer_hooks_act_once() -> None:
+    ends = []
+    for module, data in ((Doubling(), ProxyData), (Head(), Doubled), (Head(), ProxyData)):
+        orchestrator = FederatedOrchestrator(module)
+        trainer(FedDF(epochs=5, lr=0.1)).fit(orchestrator, datamodule=data(-UPDATES, samples=SAMPLES))
+        ends.append(orchestrator.params)
+    assert close(ends[0], ends[1])
+    assert not close(ends[1], ends[2], 1e-3)
+
+
 class Still(Normalized):
     """The clients' inputs move its buffers, and nothing its parameters: logits (z, -z) of the normalised input z."""
 
