@@ -16,6 +16,20 @@ from fl_lightning.arguments import picklable_defaults
 from fl_lightning.errors import check_choice
 
 
+def check_classes(trainer: Any, num_classes: int) -> None:
+    """Refuse data with another number of classes than that of the metrics and the network.
+
+    Raises:
+        ConfigurationError: the Trainer's data module has another ``num_classes``.
+    """
+    classes = getattr(getattr(trainer, "datamodule", None), "num_classes", num_classes)
+    if classes != num_classes:
+        raise ConfigurationError(
+            f"the data has {classes} classes, the model {num_classes}: set model.client.num_classes and the network's "
+            f"num_classes to {classes}"
+        )
+
+
 @picklable_defaults
 class ImageClassifier(LightningModule):
     """Trains a network with cross-entropy; logs loss, top-1 and top-3 accuracy as ``val/…`` and ``test/…``.
@@ -59,13 +73,7 @@ class ImageClassifier(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        # The data must have as many classes as the metrics and the network.
-        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
-        if classes != self.num_classes:
-            raise ConfigurationError(
-                f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
-                f"network's num_classes to {classes}"
-            )
+        check_classes(self.trainer, self.num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, num_classes) of images (B, C, H, W)."""

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from fl_lightning.arguments import picklable_defaults
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.models.classifier import check_classes
 
 BOX_GAIN, CLASS_GAIN, DISTRIBUTION_GAIN = 7.5, 0.5, 1.5  # weights of the losses in the published YOLOv8
 MIN_SCORE, MAX_OVERLAP, MAX_DETECTIONS = 0.001, 0.7, 100  # limits for detections; COCO counts 100 per image
@@ -93,13 +94,7 @@ class Detector(LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
-        # The data must have as many classes as the model.
-        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", self.num_classes)
-        if classes != self.num_classes:
-            raise ConfigurationError(
-                f"the data has {classes} classes, the model {self.num_classes}: set model.client.num_classes and the "
-                f"network's num_classes to {classes}"
-            )
+        check_classes(self.trainer, self.num_classes)
 
     def forward(self, images: Tensor) -> Prediction:
         """Return the network's prediction for images (B, 3, H, W)."""

@@ -2,9 +2,19 @@
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 from command import forget
+from lightning.fabric.utilities import registry
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _plugins_looked_up_once() -> Iterator[None]:
+    """A Trainer looks for plugins in all installed packages, which takes longer than a round of a toy problem."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "entry_points", cache(registry.entry_points))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -77,10 +77,10 @@ WEIGHERS: dict[str, Make] = {
     "GeometricMedian": GeometricMedian,
 }
 FITTED: dict[str, Make] = {  # both the weights and the shrinking factor
-    "FedLAW": lambda: FedLAW(epochs=10),
-    "FedLAW, shrinking": lambda: FedLAW("shrinking", epochs=10),
-    "FedLAW, attentive": lambda: FedLAW("attentive", epochs=10),
-    "FedLAW, swa": lambda: FedLAW("swa", epochs=20),
+    "FedLAW": lambda: FedLAW(epochs=4),
+    "FedLAW, shrinking": lambda: FedLAW("shrinking", epochs=4),
+    "FedLAW, attentive": lambda: FedLAW("attentive", epochs=4),
+    "FedLAW, swa": lambda: FedLAW("swa", epochs=14),
 }
 SHRINKERS: dict[str, Make] = {"GlobalWeightShrinking": lambda: GlobalWeightShrinking(0.95)}
 REDUCERS: dict[str, Make] = {
@@ -114,23 +114,9 @@ CLIENT_RULES: dict[str, Make] = {
     "FedGAM, paper": lambda: FedGAM("paper"),
     "FedGAMCV": FedGAMCV,
 }
-UNIFORM = {
-    "Scaffold",
-    "FedDyn",
-    "FedDyn, by size",
-    "FedSMOO",
-    "FedGAM",
-    "FedGAM, paper",
-    "FedGAMCV",
-}  # they average so by definition
-ELSEWHERE = {
-    "FedSAM",
-    "ASAM",
-    "FedSMOO",
-    "FedGAM",
-    "FedGAM, paper",
-    "FedGAMCV",
-}  # they settle where gradients are taken
+# They average uniformly by definition, or settle where gradients are taken.
+UNIFORM = {"Scaffold", "FedDyn", "FedDyn, by size", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}
+ELSEWHERE = {"FedSAM", "ASAM", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}
 KINDS: dict[str, dict[str, Make]] = {
     "updates": CORRECTIONS,
     "weights": WEIGHERS,

@@ -22,7 +22,7 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator, LocalRun
+from fl_lightning import ClientSampler, Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator, LocalRun
 
 ETA = 0.1
 A = torch.tensor([[1.0, 2.0], [3.0, 0.5]], dtype=torch.float64)
@@ -84,6 +84,12 @@ class ToyData(FederatedDataModule):
         return SAMPLES[client]
 
 
+def uniform_update(w: Tensor) -> Tensor:
+    """T's mean update from w, (2,): each local step takes client i from w - B_i to (1 - η A_i) ∘ (w - B_i)."""
+    moves = [((1 - ETA * A[k]) ** STEPS[k] - 1) * (w - B[k]) for k in (0, 1)]
+    return (moves[0] + moves[1]) / 2
+
+
 class Linear(LightningModule):
     """f_k(w) = w·c_k + l_k; a batch is one row (c_k, l_k)."""
 
@@ -130,6 +136,16 @@ class GivenData(FederatedDataModule):
 
     def client_num_samples(self, client: int) -> int:
         return self.samples[client]
+
+
+class InTurn(ClientSampler):
+    """Given cohorts, round by round; the last one again and again."""
+
+    def __init__(self, *cohorts: Sequence[int]) -> None:
+        self.cohorts = cohorts
+
+    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
+        return torch.tensor(self.cohorts[min(round, len(self.cohorts)) - 1])
 
 
 class Head(Linear):

@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_at_least
 
 PURPOSE = "sign_flip"  # names the draw of the attackers; a new name would change the attackers of earlier runs
 
@@ -54,8 +55,7 @@ class _Attack(FederatedCallback, ABC):
     """
 
     def __init__(self, num_byzantine: int) -> None:
-        if not num_byzantine >= 0:
-            raise ConfigurationError(f"num_byzantine must be at least 0, got {num_byzantine}")
+        check_at_least(0, num_byzantine=num_byzantine)
         self.num_byzantine = num_byzantine
 
     def attackers(self, orchestrator: Server, sizes: Tensor) -> frozenset[int]:

@@ -1,13 +1,12 @@
 """GaussianAttack: attackers that send noise."""
 
-import math
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning import LocalRun, Server
 from fl_lightning.callbacks.attacks.attack import LocalAttack
+from fl_lightning.errors import check_not_negative
 
 
 class GaussianAttack(LocalAttack):
@@ -27,8 +26,7 @@ class GaussianAttack(LocalAttack):
 
     def __init__(self, num_byzantine: int, std: float = 1.0) -> None:
         super().__init__(num_byzantine)
-        if not 0 <= std < math.inf:
-            raise ConfigurationError(f"std must be at least 0 and finite, got {std}")
+        check_not_negative(std=std)
         self.std = std
 
     @override

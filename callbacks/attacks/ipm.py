@@ -1,12 +1,10 @@
 """IPM: attackers that turn the average against the honest updates."""
 
-import math
-
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError
 from fl_lightning.callbacks.attacks.attack import OmniscientAttack
+from fl_lightning.errors import check_not_negative
 
 
 class IPM(OmniscientAttack):
@@ -26,8 +24,7 @@ class IPM(OmniscientAttack):
 
     def __init__(self, num_byzantine: int, epsilon: float = 0.5) -> None:
         super().__init__(num_byzantine)
-        if not 0 <= epsilon < math.inf:
-            raise ConfigurationError(f"epsilon must be at least 0 and finite, got {epsilon}")
+        check_not_negative(epsilon=epsilon)
         self.epsilon = epsilon
 
     @override

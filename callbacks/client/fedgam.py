@@ -8,7 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
-from fl_lightning.callbacks.client.fedsam import ahead
+from fl_lightning.callbacks.client.fedsam import ahead, following
 from fl_lightning.errors import check_choice, check_not_negative
 
 GAMMA = 0.03  # factor, in the released code, on the part of g₀ + g₂ that is orthogonal to G: see released_gradient
@@ -102,13 +102,15 @@ class FedGAM(FederatedCallback):
         if self.variant == "paper" and not self.alpha * self.rho:
             return closure
 
-        def flat() -> Tensor | None:
-            loss = closure()
-            if loss is not None:
-                run.grads = self._gradient(run.params, run.grads, closure, run)
-            return loss
+        def at(point: Tensor) -> Tensor:
+            return run.gradient_at(point, closure)
 
-        return flat
+        def flat() -> Tensor:
+            if self.variant == "paper":
+                return paper_gradient(run.params, run.grads, at, self.alpha, self.rho)
+            return released_gradient(run.params, run.grads, at, self.rho, self.rho_prime)
+
+        return following(run, closure, flat)
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
@@ -117,11 +119,3 @@ class FedGAM(FederatedCallback):
     @override
     def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
         return torch.ones_like(weights)
-
-    def _gradient(self, w: Tensor, g: Tensor, closure: Callable[[], Tensor | None], run: LocalRun) -> Tensor:
-        def at(point: Tensor) -> Tensor:
-            return run.gradient_at(point, closure)
-
-        if self.variant == "paper":
-            return paper_gradient(w, g, at, self.alpha, self.rho)
-        return released_gradient(w, g, at, self.rho, self.rho_prime)

@@ -74,6 +74,30 @@ def ascent(gradient: Tensor, rho: float, scale: Tensor | None = None) -> Tensor:
     return along(gradient, rho) if scale is None else scale * along(scale * gradient, rho)
 
 
+def following(
+    run: LocalRun, closure: Callable[[], Tensor | None], gradient: Callable[[], Tensor]
+) -> Callable[[], Tensor | None]:
+    """Wrap a client's closure so that the optimizer follows another gradient than the loss's.
+
+    Args:
+        run: the client's run.
+        closure: evaluates the loss and its gradient at ``run.params``.
+        gradient: function that returns the gradient (P,) to follow; called with the loss's gradient in ``run.grads``.
+            Without a loss there is no gradient to follow.
+
+    Returns:
+        The closure, which returns the loss at ``run.params``.
+    """
+
+    def wrapped() -> Tensor | None:
+        loss = closure()
+        if loss is not None:
+            run.grads = gradient()
+        return loss
+
+    return wrapped
+
+
 class FedSAM(FederatedCallback):
     """Takes each client's gradient at a point slightly uphill, for flat minima (Foret et al., 2021; Qu et al., 2022).
 
@@ -103,16 +127,9 @@ class FedSAM(FederatedCallback):
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        if not self.rho:
-            return closure
+        def uphill() -> Tensor:
+            w, g = run.params, run.grads
+            point = w + ascent(g, self.rho, w.abs() + self.eta) if self.adaptive else ahead(w, g, self.rho)
+            return run.gradient_at(point, closure)
 
-        def perturbed() -> Tensor | None:
-            loss = closure()
-            if loss is not None:
-                run.grads = run.gradient_at(self._point(run.params, run.grads), closure)
-            return loss
-
-        return perturbed
-
-    def _point(self, w: Tensor, g: Tensor) -> Tensor:
-        return w + ascent(g, self.rho, w.abs() + self.eta) if self.adaptive else ahead(w, g, self.rho)
+        return following(run, closure, uphill) if self.rho else closure

@@ -4,8 +4,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
+from fl_lightning import Cohort, Monitor, Server, is_due
 from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenvalues, training_loss
+from fl_lightning.errors import check_at_least
 
 
 class HessianMonitor(Monitor):
@@ -33,9 +34,7 @@ class HessianMonitor(Monitor):
     streams = True
 
     def __init__(self, every: int = 10, count: int = 5, examples: int = 512) -> None:
-        for name, value in (("every", every), ("count", count), ("examples", examples)):
-            if not value >= 1:  # also refuses nan
-                raise ConfigurationError(f"HessianMonitor: {name} must be at least 1, got {value}")
+        check_at_least(1, every=every, count=count, examples=examples)
         self.every, self.count, self.examples = every, count, examples
 
     @override

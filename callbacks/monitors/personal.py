@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
+from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
 from fl_lightning.errors import check_at_least
 from fl_lightning.runs.catalogue import lower_is_better
 
@@ -72,13 +72,8 @@ class PersonalEvaluation(Monitor):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        orchestrator: Any = pl_module
-        client, data = orchestrator.client, orchestrator.data
-        if not is_overridden("validation_step", client, LightningModule):
-            raise ConfigurationError(
-                f"PersonalEvaluation evaluates by the module's validation_step, but {type(client).__name__} has none: "
-                "define validation_step, and set data.held_out"
-            )
+        check_validation_step(self, pl_module)
+        data: Any = pl_module.data
         if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):
             raise ConfigurationError(
                 f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
@@ -100,11 +95,7 @@ class PersonalEvaluation(Monitor):
             client: self._evaluate(orchestrator, partial(data.held_out_batches, client))
             for client in range(data.num_clients)
         }
-        if not any(held_out.values()):
-            raise ConfigurationError(
-                f"{type(orchestrator.client).__name__}.validation_step logs nothing, so PersonalEvaluation has nothing "
-                "to show: let validation_step log metrics in every step, or remove PersonalEvaluation"
-            )
+        check_logged(self, orchestrator, {client: row for client, row in held_out.items() if row})
         own = {
             each.client: {name.removeprefix(OWN): v for name, v in each.metrics.items() if name.startswith(OWN)}
             for each in cohort.results

@@ -1,6 +1,6 @@
 """TrainingEvaluation: how well the global model does on the clients' training examples."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -38,12 +38,8 @@ class TrainingEvaluation(Monitor):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        client: Any = pl_module.client
-        if stage == "fit" and not is_overridden("validation_step", client, LightningModule):
-            raise ConfigurationError(
-                f"TrainingEvaluation evaluates by the module's validation_step, but {type(client).__name__} has none: "
-                "define validation_step, or remove TrainingEvaluation"
-            )
+        if stage == "fit":
+            check_validation_step(self, pl_module)
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
@@ -51,13 +47,37 @@ class TrainingEvaluation(Monitor):
             return
         with orchestrator.server_side("training examples"):
             logged = orchestrator.evaluate(_training_batches(orchestrator))
-        if not logged:
-            raise ConfigurationError(
-                f"{type(orchestrator.client).__name__}.validation_step logs nothing, so TrainingEvaluation has nothing "
-                "to show: let validation_step log metrics in every step, or remove TrainingEvaluation"
-            )
+        check_logged(self, orchestrator, logged)
         for name, value in logged.items():
             orchestrator.log_round(f"global_train/{name.split('/', 1)[-1]}", value)
+
+
+def check_validation_step(monitor: Monitor, orchestrator: Any) -> None:
+    """Refuse a module that a monitor cannot evaluate.
+
+    Raises:
+        ConfigurationError: the client module has no ``validation_step``.
+    """
+    name, client = type(monitor).__name__, orchestrator.client
+    if not is_overridden("validation_step", client, LightningModule):
+        raise ConfigurationError(
+            f"{name} evaluates by the module's validation_step, but {type(client).__name__} has none: define "
+            f"validation_step, or remove {name}"
+        )
+
+
+def check_logged(monitor: Monitor, orchestrator: Server, logged: Mapping[Any, Any]) -> None:
+    """Refuse a module whose ``validation_step`` has logged nothing that a monitor could show.
+
+    Raises:
+        ConfigurationError: ``logged`` is empty.
+    """
+    if not logged:
+        name = type(monitor).__name__
+        raise ConfigurationError(
+            f"{type(orchestrator.client).__name__}.validation_step logs nothing, so {name} has nothing to show: let "
+            f"validation_step log metrics in every step, or remove {name}"
+        )
 
 
 def _training_batches(orchestrator: Server) -> Iterator[Any]:

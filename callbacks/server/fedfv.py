@@ -103,6 +103,9 @@ class FedFV(FederatedCallback):
         now, oldest = cohort.round, cohort.round - self.tau + 1
         last = {int(k): (int(r), row.to(update)) for name, row in self.state.items() for k, r in [name.split("/")]}
         last |= {k: (now, row) for k, row in zip(cohort.clients, cohort.rows(), strict=True)}  # client: (round, update)
-        self.state = {f"{k}/{r}": row.clone() if r == now else row for k, (r, row) in last.items() if r > oldest}
+        kept = {f"{k}/{r}": row for k, (r, row) in last.items() if r > oldest}
+        for name in self.state.keys() - kept.keys():
+            del self.state[name]
+        self.state.update({name: row.clone() for name, row in kept.items() if name not in self.state})
         rounds = [[row for _, (r, row) in sorted(last.items()) if r == then] for then in range(oldest, now + 1)]
         return yielding(update, rounds) if now >= self.tau else update

@@ -132,12 +132,10 @@ class FedLAW(FederatedCallback):
         check_choice("buffers", buffers, *get_args(Buffers))
         check_positive(lr=lr, global_lr=global_lr)
         check_at_least(1, epochs=epochs, decay_every=decay_every)
-        for name, value, fine, expected in (
-            ("epochs", epochs, mode != "swa" or (epochs >= 14 and epochs % 2 == 0), "even and at least 14 for swa"),
-            ("last_round", last_round, last_round is None or last_round >= 0, "None or at least 0"),
-        ):
-            if not fine:
-                raise ConfigurationError(f"{name} must be {expected}, got {value!r}")
+        if last_round is not None:
+            check_at_least(0, last_round=last_round)
+        if mode == "swa" and (epochs < 14 or epochs % 2):
+            raise ConfigurationError(f"epochs must be even and at least 14 for swa, got {epochs}")
         self.mode, self.lr, self.epochs, self.decay_every, self.swa_order = mode, lr, epochs, decay_every, swa_order
         self.parametrization, self.global_lr, self.last_round = parametrization, global_lr, last_round
         self.buffers = buffers

@@ -1,6 +1,7 @@
 """Any client rule goes with any server rule, and two server rules with each other or are refused with the reason."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import cycle, permutations
 from typing import Any
 
@@ -22,6 +23,7 @@ from rules import (
     Make,
     run,
 )
+from toy import train
 
 from fl_lightning import ConfigurationError
 
@@ -45,14 +47,20 @@ def why_not(first: str, second: str) -> str | None:
     return None
 
 
+@cache
+def alone(server: str) -> torch.Tensor:
+    """The model without a client rule."""
+    return run(SERVER_RULES[server]()).params
+
+
 def check_client_with_server(client: str, server: str) -> None:
-    """Three rounds end in a finite model, and not in the one without the client rule; the order matters to averages."""
+    """Two rounds end in a finite model, and not in the one without the client rule; the order matters to averages."""
     both = CLIENT_RULES[client](), SERVER_RULES[server]()
-    model = run(*both, rounds=3).params
+    model = run(*both).params
     assert model.isfinite().all()
-    assert not torch.equal(model, run(SERVER_RULES[server](), rounds=3).params)
+    assert not torch.equal(model, alone(server))
     if client not in UNIFORM:
-        assert torch.equal(model, run(*reversed(both), rounds=3).params)
+        assert torch.equal(model, run(*reversed(both)).params)
     elif server in WEIGHERS | FITTED:
         with pytest.raises(ConfigurationError, match="weighs the updates as they are; put"):
             run(*reversed(both))
@@ -65,7 +73,7 @@ def check_two_clients(first: str, second: str) -> None:
         with pytest.raises(ConfigurationError, match="both settle where clients evaluate their gradients"):
             run(*rules)
     else:
-        assert run(*rules, rounds=3).params.isfinite().all()
+        assert run(*rules).params.isfinite().all()
 
 
 def check_two_servers(first: str, second: str) -> None:
@@ -155,3 +163,11 @@ def test_the_witnesses_are_of_all_kinds() -> None:
     assert len(found) == len(BY_KIND) ** 2 - len(alone)
     reasons = [{reason for pair in pairs if (reason := why_not(*pair))} for pairs in (found, SERVER_PAIRS)]
     assert reasons[0] == reasons[1]
+
+
+@pytest.mark.parametrize("name", [name for name in SERVER_RULES if SERVER_RULES[name]().needs_proxy])
+def test_a_rule_that_learns_on_a_proxy_set_needs_one(name: str) -> None:
+    rule = SERVER_RULES[name]()
+    message = f"{type(rule).__name__} learns on a proxy set, but ToyData has none"
+    with pytest.raises(ConfigurationError, match=message):
+        train(rule)

@@ -56,10 +56,12 @@ def classifier(**settings: Any) -> ImageClassifier:
 def test_validation_and_test_by_hand() -> None:
     """Labels 0, 2, 3, 0 have probabilities 8, 2, 3 and 1 out of 16 and come 1st, 2nd, 4th and 4th.
 
+    The same in both rounds, since metrics start anew.
+
     So top-1 is 1/4, top-3 is 2/4, and the loss is the mean of -log(8/16), -log(2/16), -log(3/16), -log(1/16), which is
     (log 2 + log 8 + log 16/3 + log 16) / 4 = log(2·8·16·16/3) / 4.
     """
-    runner, orchestrator = trainer(), FederatedOrchestrator(classifier())
+    runner, orchestrator = trainer(rounds=2), FederatedOrchestrator(classifier())
     runner.fit(orchestrator, datamodule=FourImages())
     expected = {"top1": 1 / 4, "top3": 2 / 4, "loss": math.log(2 * 8 * 16 * 16 / 3) / 4}
     for name, value in expected.items():
@@ -82,13 +84,6 @@ def test_a_loss_of_nan_shows() -> None:
     runner.fit(FederatedOrchestrator(classifier()), datamodule=OneInfinite())
     assert math.isnan(runner.callback_metrics["val/loss"])
     assert float(runner.callback_metrics["val/top3"]) >= 2 / 4
-
-
-def test_metrics_start_anew_every_round() -> None:
-    """Logits cannot change, so a second round must measure what the first one did."""
-    runner = trainer(rounds=2)
-    runner.fit(FederatedOrchestrator(classifier()), datamodule=FourImages())
-    assert float(runner.callback_metrics["val/top3"]) == 2 / 4
 
 
 def test_training_step_gives_the_loss_and_what_rules_need() -> None:
@@ -122,7 +117,7 @@ def test_prediction_is_probabilities() -> None:
 def test_network_output_of_the_wrong_size_is_named() -> None:
     message = r"AsTheyAre gives an output of shape \(4, 4\), expected \(batch, 10\): set model.client.num_classes and"
     with pytest.raises(ConfigurationError, match=message):
-        trainer().fit(FederatedOrchestrator(classifier(num_classes=10)), datamodule=FourImages())
+        classifier(num_classes=10)(SIXTEENTHS.float())
 
 
 def test_data_with_other_classes_is_refused() -> None:
@@ -140,39 +135,26 @@ class Rates(FederatedCallback):
         self.seen.append(run.optimizers[0].param_groups[0]["lr"])
 
 
-def test_scheduler_steps_after_each_local_epoch_and_starts_anew_every_round() -> None:
-    """Two steps an epoch (4 images, batches of 2), halved after each of 2 epochs: 1, 1, ½, ½, and so in round 2."""
-    rates = Rates()
-    client = classifier(
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5),
-    )
-    orchestrator = FederatedOrchestrator(client, local_epochs=2)
-    trainer(rates, rounds=2).fit(orchestrator, datamodule=FourImages(batch_size=2))
-    assert rates.seen == [1.0, 1.0, 0.5, 0.5] * 2
+HALVED = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+COSINE = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=2)
 
 
-def test_scheduler_steps_after_each_step() -> None:
-    """Four steps an epoch, two epochs, a cosine that falls to zero within two steps and rises within the next two."""
-    rates = Rates()
-    client = classifier(
-        optimizer=partial(torch.optim.SGD, lr=1.0),
-        scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=2),
-        scheduler_interval="step",
-    )
-    orchestrator = FederatedOrchestrator(client, local_epochs=2)
-    trainer(rates, rounds=2).fit(orchestrator, datamodule=FourImages(batch_size=1))
-    assert rates.seen == pytest.approx([(1 + math.cos(math.pi * t / 2)) / 2 for t in range(8)] * 2, abs=1e-12)
-    assert rates.seen[:5] == pytest.approx([1, 0.5, 0, 0.5, 1], abs=1e-12)
+@pytest.mark.parametrize(
+    ("schedule", "batch_size", "expected"),
+    [
+        ({}, 4, [1, 1]),
+        ({"scheduler": HALVED}, 2, [1, 1, 0.5, 0.5]),
+        ({"scheduler": COSINE, "scheduler_interval": "step"}, 1, [1, 0.5, 0, 0.5, 1, 0.5, 0, 0.5]),
+    ],
+)
+def test_schedules_start_anew_every_round(schedule: Any, batch_size: int, expected: list[float]) -> None:
+    """Two epochs of four images; a cosine falls to zero within two steps and rises within the next two."""
+    rates, client = Rates(), classifier(optimizer=partial(torch.optim.SGD, lr=1.0), **schedule)
+    data = FourImages(batch_size=batch_size)
+    trainer(rates, rounds=2).fit(FederatedOrchestrator(client, local_epochs=2), datamodule=data)
+    assert rates.seen == pytest.approx(expected * 2, abs=1e-12)
 
 
 def test_refuses_other_intervals() -> None:
     with pytest.raises(ConfigurationError, match="scheduler_interval must be 'epoch' or 'step', got 'batch'"):
         classifier(scheduler_interval="batch")
-
-
-def test_without_scheduler_the_rate_stays() -> None:
-    rates = Rates()
-    client = classifier(optimizer=partial(torch.optim.SGD, lr=0.25))
-    trainer(rates).fit(FederatedOrchestrator(client, local_epochs=3), datamodule=FourImages())
-    assert rates.seen == [0.25] * 3

@@ -9,20 +9,6 @@ from fl_lightning.callbacks.client.features import find_classifier, find_layer
 from fl_lightning.models import ImageClassifier, LeNet, SimpleCNN, TimmNetwork, TwoLayerCNN, TwoNN, WithProjection
 
 
-def size(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
-
-
-def test_size_by_hand() -> None:
-    """2NN of 64 pixels without its last layer: 64·512 + 512 + 512·256 + 256 = 164,608. Projection: 256·20 + 20 = 5,140
-    and 20·9 + 9 = 189. Classifier: 9·7 + 7 = 70.
-    """
-    network = WithProjection(TwoNN(num_classes=7, in_features=64), hidden=20, out=9)
-    assert size(network.network) == 164_608
-    assert size(network.projection) == 5_140 + 189
-    assert size(network) == 164_608 + 5_140 + 189 + 70
-
-
 @pytest.mark.parametrize(
     ("network", "shape", "features"),
     [

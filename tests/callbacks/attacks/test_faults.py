@@ -7,8 +7,11 @@ import torch
 from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, GivenData, Linear, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FaultInjection
+
+QUICK = ("FedFV", "FedLAW, attentive", "FedBE", "CentredClipping")  # of those that keep or ask for clients' values
+MARKED = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in SERVER_RULES]
 
 
 def clients_by_round(*callbacks: Any, **settings: Any) -> list[tuple[int, ...]]:
@@ -42,13 +45,8 @@ def test_by_default_all_rounds_and_all_clients() -> None:
         clients_by_round(FaultInjection("nan"))
 
 
-def test_other_faults_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="fault must be 'raise', 'nan', 'inf' or 'huge', got 'zero'"):
-        FaultInjection("zero")  # type: ignore[arg-type]  # that is the point
-
-
 @pytest.mark.filterwarnings("ignore:.*left out")
-@pytest.mark.parametrize("name", [*SERVER_RULES, *CLIENT_RULES])
+@pytest.mark.parametrize("name", [*MARKED, *CLIENT_RULES])
 def test_every_rule_copes_with_clients_that_fail(name: str) -> None:
     """Client 1 fails in rounds 1 and 3: the model stays finite, and no rule asks for a client that is lost."""
     rule, faults, capture = (SERVER_RULES | CLIENT_RULES)[name](), FaultInjection("raise", [1], [1, 3]), Capture()

@@ -4,14 +4,12 @@ import pytest
 import torch
 from toy import close, send
 
-from fl_lightning import ConfigurationError
-from fl_lightning.callbacks import ScalingAttack, SignFlip
+from fl_lightning.callbacks import ScalingAttack
 
 SENT = torch.tensor([[1.0, 2.0], [3.0, -1.0], [-2.0, 0.5], [0.5, 4.0]], dtype=torch.float64)
 
 
 def test_attackers_send_a_multiple_and_the_others_what_they_learned() -> None:
-    assert close(send(SENT, ScalingAttack(4, 3.0))[1].cohort.deltas, 3 * SENT)
     factors = send(SENT, ScalingAttack(2, 3.0))[1].cohort.deltas / SENT
     assert sorted(factors[:, 0].tolist()) == pytest.approx([1, 1, 3, 3])
 
@@ -22,14 +20,3 @@ def test_scaled_by_the_number_of_clients_an_average_is_nearly_the_attackers_mode
     attacker = int((send(SENT, ScalingAttack(1, 0.0))[1].cohort.deltas.abs().sum(1) == 0).nonzero())
     updates[attacker] = torch.tensor([4.0, 8.0])
     assert close(send(updates, ScalingAttack(1, 4.0))[0], (4, 8))
-
-
-def test_all_attacks_of_a_seed_have_the_same_attackers() -> None:
-    scaled, flipped = (send(SENT, attack(2))[1].cohort.deltas / SENT for attack in (ScalingAttack, SignFlip))
-    assert close(scaled.abs(), flipped.abs())
-
-
-@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf")])
-def test_bad_scales_are_refused(scale: float) -> None:
-    with pytest.raises(ConfigurationError, match=f"scale must be at least 0 and finite, got {scale}"):
-        ScalingAttack(1, scale)

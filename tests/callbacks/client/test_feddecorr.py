@@ -1,52 +1,19 @@
 """FedDecorr of four examples with three features, by hand, and in a run."""
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Net, Normalized, NormalizedData, Quadratic, Same, ToyData, close, trainer
+from torch import nn
+from toy import Capture, Net, Same, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedDecorr
 from fl_lightning.callbacks.client.feddecorr import decorrelation
 
 X = torch.tensor([[1.0, 2.0, 0.0], [2.0, 1.0, 1.0], [3.0, 5.0, -1.0], [4.0, 2.0, 2.0]], dtype=torch.float64)
 RELEASED, PAPER = 0.6033333274, 0.5120987602
-
-
-class Table(LightningModule):
-    """The features of example i are row i of its parameter; the module's own loss is zero."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.features = nn.Parameter(X.clone()), nn.Identity()
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        return 0 * self.features(self.table[batch[0]]).sum()  # type: ignore[no-any-return]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-class TableData(FederatedDataModule):
-    num_clients = 1
-
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        return TensorDataset(torch.arange(4))
-
-
-def fit(*rules: Any, module: Callable[[], Any] = Net, rounds: int = 2, **settings: Any) -> Tensor:
-    """The global model after some rounds of two local epochs; ``trainer`` among the settings is for the Trainer."""
-    flags = settings.pop("trainer", {})
-    orchestrator = FederatedOrchestrator(module(), local_epochs=2, on_bad_update="raise", **settings)
-    trainer(*rules, rounds=rounds, **flags).fit(orchestrator, datamodule=Same())
-    return orchestrator.params.clone()
 
 
 @pytest.mark.parametrize(("scale", "by_hand"), [("released", RELEASED), ("paper", PAPER)])
@@ -69,23 +36,19 @@ def test_three_features_of_four_examples(scale: Any, by_hand: float) -> None:
 
 
 @pytest.mark.parametrize("scale", ["released", "paper"])
-def test_its_gradient_trains_the_client(scale: Any) -> None:
+def test_its_gradient(scale: Any) -> None:
     """With D = ∂/∂Z = c Z M (released: M = Zᵀ Z off its diagonal, c = 4/(d(d-1)N); paper: M = Zᵀ Z, c = 4/(d(N-1))²),
     ∂/∂X = (D - mean D)/s - Z ∘ Σ(D ∘ Z)/((N-1) s), s the standard deviations.
     """
-    capture = Capture()
-    rule = FedDecorr(0.5, scale, layer="features")
-    trainer(rule, capture).fit(FederatedOrchestrator(Table(), on_bad_update="raise"), datamodule=TableData())
+    x = X.clone().requires_grad_()
+    decorrelation(x, scale).backward()
     s = (X.var(0) + 1e-8).sqrt()
     z = (X - X.mean(0)) / s
     m = z.T @ z if scale == "paper" else z.T @ z - (z.T @ z).diag().diag()
     d = (4 / 81 if scale == "paper" else 4 / 24) * z @ m
     gradient = (d - d.mean(0)) / s - z * (d * z).sum(0) / (3 * s)
     assert gradient.abs().max() > 0.01
-    assert close(capture.cohort.deltas[0], -0.1 * 0.5 * gradient.flatten())
-    assert float(capture.cohort.losses[0]) == pytest.approx(
-        0.5 * (RELEASED if scale == "released" else PAPER), abs=1e-9
-    )
+    assert close(x.grad, gradient)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", ["released", "paper"])
@@ -111,12 +74,6 @@ def test_a_constant_feature_has_a_finite_gradient(scale: Any) -> None:
     assert float(value.detach()) == pytest.approx(pair, abs=1e-7)
 
 
-def test_zero_is_fedavg_bit_for_bit_and_looks_at_nothing() -> None:
-    rule = FedDecorr(0.0)
-    assert torch.equal(fit(rule), fit())
-    trainer(rule).fit(FederatedOrchestrator(Quadratic(), on_bad_update="raise"), datamodule=ToyData())
-
-
 def test_a_step_against_autograd() -> None:
     """One step of a network, its features' correlations by torch.cov."""
     net, (x, y) = Net(), next(iter(Same().client_batches(0, torch.Generator())))
@@ -134,63 +91,3 @@ def test_a_step_against_autograd() -> None:
     after = nn.utils.parameters_to_vector(net.parameters()).detach()
     assert close(capture.params[0], after, 1e-6)
     assert not close(capture.params[0], before, 1e-3)
-
-
-def test_features_correlate_less_for_it() -> None:
-    @torch.no_grad()
-    def penalty(*rules: Any) -> float:
-        net = Net()
-        nn.utils.vector_to_parameters(fit(*rules, rounds=5), net.parameters())
-        batches = Same().client_batches(0, torch.Generator())
-        return sum(float(decorrelation(net.net[:2](x), "released")) for x, _ in batches)
-
-    assert penalty(FedDecorr()) < 0.9 * penalty()
-
-
-class Scheduled(Net):
-    """Under a schedule, beside momentum and weight decay."""
-
-    def configure_optimizers(self) -> Any:
-        optimizer = super().configure_optimizers()
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
-
-
-@pytest.mark.parametrize(
-    ("module", "settings"),
-    [
-        (Scheduled, {}),
-        (Net, {"gradient_clip_val": 0.1}),
-        (Net, {"accumulate_grad_batches": 2}),
-        (Net, {"trainer": {"precision": "bf16-mixed"}}),
-    ],
-)
-def test_goes_with_what_local_training_can_be(module: Callable[[], Any], settings: dict[str, Any]) -> None:
-    ours, plain = (fit(*rules, module=module, **settings.copy()) for rules in ([FedDecorr()], []))
-    assert ours.isfinite().all()
-    assert not close(ours, plain, 1e-4)
-
-
-def test_batch_normalization_sees_each_batch_once() -> None:
-    """(0.8/3, 6.5/3): the buffers of one pass (see toy)."""
-    orchestrator = FederatedOrchestrator(Normalized(), on_bad_update="raise")
-    trainer(FedDecorr(5.0, "paper")).fit(orchestrator, datamodule=NormalizedData())
-    norm: Any = orchestrator.client.norm  # type: ignore[union-attr]
-    assert close(norm.running_mean, [0.8 / 3])
-    assert close(norm.running_var, [6.5 / 3])
-
-
-def test_needs_features() -> None:
-    message = r"FedDecorr takes the input of the last nn\.Linear as features, but Quadratic"
-    with pytest.raises(ConfigurationError, match=message):
-        trainer(FedDecorr()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
-
-
-@pytest.mark.parametrize("beta", [-0.1, math.nan, math.inf])
-def test_refuses_values_out_of_range(beta: float) -> None:
-    with pytest.raises(ConfigurationError, match="beta must be at least 0 and finite"):
-        FedDecorr(beta)
-
-
-def test_refuses_another_scale() -> None:
-    with pytest.raises(ConfigurationError, match="scale must be 'released' or 'paper', got 'code'"):
-        FedDecorr(scale="code")  # type: ignore[arg-type]

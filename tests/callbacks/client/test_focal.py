@@ -46,26 +46,6 @@ class TableData(FederatedDataModule):
         return TensorDataset(torch.arange(2), TARGETS)
 
 
-class Classifier(Table):
-    """A linear classifier of random points, float32."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        logits = batch[0] @ self.table
-        return {"loss": F.cross_entropy(logits, batch[1]), "logits": logits, "targets": batch[1]}
-
-
-class PointData(FederatedDataModule):
-    num_clients = 3
-
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        generator = torch.Generator().manual_seed(client)
-        return TensorDataset(torch.randn(50, 5, generator=generator), torch.randint(3, (50,), generator=generator))
-
-
 @pytest.mark.parametrize(
     ("gamma", "beta", "expected"),
     [(0.0, 1.0, 0.8606453667), (2.0, 1.0, 0.4838237226), (2.0, 0.25, 0.1209559306)],
@@ -91,17 +71,6 @@ def test_its_gradient_trains_the_client() -> None:
     assert close(capture.cohort.deltas[0], -0.1 * gradient.flatten())
 
 
-def classifier(*rules: Any) -> Tensor:
-    orchestrator = FederatedOrchestrator(Classifier(), local_epochs=3)
-    trainer(*rules, rounds=2).fit(orchestrator, datamodule=PointData(batch_size=32))
-    return orchestrator.params
-
-
-def test_gamma_zero_is_cross_entropy_bit_for_bit() -> None:
-    assert torch.equal(classifier(FocalLoss(0.0, 1.0)), classifier())
-    assert not torch.equal(classifier(FocalLoss(0.5, 1.0)), classifier())
-
-
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.0])
 def test_gradient_is_finite_where_the_true_class_is_certain(gamma: float) -> None:
     """p_t = 1 in floating point: loss and gradient are zero in the limit, for every γ."""
@@ -119,16 +88,3 @@ def test_is_not_ignored_under_manual_optimization() -> None:
     """The module then calls backward itself, before the callback could change the loss: refused, not passed over."""
     with pytest.raises(ConfigurationError, match="FocalLoss"):
         trainer(FocalLoss()).fit(FederatedOrchestrator(Table(automatic=False)), datamodule=TableData())
-
-
-@pytest.mark.parametrize(
-    ("gamma", "beta", "said"),
-    [
-        (-1.0, 1.0, "gamma must be at least 0 and finite, got -1"),
-        (float("nan"), 1.0, "gamma must be at least 0 and finite, got nan"),
-        (2.0, 0.0, "beta must be positive and finite, got 0"),
-    ],
-)
-def test_refuses_values_out_of_range(gamma: float, beta: float, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        FocalLoss(gamma, beta)

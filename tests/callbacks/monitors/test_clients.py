@@ -1,5 +1,6 @@
 """ClientMonitor on clients with given updates, losses and predictions, by hand."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,73 +8,64 @@ import pytest
 import torch
 import torch.nn.functional as F
 from command import TINY, fit, rows
+from hand_made import Row, serve
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanMetric
-from toy import UPDATES, GivenData, Linear, trainer
+from toy import UPDATES, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import ClientMonitor, FedGAM, FedSAM, FocalLoss, GradientHarmonization
 from fl_lightning.callbacks.monitors.clients import top1
-from fl_lightning.runs.folder import RunFolder
 
-GIVEN = -torch.tensor(UPDATES, dtype=torch.float64)
 NAMES = ("clients/", "updates/", "train/top1")
 
 
-def measured(module: LightningModule, data: FederatedDataModule, folder: Path, *rules: Any) -> dict[str, float]:
-    """What the monitor logs in metrics.csv."""
-    run = trainer(*rules, logger=RunFolder(folder))
-    run.fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data)
-    (row,) = rows(Path(str(run.log_dir), "metrics.csv"))
-    return {n: value for n, value in row.items() if n.startswith(NAMES) and n != "clients/quarantined"}
+def of_clients(row: Mapping[str, float]) -> dict[str, float]:
+    """What the monitor logs."""
+    return {name: value for name, value in row.items() if name.startswith(NAMES) and name != "clients/quarantined"}
 
 
-def test_norms_and_losses(tmp_path: Path) -> None:
-    """(2, 0), (-1, 1), (-1, -2) by n = (1, 1, 2): ū = (-1/4, -3/4); squared distances 5.625, 3.625, 2.125.
+def measured(updates: Any, *rules: Any, **settings: Any) -> dict[str, float]:
+    return of_clients(serve(updates, *rules, **settings)[0].logged)
 
-    Client 0 takes two steps of (1, 0), its loss 1 - w₁: 1 at w = 0, then 0.
-    """
-    halves = GIVEN / torch.tensor([[2.0], [1.0], [1.0]])
-    data = GivenData(halves, samples=[1, 1, 2], losses=[1.0, 2.0, 3.0], steps=[2, 1, 1])
-    assert measured(Linear(2), data, tmp_path, ClientMonitor()) == pytest.approx(
-        {
-            "clients/loss/0": 0.5,
-            "clients/loss/1": 2.0,
-            "clients/loss/2": 3.0,
-            "clients/update_norm/0": 2.0,
-            "clients/update_norm/1": 2**0.5,
-            "clients/update_norm/2": 5**0.5,
-            "clients/removed/0": 0.0,
-            "clients/removed/1": 0.0,
-            "clients/removed/2": 0.0,
-            "updates/norm_mean": (2 + 2**0.5 + 5**0.5) / 3,
-            "updates/norm_max": 5**0.5,
-            "updates/drift": (5.625**0.5 + 3.625**0.5 + 2.125**0.5) / 3,
-        },
-        abs=1e-6,
-    )
+
+def fitted(module: LightningModule, *rules: Any) -> dict[str, float]:
+    """A round of clients that train on the ballots below."""
+    logged: dict[str, float] = {}
+    run = trainer(*rules, logger=Row(logged))
+    run.fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=Ballots(batch_size=1))
+    return of_clients(logged)
+
+
+def test_norms_and_losses() -> None:
+    """(2, 0), (-1, 1), (-1, -2) by n = (1, 1, 2): ū = (-1/4, -3/4); squared distances 5.625, 3.625, 2.125."""
+    found = measured(UPDATES, ClientMonitor(), samples=[1, 1, 2], losses=[0.5, 2.0, 3.0])
+    expected = {f"clients/loss/{k}": loss for k, loss in enumerate([0.5, 2.0, 3.0])}
+    expected |= {f"clients/update_norm/{k}": norm for k, norm in enumerate([2.0, 2**0.5, 5**0.5])}
+    expected |= {f"clients/removed/{k}": 0.0 for k in range(3)}
+    expected |= {"updates/norm_mean": (2 + 2**0.5 + 5**0.5) / 3, "updates/norm_max": 5**0.5}
+    expected |= {"updates/drift": (5.625**0.5 + 3.625**0.5 + 2.125**0.5) / 3}
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("monitor_first", [False, True])
-def test_drift_is_from_the_corrected_sum(monitor_first: bool, tmp_path: Path) -> None:
+def test_drift_is_from_the_corrected_sum(monitor_first: bool) -> None:
     """Harmonised in ascending order, they sum up to (-1/2, -1/2): squared distances 6.5, 2.5, 2.5. Norms stay.
 
     They become (0.4, -0.2), (-0.4, 0.2), (-1, -1); (1.6, 0.2), (-0.6, 0.8), (0, -1) are gone, of norms √2.6, 1, 1.
     """
     chain = [GradientHarmonization(order="ascending"), ClientMonitor()]
-    logged = measured(
-        Linear(2), GivenData(GIVEN, samples=[1, 1, 2]), tmp_path, *(chain[::-1] if monitor_first else chain)
-    )
+    logged = measured(UPDATES, *(chain[::-1] if monitor_first else chain), samples=[1, 1, 2])
     assert logged["updates/drift"] == pytest.approx((6.5**0.5 + 2 * 2.5**0.5) / 3)
     assert logged["updates/norm_mean"] == pytest.approx((2 + 2**0.5 + 5**0.5) / 3)
     removed = [logged[f"clients/removed/{k}"] for k in range(3)]
     assert removed == pytest.approx([2.6**0.5 / 2, 0.5**0.5, 0.2**0.5], abs=1e-6)
 
 
-def test_one_client_does_not_drift(tmp_path: Path) -> None:
-    assert measured(Linear(2), GivenData(GIVEN[:1]), tmp_path, ClientMonitor())["updates/drift"] == 0.0
+def test_one_client_does_not_drift() -> None:
+    assert measured(UPDATES[:1], ClientMonitor())["updates/drift"] == 0.0
 
 
 class Votes(LightningModule):
@@ -101,21 +93,19 @@ class Ballots(FederatedDataModule):
         return TensorDataset(torch.eye(2)[votes], torch.tensor(targets))
 
 
-RULES: dict[str, Any] = {
-    "plain": lambda: [],
-    "FocalLoss": lambda: [FocalLoss()],
-    "FedSAM": lambda: [FedSAM(rho=10.0)],
-    "FedGAM": lambda: [FedGAM(rho=10.0)],
-    "FedGAM, paper": lambda: [FedGAM("paper", rho=10.0)],
-}
+CHAINS: list[Any] = [
+    [ClientMonitor()],
+    [ClientMonitor(), FocalLoss()],
+    [ClientMonitor(), FedSAM(rho=10.0)],
+    [FedSAM(rho=10.0), ClientMonitor()],
+    [FedGAM(rho=10.0), ClientMonitor()],
+]
 
 
-@pytest.mark.parametrize("monitor_first", [False, True])
-@pytest.mark.parametrize("name", RULES)
-def test_accuracy_at_the_clients_own_model(name: str, monitor_first: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: ", ".join(type(rule).__name__ for rule in chain))
+def test_accuracy_at_the_clients_own_model(chain: Any) -> None:
     """2/3 and 1; by n = (3, 1) they average to 3/4. At the points 10 uphill, where SAM and GAM look, all is wrong."""
-    chain = [ClientMonitor(), *RULES[name]()]
-    logged = measured(Votes(), Ballots(batch_size=1), tmp_path, *(chain if monitor_first else chain[::-1]))
+    logged = fitted(Votes(), *chain)
     assert {key: logged[key] for key in logged if "top1" in key} == pytest.approx(
         {"clients/top1/0": 2 / 3, "clients/top1/1": 1.0, "train/top1": 0.75}
     )
@@ -134,11 +124,8 @@ class OwnTop1(Votes):
         return super().training_step(batch, batch_idx)
 
 
-def test_leaves_the_modules_own_accuracy_alone(tmp_path: Path) -> None:
-    logged = measured(OwnTop1(), Ballots(batch_size=1), tmp_path, ClientMonitor())
-    assert {key: logged[key] for key in logged if "top1" in key} == pytest.approx(
-        {"clients/top1/0": 2 / 3, "clients/top1/1": 1.0, "train/top1": 0.125}
-    )
+def test_leaves_the_modules_own_accuracy_alone() -> None:
+    assert fitted(OwnTop1(), ClientMonitor())["train/top1"] == 0.125
 
 
 def test_top1_of_what_a_training_step_may_return() -> None:
@@ -186,17 +173,10 @@ def test_a_stopped_run_logs_what_a_whole_one_does(tmp_path: Path, monkeypatch: p
     whole, stopped = (Path("runs", name, "version_0", "metrics.csv") for name in ("whole", "stopped"))
     assert whole.read_text() == stopped.read_text()
     for row in rows(whole):
-        of_clients = {name for name in row if name.startswith("clients/")} - {"clients/quarantined"}
-        drawn = {name.rpartition("/")[2] for name in of_clients}
+        drawn = {name.rpartition("/")[2] for name in row if name.startswith("clients/loss/")}
         assert len(drawn) == 2
-        assert of_clients == {
-            f"clients/{name}/{k}" for name in ("loss", "top1", "update_norm", "removed") for k in drawn
+        kinds = ("loss", "top1", "update_norm", "removed")
+        assert {f"clients/{kind}/{k}" for kind in kinds for k in drawn} | {"clients/quarantined"} == {
+            name for name in row if name.startswith("clients/")
         }
-        assert {
-            "train/top1",
-            "coherence/local",
-            "coherence/heterogeneity",
-            "cohort/share/9",
-            "conflict/angle",
-        } <= row.keys()
-        assert row["train/loss"] > 0
+        assert {"train/top1", "coherence/heterogeneity", "cohort/share/9", "conflict/angle"} <= row.keys()

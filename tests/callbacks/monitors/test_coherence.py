@@ -1,47 +1,34 @@
 """CoherenceMonitor on the updates (2, 0), (-1, 1), (-1, -2) and on clients of two classes, by hand."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command import rows
+from hand_made import serve
 from torch import Tensor
-from toy import UPDATES, GivenData, Linear, close, trainer
+from toy import UPDATES, GivenData, close
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks import CoherenceMonitor
 from fl_lightning.callbacks.monitors.coherence import class_shares, critical_round, local_coherence
-from fl_lightning.runs.folder import RunFolder
 
 G = torch.tensor(UPDATES, dtype=torch.float64)
-COUNTS = torch.tensor([[0, 0], [3, 0], [0, 3], [3, 3]])  # client 0 has no data
+ALL = torch.cat([torch.zeros(1, 2), G])  # client 0 has no data
 
 
 class Classes(GivenData):
     """Clients with given updates who hold examples of two classes."""
 
     def class_counts(self) -> Tensor:
-        return COUNTS
+        return torch.tensor([[0, 0], [3, 0], [0, 3], [3, 3]])
 
 
 class Weigh(FederatedCallback):
     """Sets the weights."""
 
-    def __init__(self, *weights: float) -> None:
-        self.weights = torch.tensor(weights, dtype=torch.float64)
-
-    def aggregate(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> Cohort:
-        return cohort.replace(weights=self.weights)
-
-
-def measured(data: GivenData, folder: Path, *rules: Any) -> dict[str, float]:
-    """What a round logs in metrics.csv."""
-    run = trainer(CoherenceMonitor(), *rules, logger=RunFolder(folder))
-    run.fit(FederatedOrchestrator(Linear(2)), datamodule=data)
-    (row,) = rows(Path(str(run.log_dir), "metrics.csv"))
-    return {name: value for name, value in row.items() if name.startswith(("coherence/", "cohort/"))}
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        return cohort.replace(weights=torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64))
 
 
 def test_local_coherence() -> None:
@@ -62,40 +49,33 @@ def test_class_shares() -> None:
     assert close(class_shares(torch.tensor([[1, 3], [0, 0]])), [[0.25, 0.75], [0, 0]])
 
 
-@pytest.mark.parametrize("monitored_by", ["samples", "rule"])
-def test_a_cohort_by_its_weights(monitored_by: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rules", "pairs", "heterogeneity", "share"),
+    [([], (1 / 16, 1 / 8, 1 / 8), 1.0, 1 / 2), ([Weigh()], (1 / 8, 1 / 8, 1 / 16), 8 / 68**0.5, 5 / 8)],
+)
+def test_a_cohort_by_its_weights(rules: Any, pairs: Any, heterogeneity: float, share: float) -> None:
     """All mix to 6 : 6. By n = (1, 1, 2) the cohort does, too: cosine 1, and pairs weigh 1/16, 1/8, 1/8.
 
     By λ = (1/2, 1/4, 1/4) it has (5/8, 3/8): the cosine with (1, 1) is 8 / √(34·2); pairs weigh 1/8, 1/8, 1/16.
     """
-    by_rule = monitored_by == "rule"
-    logged = measured(
-        Classes(-torch.cat([torch.zeros(1, 2), G]), samples=[0, 1, 1, 2]),
-        tmp_path,
-        *([Weigh(0.5, 0.25, 0.25)] if by_rule else []),
-    )
-    pairs = (1 / 8, 1 / 8, 1 / 16) if by_rule else (1 / 16, 1 / 8, 1 / 8)
-    cosines = (0.5**0.5, 0.2**0.5, 0.1**0.5)
-    assert logged == pytest.approx(
-        {
-            "coherence/local": -2 / 3 * sum(p * c for p, c in zip(pairs, cosines, strict=True)),
-            "coherence/heterogeneity": 8 / 68**0.5 if by_rule else 1.0,
-            "cohort/share/0": 5 / 8 if by_rule else 1 / 2,
-            "cohort/share/1": 3 / 8 if by_rule else 1 / 2,
-        },
-        abs=1e-6,
-    )
+    server, _ = serve(ALL, CoherenceMonitor(), *rules, samples=[0, 1, 1, 2], data=Classes)
+    local = -2 / 3 * sum(p * c for p, c in zip(pairs, (0.5**0.5, 0.2**0.5, 0.1**0.5), strict=True))
+    expected = {"coherence/local": local, "coherence/heterogeneity": heterogeneity}
+    expected |= {"cohort/share/0": share, "cohort/share/1": 1 - share}
+    assert {name: server.logged[name] for name in expected} == pytest.approx(expected)
 
 
-def test_one_client_may_stand_for_all(tmp_path: Path) -> None:
+def test_one_client_may_stand_for_all() -> None:
     """It has no pair. If it is client 2, of the second class alone: the cosine of (0, 1) and (1, 1)."""
-    logged = measured(Classes(torch.ones(4, 2, dtype=torch.float64), samples=[0, 0, 1, 0]), tmp_path)
+    server, _ = serve(ALL, CoherenceMonitor(), cohorts=[[2]], data=Classes)
     expected = {"coherence/heterogeneity": 0.5**0.5, "cohort/share/0": 0.0, "cohort/share/1": 1.0}
-    assert logged == pytest.approx(expected)
+    assert {name: server.logged[name] for name in expected} == pytest.approx(expected)
+    assert "coherence/local" not in server.logged
 
 
-def test_data_without_classes(tmp_path: Path) -> None:
-    assert measured(GivenData(-G), tmp_path).keys() == {"coherence/local"}
+def test_data_without_classes() -> None:
+    server, _ = serve(G, CoherenceMonitor())
+    assert {name for name in server.logged if name.startswith("coh")} == {"coherence/local"}
 
 
 @pytest.mark.parametrize(
@@ -110,16 +90,11 @@ def test_data_without_classes(tmp_path: Path) -> None:
         ([1, 1, -9, 1, 1, 1, 1], 5, None),  # means -7/3, -1.5, -1, -1, -1: never positive before
         ([9, 1, -2, 1, 1, 1, 1], 5, None),  # one bad round: means 8/3, 9/4, 2, 0.4, 0.4
         ([], 5, None),
+        ([6.5 - r for r in range(1, 15)], 7, 7),  # of a line, the mean around a round is the value there
     ],
 )
 def test_critical_round(coherence: list[float], window: int, expected: int | None) -> None:
     assert critical_round(coherence, window) == expected
-
-
-@pytest.mark.parametrize("window", [1, 3, 5, 7])
-def test_a_falling_line_turns_where_it_crosses_zero(window: int) -> None:
-    """6.5 - r is negative from round 7 on, and the mean around a round is the value there."""
-    assert critical_round([6.5 - r for r in range(1, 15)], window) == 7
 
 
 @pytest.mark.parametrize("window", [0, 4, -1, 1.5, math.nan])

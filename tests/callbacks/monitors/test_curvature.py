@@ -1,21 +1,13 @@
 """Eigenvalues, directions and surfaces on matrices and networks small enough to be solved whole."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from rules import CLIENT_RULES, SERVER_RULES
 from torch import Tensor, nn
 from torch.func import functional_call, hessian
-from torch.utils.data import Dataset, TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
-from toy import trainer
 
-from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
-from fl_lightning.callbacks import HessianMonitor, LossSurface
 from fl_lightning.callbacks.monitors.curvature import (
     hessian_product,
     normalized_by_filter,
@@ -151,67 +143,3 @@ def test_surface_of_a_quadratic() -> None:
     directions = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
     loss = surface(lambda w: float(w[0] ** 2 + 10 * w[1]), torch.ones(2), directions, [-1, 0, 1])
     assert loss.tolist() == [[-19, 11, 41], [-19, 11, 41], [-11, 19, 49]]
-
-
-class Busy(LightningModule):
-    """All that a measurement could disturb: batch normalisation, dropout, a torchmetrics object, logs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        layers = [nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 3)]
-        self.net = nn.Sequential(*layers).double()
-        self.accuracy = MulticlassAccuracy(3)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Tensor]:
-        logits = self.net(batch[0])
-        self.calls += 1
-        self.accuracy(logits, batch[1])
-        self.log("train/accuracy", self.accuracy)
-        self.log("train/draw", torch.rand(()))
-        return {"loss": nn.functional.cross_entropy(logits, batch[1]), "logits": logits, "targets": batch[1]}
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-class BusyData(FederatedDataModule):
-    num_clients = 3
-
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        draw = torch.Generator().manual_seed(client)
-        x = torch.randn(8 + 4 * client, 4, generator=draw, dtype=torch.float64)
-        return TensorDataset(x, torch.randint(3, (len(x),), generator=draw))
-
-
-RULES: dict[str, Callable[[], FederatedCallback]] = {
-    name: {**SERVER_RULES, **CLIENT_RULES}[name] for name in ("FedAvg", "Scaffold", "FedSAM", "FedAdam")
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("monitor", [lambda: HessianMonitor(every=1), lambda: LossSurface(every=1, points=3)])
-def test_a_measurement_leaves_no_trace(monitor: Any, rule: str, tmp_path: Any) -> None:
-    """Parameters, buffers, modes, global generators, the server's optimizer and all that is logged, bit for bit."""
-    ends = []
-    for monitors in ([], [monitor()]):
-        torch.manual_seed(5)
-        orchestrator = FederatedOrchestrator(Busy(), on_bad_update="raise")
-        run = trainer(*monitors, RULES[rule](), rounds=3, default_root_dir=tmp_path)
-        run.fit(orchestrator, datamodule=BusyData(batch_size=10))
-        measured = {name for name in run.callback_metrics if name.startswith(("hessian/", "parameters/"))}
-        assert bool(measured or (tmp_path / "arrays").exists()) == bool(monitors)
-        ends.append(
-            {
-                "model": {name: value.tolist() for name, value in orchestrator.state_dict().items()},
-                "modes": [part.training for part in orchestrator.modules()],
-                "gradients": [p.grad for p in orchestrator.parameters()],
-                "generators": (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()),  # type: ignore[index]
-                "optimizer": str(run.optimizers[0].state_dict()),
-                "logged": {name: float(run.callback_metrics[name]) for name in run.callback_metrics.keys() - measured},
-            }
-        )
-    assert "train/accuracy" in ends[0]["logged"]  # type: ignore[operator]
-    for part in ends[0]:
-        assert ends[0][part] == ends[1][part], part

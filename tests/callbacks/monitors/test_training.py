@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Linear, Net, Notes, Same, trainer
+from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import TrainingEvaluation
@@ -112,31 +112,6 @@ def test_training_images_are_not_augmented() -> None:
     assert measured("train_top1") == ("global_train/top1", 100.0)
 
 
-class Judges(Net):
-    """Draws random numbers and moves a buffer in its evaluation, and has dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("judged", torch.zeros(()))
-
-    def between(self) -> list[nn.Module]:
-        return [nn.BatchNorm1d(8), nn.Dropout(0.5)]
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.judged += 1
-        self.log("val/loss", self.loss(batch) + torch.rand(()))
-
-
-def test_it_changes_nothing() -> None:
-    ends = []
-    for monitors in ([], [TrainingEvaluation()]):
-        orchestrator = FederatedOrchestrator(Judges(), on_bad_update="raise")
-        trainer(*monitors, rounds=3).fit(orchestrator, datamodule=Same())
-        ends.append([orchestrator.params.clone(), *orchestrator.client.buffers()])
-    for plain, watched in zip(*ends, strict=True):
-        assert torch.equal(plain, watched)
-
-
 class Silent(Judged):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pass
@@ -152,9 +127,3 @@ class Silent(Judged):
 def test_refuses_a_module_that_cannot_be_evaluated(module: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         trainer(TrainingEvaluation()).fit(FederatedOrchestrator(module()), datamodule=Numbers(batch_size=2))
-
-
-@pytest.mark.parametrize("every", [0, -1])
-def test_refuses_every_out_of_range(every: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"every must be at least 1, got {every}"):
-        TrainingEvaluation(every)

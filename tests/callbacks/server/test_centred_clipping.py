@@ -1,25 +1,14 @@
 """Centred clipping of (3, 4) and (0, -2), by hand, against the direct computation, and over rounds."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from toy import GivenData, Linear, close, send, train, trainer
+from hand_made import apply
+from toy import close
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.callbacks import CentredClipping, FedAvg, FedNova
+from fl_lightning.callbacks import CentredClipping, FedNova
 from fl_lightning.engine.updates import updates as shared
-from fl_lightning.runs.checkpoints import LastCheckpoint
 
 SENT = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
-
-
-def after(rounds: int, updates: Any, *rules: Any) -> torch.Tensor:
-    """The global model after some rounds of the same updates, from zero."""
-    orchestrator = FederatedOrchestrator(Linear(len(updates[0])))
-    trainer(*rules, rounds=rounds).fit(orchestrator, datamodule=GivenData(-torch.as_tensor(updates)))
-    return orchestrator.params.clone()
 
 
 def direct(updates: torch.Tensor, centre: torch.Tensor, threshold: float, iterations: int) -> torch.Tensor:
@@ -33,14 +22,14 @@ def direct(updates: torch.Tensor, centre: torch.Tensor, threshold: float, iterat
 
 def test_round_one_clips_from_zero() -> None:
     """τ = 2.5: (3, 4) → (1.5, 2), (0, -2) stays: (0.75, 0). n_k does not count."""
-    assert close(send(SENT, CentredClipping(2.5), samples=[5, 1])[0], (0.75, 0.0))
+    assert close(apply(SENT, CentredClipping(2.5), samples=[5, 1])[0], (0.75, 0.0))
 
 
 def test_second_iteration() -> None:
     """τ = 2.5, from (0.75, 0) to (3, 4): (2.25, 4), norm √21.0625 > τ; to (0, -2): (-0.75, -2), norm √4.5625 < τ."""
     share = 2.5 / 21.0625**0.5
     expected = (0.75 + (2.25 * share - 0.75) / 2, (4 * share - 2) / 2)
-    assert close(send(SENT, CentredClipping(2.5, iterations=2))[0], expected)
+    assert close(apply(SENT, CentredClipping(2.5, iterations=2))[0], expected)
 
 
 def test_round_two_clips_around_the_aggregate_of_round_one() -> None:
@@ -48,9 +37,9 @@ def test_round_two_clips_around_the_aggregate_of_round_one() -> None:
 
     With τ = 2.5, round 2 is the second iteration above, since the same updates come again.
     """
-    assert close(after(2, SENT, CentredClipping(5.5)), (3.0, 2.0))
+    assert close(apply(SENT, CentredClipping(5.5), rounds=2)[0], (3.0, 2.0))
     first, second = direct(SENT, torch.zeros(2), 2.5, 1), direct(SENT, torch.zeros(2), 2.5, 2)
-    assert close(after(2, SENT, CentredClipping(2.5)), first + second)
+    assert close(apply(SENT, CentredClipping(2.5), rounds=2)[0], first + second)
     assert close(first, (0.75, 0.0))
 
 
@@ -68,7 +57,7 @@ def test_coefficients_agree_with_vectors(
     for _ in range(3):
         centre = direct(updates, centre, threshold, iterations)
         model += centre
-    assert close(after(3, updates, CentredClipping(threshold, iterations)), model)
+    assert close(apply(updates, CentredClipping(threshold, iterations), rounds=3)[0], model)
 
 
 def test_it_follows_rules_before_it() -> None:
@@ -76,60 +65,18 @@ def test_it_follows_rules_before_it() -> None:
 
     τ = 5: (3, 4) and (0, -4/3), v = (1.5, 4/3). The second round, from there, is the formula's second iteration.
     """
-    assert close(send(SENT, FedNova(), CentredClipping(5.0), steps=[1, 3])[0], (1.5, 4 / 3))
-    orchestrator, rules = FederatedOrchestrator(Linear(2)), (FedNova(), CentredClipping(5.0))
-    rows = -SENT / torch.tensor([[1.0], [3.0]])
-    trainer(*rules, rounds=2).fit(orchestrator, datamodule=GivenData(rows, steps=[1, 3]))
+    assert close(apply(SENT, FedNova(), CentredClipping(5.0), steps=[1, 3])[0], (1.5, 4 / 3))
+    model, _ = apply(SENT, FedNova(), CentredClipping(5.0), steps=[1, 3], rounds=2)
     scaled = SENT * torch.tensor([[2.0], [2 / 3]], dtype=torch.float64)
-    assert close(orchestrator.params, direct(scaled, torch.zeros(2), 5.0, 1) + direct(scaled, torch.zeros(2), 5.0, 2))
-
-
-def test_a_large_threshold_is_the_uniform_mean() -> None:
-    for threshold in (1e9, float("inf")):
-        assert close(train(CentredClipping(threshold), rounds=3), train(FedAvg("uniform"), rounds=3))
+    assert close(model, direct(scaled, torch.zeros(2), 5.0, 1) + direct(scaled, torch.zeros(2), 5.0, 2))
 
 
 def test_one_client_moves_the_aggregate_by_its_share_of_the_threshold_at_most() -> None:
     """Of two clients with τ = 2: by 1."""
     for scale in (-1e8, 0.0, 1e8):
-        assert (send([[0.0, 0.0], [3 * scale, 4 * scale]], CentredClipping(2.0))[0]).norm() <= 1 + 1e-9
+        assert (apply([[0.0, 0.0], [3 * scale, 4 * scale]], CentredClipping(2.0))[0]).norm() <= 1 + 1e-9
 
 
-def test_zero_updates_move_nothing_and_one_client_is_clipped() -> None:
+def test_one_client_is_clipped() -> None:
     """(3, 4) to the norm 1, then by 1 a round until it is there: 1, 2, 3, 4, 5, 5 sum up to 20 times (0.6, 0.8)."""
-    assert close(after(2, torch.zeros(3, 2), CentredClipping(1.0)), (0.0, 0.0), 0.0)
-    assert close(after(6, SENT[:1], CentredClipping(1.0)), (12.0, 16.0), 1e-6)
-
-
-def test_stop_and_resume(tmp_path: Path) -> None:
-    """Bit for bit; without its state, round 3 would start from zero."""
-    flags: Any = {"default_root_dir": tmp_path, "enable_checkpointing": True}
-
-    def run(rounds: int, resume: Path | None = None) -> torch.Tensor:
-        orchestrator = FederatedOrchestrator(Linear(2))
-        fit = trainer(CentredClipping(1.3), LastCheckpoint(), rounds=rounds, **flags)
-        fit.fit(orchestrator, datamodule=GivenData(-SENT), ckpt_path=resume)
-        return orchestrator.params.clone()
-
-    whole = run(4)
-    halfway = run(2)
-    assert torch.equal(run(4, tmp_path / "checkpoints" / "last.ckpt"), whole)
-    assert not close(whole, 2 * halfway, 1e-3)
-
-
-def test_a_second_fit_begins_anew() -> None:
-    rule = CentredClipping(1.3)
-    assert torch.equal(after(2, SENT, rule), after(2, SENT, rule))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0.0,), "threshold must be greater than 0, got 0.0"),
-        ((float("nan"),), "threshold must be greater than 0, got nan"),
-        ((1.0, 0), "iterations must be at least 1, got 0"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        CentredClipping(*arguments)
+    assert close(apply(SENT[:1], CentredClipping(1.0), rounds=6)[0], (12.0, 16.0), 1e-6)

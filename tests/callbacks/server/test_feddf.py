@@ -1,20 +1,19 @@
 """FedDF on linear classifiers, a proxy set of four points and a batch normalisation, by hand."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from resumed import assert_same
-from resumed import train as train_digits
+from hand_made import Bench, serve
+from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Head, Normalized, NormalizedData, Notes, ProxyData, Quadratic, ToyData, close, trainer
+from toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
-from fl_lightning.callbacks import ConflictMonitor, FedDF
+from fl_lightning.callbacks import FedDF
 from fl_lightning.callbacks.server.feddf import distillation_loss
 
 X = ProxyData.inputs
@@ -54,15 +53,11 @@ class InThrees(ProxyData):
         return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=3)
 
 
-def fit(
-    *callbacks: Any, module: Head | None = None, data: Any = ProxyData, updates: Tensor = UPDATES, rounds: int = 1
-) -> FederatedOrchestrator:
-    orchestrator = FederatedOrchestrator(module or Head())
-    trainer(*callbacks, rounds=rounds).fit(orchestrator, datamodule=data(-updates, samples=SAMPLES))
-    return orchestrator
+def fit(rule: FedDF, module: Head | None = None, updates: Tensor = UPDATES, **settings: Any) -> Bench:
+    return serve(updates, rule, samples=SAMPLES, client=module or Head(), **settings)[0]
 
 
-def first_gradient(*callbacks: Any, **settings: Any) -> Tensor:
+def first_gradient(**settings: Any) -> Tensor:
     """(4,) what the server's Adam gets in its first step."""
     seen: list[Tensor] = []
 
@@ -72,7 +67,7 @@ def first_gradient(*callbacks: Any, **settings: Any) -> Tensor:
 
     handle = register_optimizer_step_pre_hook(look)
     try:
-        fit(*callbacks, **settings)
+        fit(FedDF(), **settings)
     finally:
         handle.remove()
     return seen[0]
@@ -107,7 +102,7 @@ def test_the_first_gradient() -> None:
     Row 0 of D is (log 3, 0): class 0 has the probabilities 3/4, 1/2, 3/4, 1/4 at (1, 0), (0, 1), (1, 1), (-1, 0.5).
     Row 0 of the gradient is (-(1, 0) - (1, 1) + (-1, 0.5)) / 4 / 4 = (-3/16, -1/32), row 1 its negative.
     """
-    assert close(first_gradient(FedDF()), SLOPE)
+    assert close(first_gradient(), SLOPE)
 
 
 def test_some_epochs() -> None:
@@ -128,19 +123,14 @@ def test_some_epochs() -> None:
 def test_teachers_that_agree_with_the_student_move_nothing() -> None:
     """One step only: where no gradient is, Adam blows rounding up to its learning rate in a few more."""
     same = torch.tensor([[0.5, -2.0, 1.0, 0.25]] * 2, dtype=torch.float64)
-    assert close(first_gradient(FedDF(), updates=same), (0.0, 0.0, 0.0, 0.0), 1e-15)
+    assert close(first_gradient(updates=same), (0.0, 0.0, 0.0, 0.0), 1e-15)
     assert close(fit(FedDF(epochs=1), updates=same).params, same[0])
-
-
-def test_zero_updates_give_no_nan() -> None:
-    """All probabilities are 1/2 exactly."""
-    assert torch.equal(fit(FedDF(epochs=5), updates=torch.zeros(2, 4)).params, torch.zeros(4, dtype=torch.float64))
 
 
 def test_teachers_pass_once_a_round_and_every_epoch_shuffles() -> None:
     """Two teachers on batches of 3 and 1, in evaluation mode; then batches of 3 and 1 points of all four an epoch."""
     module = Watched()
-    fit(FedDF(epochs=8), module=module, data=InThrees)
+    fit(FedDF(epochs=8), module, data=InThrees)
     assert [(mode, len(x)) for mode, x in module.passes[:4]] == [(False, 3), (False, 1)] * 2
     students = module.passes[4:]
     assert [(mode, len(x)) for mode, x in students] == [(True, 3), (True, 1)] * 8
@@ -177,9 +167,13 @@ class Doubled(ProxyData):
 
 
 def test_transfer_hooks_act_once() -> None:
-    expected = first_gradient(FedDF(), data=Doubled)
-    assert not close(expected, SLOPE)
-    assert close(first_gradient(FedDF(), module=Doubling()), expected)
+    ends = []
+    for module, data in ((Doubling(), ProxyData), (Head(), Doubled), (Head(), ProxyData)):
+        orchestrator = FederatedOrchestrator(module)
+        trainer(FedDF(epochs=5, lr=0.1)).fit(orchestrator, datamodule=data(-UPDATES, samples=SAMPLES))
+        ends.append(orchestrator.params)
+    assert close(ends[0], ends[1])
+    assert not close(ends[1], ends[2], 1e-3)
 
 
 class Still(Normalized):
@@ -205,34 +199,6 @@ def test_every_teacher_has_its_own_buffers() -> None:
     assert close(rule.logits[0], torch.stack([z, -z], dim=2))
 
 
-def test_the_student_keeps_the_average_of_the_buffers() -> None:
-    """By hand in NormalizedData; the student's batches would drag the running mean far away."""
-    orchestrator = FederatedOrchestrator(Still())
-    trainer(FedDF(epochs=3)).fit(orchestrator, datamodule=NormalizedData())
-    assert not close(orchestrator.params, (1.0, 0.0, 1.0, -1.0, 0.0, 0.0), 1e-4)
-    buffers = dict(orchestrator.client.named_buffers())
-    assert close(buffers["norm.running_mean"], [0.8 / 3])
-    assert close(buffers["norm.running_var"], [6.5 / 3])
-    assert torch.equal(buffers["norm.num_batches_tracked"], torch.tensor(1))
-
-
-def test_depends_on_nothing_but_its_settings(tmp_path: Path) -> None:
-    """Not on a stop after round 2 of 3, nor on a monitor and the frequency of evaluation."""
-    rule = FedDF(epochs=3)
-    whole = train_digits(tmp_path / "a", rule, rounds=3)
-    stopped = train_digits(tmp_path / "b", rule, rounds=2)
-    assert_same(whole, train_digits(tmp_path / "b", rule, rounds=3, resume=stopped))
-    watched = train_digits(tmp_path / "c", ConflictMonitor(), rule, rounds=3, check_val_every_n_epoch=3)
-    assert_same(whole, watched)
-    with pytest.raises(AssertionError):
-        assert_same(whole, train_digits(tmp_path / "d", rounds=3))
-
-
-def test_needs_a_proxy_set() -> None:
-    with pytest.raises(ConfigurationError, match="FedDF learns on a proxy set, but ToyData has none"):
-        trainer(FedDF()).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
-
-
 class Flat(Head):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x)[:, 0]
@@ -243,26 +209,12 @@ class Named(Head):
         return {"logits": super().forward(x)}
 
 
-@pytest.mark.parametrize(("module", "came"), [(Flat, r"shape \(4,\)"), (Named, "dict")])
+class Formless(Head):
+    forward = LightningModule.forward
+
+
+@pytest.mark.parametrize(("module", "came"), [(Flat, r"shape \(4,\)"), (Named, "dict"), (Formless, "NoneType")])
 def test_refuses_outputs_that_are_no_logits(module: Any, came: str) -> None:
     message = rf"distillation needs logits \(B, C\) from {module.__name__}\.forward, got {came} for 4 inputs"
     with pytest.raises(ConfigurationError, match=message):
-        fit(FedDF(), module=module())
-
-
-def test_refuses_a_module_without_forward() -> None:
-    with pytest.raises(ConfigurationError, match=r"logits .* from Normalized\.forward, got NoneType"):
-        trainer(FedDF()).fit(FederatedOrchestrator(Normalized()), datamodule=NormalizedData())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"lr": -1.0}, "lr must be positive and finite, got -1.0"),
-        ({"lr": float("nan")}, "lr must be positive and finite, got nan"),
-    ],
-)
-def test_refuses_what_makes_no_sense(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        FedDF(**settings)
+        fit(FedDF(), module())

@@ -2,19 +2,16 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hand_made import apply
 from torch import Tensor
-from toy import UPDATES, Capture, GivenData, Linear, close, send, trainer
+from toy import UPDATES, Capture, close
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedFV, FedNova
 from fl_lightning.callbacks.server.fedfv import fair_projection
-from fl_lightning.engine.federation.sampling import ClientSampler
-from fl_lightning.runs.checkpoints import LastCheckpoint
 
 RISING, FALLING, EQUAL = (0.5, 1.0, 2.0), (2.0, 1.0, 0.5), (1.0, 1.0, 1.0)  # the clients' losses
 G1, G2, G3 = torch.tensor(UPDATES, dtype=torch.float64)  # ‖g‖² = 4, 2, 5; g₁·g₂ = g₁·g₃ = -2, g₂·g₃ = -1
@@ -26,7 +23,6 @@ FALLING_2 = G2 + 1 / 5 * G3 + 2.4 / 4 * G1  # off g₃: (-1.2, 0.6), whose produ
 FALLING_3 = G3 + 1 / 2 * G2 + 3 / 4 * G1  # off g₂: (-1.5, -1.5), whose product with g₁ is -3; off g₁: (0, -1.5)
 
 
-@pytest.mark.parametrize("lr", [1.0, 0.1])
 @pytest.mark.parametrize(
     ("losses", "alpha", "projected", "by_hand"),
     [
@@ -37,14 +33,14 @@ FALLING_3 = G3 + 1 / 2 * G2 + 3 / 4 * G1  # off g₂: (-1.5, -1.5), whose produc
         (EQUAL, 0.1, (RISING_1, RISING_2, G3), (-1.0, -2.0)),  # equal losses are ordered by client
     ],
 )
-def test_internal_conflicts(losses: Any, alpha: float, projected: Any, by_hand: Any, lr: float) -> None:
+def test_internal_conflicts(losses: Any, alpha: float, projected: Any, by_hand: Any) -> None:
     """Keep the updates of the largest losses, project the others, and restore the length of the mean update."""
     direction = projected[0] + projected[1] + projected[2]
     assert close(direction, by_hand)
     length = ((G1 + G2 + G3) / 3).norm()
     assert float(length) == pytest.approx(1 / 3, abs=1e-12)  # by hand: the mean is (0, -1/3)
     scale = length / (direction / 3).norm()
-    model, capture = send(UPDATES, FedFV(alpha, tau=0), samples=[1, 1, 2], losses=losses, lr=lr)
+    model, capture = apply(UPDATES, FedFV(alpha, tau=0), samples=[1, 1, 2], losses=losses)
     assert close(model, scale * direction / 3)
     assert close(capture.corrected, scale * torch.stack(projected))
     assert close(capture.cohort.weights, [1 / 3] * 3)  # whatever the numbers of samples
@@ -70,42 +66,15 @@ def test_conflicts_with_this_round() -> None:
 
     c = g₁ + g₂ = (1, 1); (-1, -2) + 3/2 (1, 1) = (0.5, -0.5). Its length is again 1/3.
     """
-    model, _ = send(UPDATES, FedFV(), samples=[1, 1, 2], losses=RISING)
+    model, _ = apply(UPDATES, FedFV(), samples=[1, 1, 2], losses=RISING)
     assert close(model, (math.sqrt(0.5) / 3, -math.sqrt(0.5) / 3))
 
 
-class Given(ClientSampler):
-    """Round t's cohort is given."""
-
-    def __init__(self, *cohorts: list[int]) -> None:
-        self.cohorts = cohorts
-
-    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        return torch.tensor(self.cohorts[round - 1])
-
-
-def rounds(
-    updates: Any, rule: FedFV, *cohorts: list[int], losses: Any = None, until: int | None = None, **settings: Any
-) -> tuple[list[Tensor], Capture]:
-    """The step of each round, and its cohort; ``until`` stops earlier, ``settings`` are those of Trainer and fit."""
-    rows = -torch.as_tensor(updates, dtype=torch.float64)
-    data = GivenData(rows, losses=losses, participation=max(map(len, cohorts)), sampler=Given(*cohorts))
-    orchestrator, capture = FederatedOrchestrator(Linear(rows.shape[1])), Capture()
-    resume, more = settings.pop("ckpt_path", None), settings.pop("callbacks", [])
-    run = trainer(rule, capture, *more, rounds=until or len(cohorts), **settings)
-    run.fit(orchestrator, datamodule=data, ckpt_path=resume)
-    models = [cohort.anchor for cohort in capture.cohorts] + [orchestrator.params]
+def rounds(updates: Any, rule: FedFV, *cohorts: list[int], losses: Any = None) -> tuple[list[Tensor], Capture]:
+    """The step of each round with a given cohort, and what was seen."""
+    model, capture = apply(updates, rule, cohorts=cohorts, losses=losses)
+    models = [cohort.anchor for cohort in capture.cohorts] + [model]
     return [after - before for before, after in pairwise(models)], capture
-
-
-def test_conflict_with_a_client_that_is_absent() -> None:
-    """(2, 0) in round 1, (-1, 1) in round 2, τ = 2: round 1 is before τ and changes nothing.
-
-    In round 2 (-1, 1)·(2, 0) = -2: + 2/4 (2, 0) = (0, 1), √2 long again. It does not conflict with (-1, 1) itself.
-    """
-    steps, _ = rounds([[2.0, 0.0], [-1.0, 1.0]], FedFV(tau=2), [0], [1])
-    assert close(steps[0], (2.0, 0.0))
-    assert close(steps[1], (0.0, math.sqrt(2)))
 
 
 def test_rounds_that_are_too_long_ago_and_clients_that_came_back() -> None:
@@ -117,14 +86,6 @@ def test_rounds_that_are_too_long_ago_and_clients_that_came_back() -> None:
     assert close(rounds(updates, FedFV(tau=2), [0], [2], [1])[0][2], (-1.0, 1.0))
     assert close(rounds(updates, FedFV(tau=2), [0], [0], [1])[0][2], (0.0, math.sqrt(2)))
     assert close(rounds(updates, FedFV(tau=3), [0], [2], [1])[0][2], (0.0, math.sqrt(2)))
-
-
-def test_the_oldest_round_comes_first() -> None:
-    """(2, 0), then (-1, -2), then (-1, 1), τ = 3. (-1, 1) off (2, 0): (0, 1); ·(-1, -2) = -2: + 2/5 (-1, -2) =
-    (-0.4, 0.2), √2 long: (-2, 1) √(2/5). The other way round it would end along (0, 1).
-    """
-    steps, _ = rounds([[2.0, 0.0], [-1.0, -2.0], [-1.0, 1.0]], FedFV(tau=3), [0], [1], [2])
-    assert close(steps[2], (-2 * math.sqrt(0.4), math.sqrt(0.4)))
 
 
 def test_keeps_no_more_than_the_next_round_needs() -> None:
@@ -177,8 +138,8 @@ def test_equals_the_published_algorithm(alpha: float, tau: int) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1.0])
 def test_no_conflict_is_exactly_the_uniform_average(alpha: float) -> None:
     updates = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
-    average = send(updates, FedAvg("uniform"), samples=[1, 1, 2])[0]
-    assert torch.equal(send(updates, FedFV(alpha), samples=[1, 1, 2])[0], average)
+    average = apply(updates, FedAvg("uniform"), samples=[1, 1, 2])[0]
+    assert torch.equal(apply(updates, FedFV(alpha), samples=[1, 1, 2])[0], average)
 
 
 def test_zero_updates() -> None:
@@ -186,14 +147,14 @@ def test_zero_updates() -> None:
 
     Mean (1, 2)/3, of the length of (1, 1)/3. α = 0 keeps none; no product with (1, 2) is negative.
     """
-    assert close(send([[0.0, 0.0]] * 2, FedFV())[0], (0.0, 0.0), 0.0)
-    model, _ = send([[2.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], FedFV(alpha=0.0))
+    assert close(apply([[0.0, 0.0]] * 2, FedFV())[0], (0.0, 0.0), 0.0)
+    model, _ = apply([[2.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], FedFV(alpha=0.0))
     assert close(model, (math.sqrt(2 / 5) / 3, 2 * math.sqrt(2 / 5) / 3))
 
 
 def test_opposite_updates_vanish() -> None:
     """Each is projected off the other; what rounding leaves is no direction to be made long again."""
-    assert close(send([[0.1, 0.3, -0.3], [-0.3, -0.9, 0.9]], FedFV(alpha=0.0))[0], (0.0, 0.0, 0.0), 0.0)
+    assert close(apply([[0.1, 0.3, -0.3], [-0.3, -0.9, 0.9]], FedFV(alpha=0.0))[0], (0.0, 0.0, 0.0), 0.0)
     for tenths in torch.cartesian_prod(torch.arange(1, 10), torch.arange(1, 10)).double():
         g = torch.stack([tenths / 10, -0.3 * tenths])
         assert not fair_projection(g @ g.T, torch.zeros(2), 0.0).any()
@@ -211,32 +172,6 @@ def test_works_on_the_updates_so_far() -> None:
     Internal conflicts do not depend on lengths. g₁ becomes 2 (0.4, -0.2), g₂ (-0.4, 0.2), g₃ is kept: the sum is
     (0.4, -0.2) + (-2/3, -4/3) = (-4, -23)/15; the mean before is (7, -1)/9. For τ = 0.
     """
-    model, _ = send(UPDATES, FedNova(), FedFV(tau=0), steps=[1, 2, 3], losses=RISING)
+    model, _ = apply(UPDATES, FedNova(), FedFV(tau=0), steps=[1, 2, 3], losses=RISING)
     length = math.sqrt(50) / 9
     assert close(model, (-4 * length / math.sqrt(545), -23 * length / math.sqrt(545)))
-
-
-def test_resumes_bit_for_bit(tmp_path: Path) -> None:
-    draw = torch.Generator().manual_seed(1)
-    updates = torch.randn(6, 5, generator=draw, dtype=torch.float64)
-    cohorts = [torch.randperm(6, generator=draw)[:3].sort().values.tolist() for _ in range(6)]
-    rule, again = FedFV(tau=3), FedFV(tau=3)
-    whole, _ = rounds(updates, rule, *cohorts)
-    saved = {"enable_checkpointing": True, "default_root_dir": tmp_path}
-    rounds(updates, FedFV(tau=3), *cohorts, until=3, callbacks=[LastCheckpoint()], **saved)
-    last = tmp_path / "checkpoints" / "last.ckpt"
-    resumed, _ = rounds(updates, again, *cohorts, ckpt_path=last)
-    assert len(resumed) == 3
-    assert all(torch.equal(one, other) for one, other in zip(whole[3:], resumed, strict=True))
-    assert again.state.keys() == rule.state.keys()
-    assert rule.state
-    assert all(torch.equal(again.state[name], rule.state[name]) for name in rule.state)
-    forgetful, _ = rounds(updates, FedFV(tau=1), *cohorts)
-    assert not close(forgetful[3], whole[3])  # what was kept matters in round 4
-
-
-@pytest.mark.parametrize(("alpha", "tau"), [(-0.1, 1), (1.1, 1), (math.nan, 1), (0.1, -1)])
-def test_refuses_what_is_out_of_range(alpha: float, tau: int) -> None:
-    message = rf"alpha must be in \[0, 1\] and tau at least 0, got {alpha} and {tau}"
-    with pytest.raises(ConfigurationError, match=message):
-        FedFV(alpha, tau)

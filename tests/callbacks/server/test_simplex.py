@@ -96,17 +96,6 @@ def test_random_quadratics(size: int, columns: int) -> None:
         assert torch.equal(solve(objective, size), found)
 
 
-def test_is_never_worse_than_the_start() -> None:
-    """Started from where it ended, where rounding alone decides."""
-    draw = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        rows = torch.randn(5, 8, generator=draw, dtype=torch.float64)
-        objective = quadratic(rows @ rows.T / 10)
-        found = solve(objective, 5)
-        again = minimize_on_simplex(objective, found, torch.zeros_like(found), torch.ones_like(found))
-        assert objective(again)[0] <= objective(found)[0]
-
-
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [((0.4, 0.7, -0.1), (0.4, 0.6, 0.0)), ((0.4, 0.6, 0.2), (0.3, 0.5, 0.2)), ((0.3, 0.3, 0.2), (0.36, 0.36, 0.28))],
@@ -120,9 +109,3 @@ def test_repairs_what_misses_the_constraints(weights: tuple[float, ...], expecte
     """
     lower = vector(0.2, 0.4, 0.2) if weights == (0.4, 0.6, 0.2) else vector(0, 0, 0)
     assert close(onto_simplex(vector(*weights), lower, vector(0.6, 0.6, 0.6)), expected, 1e-15)
-
-
-def test_arguments_are_left_as_they_are() -> None:
-    start, lower, upper = vector(0.5, 0.5), vector(0, 0), vector(1, 1)
-    minimize_on_simplex(quadratic(torch.diag(vector(1, 4))), start, lower, upper)
-    assert (start.tolist(), lower.tolist(), upper.tolist()) == ([0.5, 0.5], [0, 0], [1, 1])
