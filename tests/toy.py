@@ -11,7 +11,7 @@ Batch normalisation (Normalized, NormalizedData): buffers that can be followed b
 (Net, Same) for what no hand can follow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -342,22 +342,6 @@ def send(
     orchestrator, capture = FederatedOrchestrator(Linear(rows.shape[1], lr)), Capture()
     trainer(*callbacks, capture).fit(orchestrator, datamodule=GivenData(rows, steps=steps, **data))
     return orchestrator.params.clone(), capture
-
-
-def alone(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> Net:
-    """The module trained by Trainer.fit."""
-    module = make()
-    loader = DataLoader(BATCHES, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
-    trainer(rounds=epochs, **settings).fit(module, train_dataloaders=loader)
-    return module
-
-
-def as_client(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> tuple[Any, Capture]:
-    """The module trained by LocalRun, and what it was at the end of its client's training."""
-    capture = Capture()
-    orchestrator = FederatedOrchestrator(make(), local_epochs=epochs, on_bad_update="raise", **settings)
-    trainer(capture).fit(orchestrator, datamodule=Same())
-    return orchestrator.client, capture
 
 
 def close(actual: Tensor, expected: Any, tolerance: float = 1e-9) -> bool:

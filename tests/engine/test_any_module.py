@@ -43,8 +43,8 @@ def test_a_client_ends_where_the_trainer_does(row: Row) -> None:
 @pytest.mark.parametrize("mode", ["64-true", "bf16-mixed"])
 @pytest.mark.parametrize("row", [row for row in ROWS if str(row) in ("Classifier", "AugmentedExamples")], ids=str)
 def test_a_client_ends_where_the_trainer_does_in_a_precision(mode: str, row: Row) -> None:
-    client = ends_where_the_trainer_does(row, make_flags=lambda: {"precision": mode})
-    assert differences(state_of(alone(row)[0]), state_of(client))
+    _, ends = ends_where_the_trainer_does(row, make_flags=lambda: {"precision": mode})
+    assert differences(state_of(alone(row)[0]), ends.states[0])
 
 
 LOGGING = {"GAN", "Logs", "Accuracies", "Collections", "ComputesItself"}

@@ -1,4 +1,4 @@
-"""A client's settings, its hooks, its optimizers: as ``Trainer.fit`` has them. tests/engine/test_any_module.py compares
+"""A client's settings, hooks, its optimizers: as ``Trainer.fit`` has them. tests/engine/test_any_module.py compares
 modules of all kinds; here are accumulation and clipping, counts of steps, the order of hooks, and what is refused.
 """
 
@@ -24,8 +24,8 @@ CLIP: Any = {"gradient_clip_val": 0.05}
 
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_gradient_clipping(algorithm: str) -> None:
-    client = ends_where_the_trainer_does(Row(Net), {**CLIP, "gradient_clip_algorithm": algorithm})
-    assert differences(state_of(client), state_of(alone(Row(Net))[0]))
+    _, ends = ends_where_the_trainer_does(Row(Net), {**CLIP, "gradient_clip_algorithm": algorithm})
+    assert differences(ends.states[0], state_of(alone(Row(Net))[0]))
 
 
 @pytest.mark.parametrize("accumulate", [2, 7])
@@ -64,10 +64,15 @@ def recorder(base: type[Net]) -> type[Net]:
 
 
 @pytest.mark.parametrize(
-    ("base", "accumulate"), [(Net, 1), (Net, 2), (TwoSchedules, 1), (SkipsBatches, 1), (SkipsBatches, 2), (Manual, 1)]
+    ("base", "accumulate"),
+    [(Net, 1), (Net, 2), (TwoSchedules, 1), (SkipsBatches, 1), (SkipsBatches, 2), (Manual, 1), (WarmUp, 1)],
 )
 def test_hooks_run_in_the_same_order(base: type[Net], accumulate: int) -> None:
     ends_where_the_trainer_does(Row(recorder(base)), {"accumulate_grad_batches": accumulate})
+
+
+def test_hooks_of_manual_optimization_run_in_the_same_order() -> None:
+    ends_where_the_trainer_does(Row(recorder(Manual)))
 
 
 def test_frozen_unused_and_tied_parameters() -> None:

@@ -105,7 +105,7 @@ class SparseAndDense(Net):
 
 
 class GAN(Net):
-    """Two optimizers, a generator's and a discriminator's; the toggled generator's holds a frozen parameter, too."""
+    """Two optimizers with toggles of both kinds; one holds a frozen parameter, too, the other takes a closure."""
 
     automatic_optimization = False
 
@@ -125,10 +125,15 @@ class GAN(Net):
         loss = self.judged(self.generator(noise), real=True)
         self.step(g, loss)
         self.untoggle_optimizer(g)
-        self.toggle_optimizer(d)
-        self.step(d, self.judged(batch[0], real=True) + self.judged(self.generator(noise).detach(), real=False))
-        self.untoggle_optimizer(d)
         self.log("loss/generator", loss, on_step=False, on_epoch=True, prog_bar=True)
+
+        def evaluate() -> None:
+            d.zero_grad()
+            fake = self.generator(noise).detach()
+            self.manual_backward(self.judged(batch[0], real=True) + self.judged(fake, real=False))
+
+        with d.toggle_model():
+            d.step(closure=evaluate)
 
     def step(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()
@@ -168,44 +173,3 @@ class Critic(GAN):
     def configure_optimizers(self) -> Any:
         optimizers = [torch.optim.RMSprop(m.parameters(), lr=0.01) for m in (self.generator, self.discriminator)]
         return [{"optimizer": o, "lr_scheduler": torch.optim.lr_scheduler.StepLR(o, 2)} for o in optimizers]
-
-
-class TogglesModel(GAN):
-    """``toggle_model`` of Lightning's optimizers, with closures."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        g, d = self.optimizers()
-        noise = torch.randn(len(batch[0]), 2)
-
-        def for_g() -> None:
-            g.zero_grad()
-            self.manual_backward(self.judged(self.generator(noise), real=True))
-
-        def for_d() -> None:
-            d.zero_grad()
-            fake = self.generator(noise).detach()
-            self.manual_backward(self.judged(batch[0], real=True) + self.judged(fake, real=False))
-
-        with g.toggle_model():
-            g.step(closure=for_g)
-        with d.toggle_model():
-            d.step(closure=for_d)
-
-
-class SharedEncoder(GAN):
-    """Two optimizers that share parameters take turns of two batches and one."""
-
-    def build(self) -> None:
-        self.net, self.generator, self.discriminator = nn.Linear(4, 2), nn.Linear(2, 4), nn.Linear(2, 3)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        g, d = self.optimizers()
-        code = self.net(batch[0])
-        if batch_idx % 3 < 2:
-            self.step(g, F.mse_loss(self.generator(code), batch[0]))
-        else:
-            self.step(d, F.cross_entropy(self.discriminator(code), batch[1]))
-
-    def configure_optimizers(self) -> Any:
-        both = [[*self.net.parameters(), *m.parameters()] for m in (self.generator, self.discriminator)]
-        return tuple(torch.optim.SGD(params, lr=0.1, momentum=0.9) for params in both)

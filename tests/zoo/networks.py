@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -99,29 +98,6 @@ class InnerLoop(Net):
         grads = torch.autograd.grad(at(params, slice(half)), list(params.values()), create_graph=True)
         moved = {name: p - 0.1 * g for (name, p), g in zip(params.items(), grads, strict=True)}
         return at(moved, slice(half, None))
-
-
-@data.on(data=data.tokens)
-class LanguageModel(LightningModule):
-    """A small transformer with a causal mask that is no part of checkpoints; embedding and head share their weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.words, self.places = nn.Embedding(11, 8), nn.Embedding(6, 8)
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.head = nn.Linear(8, 11, bias=False)
-        self.head.weight = self.words.weight
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5), persistent=False)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        given, wanted = batch[0][:, :-1], batch[0][:, 1:]
-        hidden = self.layer(self.words(given) + self.places.weight[:5], src_mask=self.mask, is_causal=True)
-        return F.cross_entropy(self.head(hidden).flatten(0, 1), wanted.flatten())
-
-    def configure_optimizers(self) -> Any:
-        decay = {"params": [p for p in self.parameters() if p.ndim > 1], "weight_decay": 0.1}
-        return torch.optim.AdamW([decay, {"params": [p for p in self.parameters() if p.ndim < 2]}], lr=0.01)
 
 
 @data.on(data=data.series)

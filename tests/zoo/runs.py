@@ -98,20 +98,22 @@ def as_client(row: Row, epochs: int = EPOCHS, settings: Any = None, **flags: Any
     return getattr(module, "_orig_mod", module), ends, dict(federated.callback_metrics)
 
 
-def ends_where_the_trainer_does(row: Row, settings: Any = None, make_flags: Callable[[], Any] = dict) -> Any:
+def ends_where_the_trainer_does(
+    row: Row, settings: Any = None, make_flags: Callable[[], Any] = dict
+) -> tuple[Any, Ends]:
     """Assert that a client ends in the bits of ``Trainer.fit``, to which the same settings are flags.
 
     So do the rates and counts that a module writes down in ``seen``; the training moves something.
 
     Returns:
-        The module that the client trained.
+        The module after the round, and what its client ended with.
     """
     module, _ = alone(row, **(settings or {}), **make_flags())
     client, ends, _ = as_client(row, settings=settings, **make_flags())
     assert not differences(state_of(module), ends.states[0])
     assert getattr(client, "seen", None) == getattr(module, "seen", None)
     assert differences(state_of(module), state_of(row.wrap(row.module())))
-    return client
+    return client, ends
 
 
 def federated(
