@@ -1,7 +1,7 @@
 """Any LightningModule, unmodified: every row of the table (zoo/table.py) ends in the same bits, however it is run.
 
 Alone: one client against ``Trainer.fit``, for every row. Federated, four clients for two rounds of two epochs, for rows
-with every pair of traits (zoo/covering.py), and, as slow tests, for all: a stop after round 1, in which clients trained
+with every pair of traits (covering.py), and, as slow tests, for all: a stop after round 1, in which clients trained
 in another order and all in one batch; two devices, which are real processes over gloo; a client that raises in the
 middle of its training, against a run without that client.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from covering import every
 from lightning.pytorch import LightningModule
 from torch import nn
 from toy import Net
-from zoo.covering import every
-from zoo.devices import asked_of, on_two_devices
+from two_devices import asked_of, on_two_devices
 from zoo.runs import (
     Ends,
     alone,

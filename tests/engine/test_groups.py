@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from command import TINY, fit, fit_on
+from covering import covering, every
 from rules import CLIENT_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
 from toy import SEEN, Capture, Net, trainer
 from zoo import manual, networks, optimizers
-from zoo.covering import covering, every
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks import ClientMonitor, FaultInjection, FedNova, FedProx, Scaffold, SignFlip

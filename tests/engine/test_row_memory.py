@@ -6,9 +6,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from covering import every
 from rules import BY_KIND, CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
-from zoo.covering import every
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.engine.updates.store import bytes_in, new_rows

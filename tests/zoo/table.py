@@ -6,12 +6,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from covering import covering
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from zoo import batches, buffers, data, logs, manual, networks, optimizers, teachers
-from zoo.covering import covering
+from zoo import batches, buffers, data, logs, manual, networks, optimizers, state
 from zoo.data import SIZES, Collate, Make, ZooData, points
 
 
@@ -49,7 +49,7 @@ def _of(room: ModuleType) -> list[Row]:
     return [Row(kind, **vars(kind).get("row", {})) for kind in kinds if issubclass(kind, LightningModule)]
 
 
-ROWS = [row for room in (networks, batches, teachers, buffers, optimizers, manual, logs) for row in _of(room)]
+ROWS = [row for room in (networks, batches, state, buffers, optimizers, manual, logs) for row in _of(room)]
 ROWS += [
     Row(networks.Classifier, data.Augmented, name="AugmentedExamples"),
     Row(networks.Classifier, sizes=data.UNEVEN, name="LastBatchOfOne"),
