@@ -254,6 +254,8 @@ class Scheduled(DecaysEverySecondStep, Net):
 class Capture(FederatedCallback):
     """Keeps what a run shows to its callbacks; last in the list, it sees each cohort as the rules left it."""
 
+    stacks = True
+
     def __init__(self) -> None:
         self.cohorts: list[Cohort] = []
         self.clients: list[int] = []

@@ -90,6 +90,8 @@ def test_the_global_model_is_what_its_clients_end_with(row: Row) -> None:
     for name, value in state.items():
         if name.endswith("extra state"):
             assert not differences({name: fresh[name]}, {name: value})
+        elif value is None:
+            assert not any(isinstance(end[name], torch.Tensor) for end in ends.states.values()), name
         elif isinstance(value, torch.Tensor):
             each = [ends.states[client][name] for client in range(len(row.sizes))]
             if len({one.shape for one in each}) > 1:

@@ -27,10 +27,6 @@ from fl_lightning.models import ImageClassifier
 EXACT = 1e-9  # float64, absolute
 
 
-class Watched(Capture):
-    stacks = True
-
-
 class SingleData(TinyData):
     """The same data in float32."""
 
@@ -53,7 +49,7 @@ def compare(
         warnings.filterwarnings("ignore", ".*(LeafSpec|workers|val_dataloader|num_workers).*")
         ends = []
         for at_once in (1, size):
-            watched, chosen = Watched(), [rule() for rule in rules]
+            watched, chosen = Capture(), [rule() for rule in rules]
             orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
             trainer(*chosen, watched, rounds=2).fit(orchestrator, datamodule=data(batch_size=4))
             assert (SEEN[orchestrator].group_size > 1) == (at_once > 1)
@@ -205,7 +201,7 @@ class FourData(TinyData):
 
     @classmethod
     def run(cls, make: Any, **settings: Any) -> Tensor:
-        watched = Watched()
+        watched = Capture()
         orchestrator = FederatedOrchestrator(make(), clients_at_once=4, **settings)
         trainer(watched).fit(orchestrator, datamodule=cls(batch_size=4))
         assert SEEN[orchestrator].at_once
@@ -347,7 +343,7 @@ def test_at_least_one(at_once: int) -> None:
 def test_a_client_that_fails_is_left_out_alone(fault: Any) -> None:
     ends = []
     for at_once in (1, 6):
-        watched, failing = Watched(), FaultInjection(fault, clients=[2])
+        watched, failing = Capture(), FaultInjection(fault, clients=[2])
         orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once)
         trainer(failing, watched).fit(orchestrator, datamodule=TinyData(batch_size=4))
         ends.append(watched.cohort)

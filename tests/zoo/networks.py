@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm
-from torch.utils.checkpoint import checkpoint
 from toy import Net
 
 from zoo import data
@@ -55,16 +54,6 @@ class StochasticDepth(Net):
         draws = float(torch.rand(())), np.random.rand(), random.random()
         x = batch[0] * (draws[0] > 0.2) * (1 + draws[1])
         return super().loss([x, batch[1]]) * (0.5 + draws[2])
-
-
-class Checkpointed(Net):
-    """Computes activations with dropout again in the backward pass."""
-
-    def loss(self, batch: Any) -> Tensor:
-        return F.cross_entropy(checkpoint(self._net, batch[0], use_reentrant=False), batch[1])
-
-    def _net(self, x: Tensor) -> Tensor:
-        return self.net(F.dropout(x, 0.2))
 
 
 class Experts(Net):

@@ -61,27 +61,6 @@ class Sparse(Net):
         return torch.optim.SparseAdam(list(self.parameters()), lr=0.05)
 
 
-class Lookahead(torch.optim.SGD):
-    """An optimizer from elsewhere, with a state that holds parameters: every third step goes half-way back."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            state["count"] = state.get("count", 0) + 1
-            slow = state.setdefault("slow", p.detach().clone())
-            if state["count"] % 3 == 0:
-                p.data.copy_(slow.lerp_(p.detach(), 0.5))
-        return loss
-
-
-class OwnOptimizer(Net):
-    """An optimizer from elsewhere that writes into the parameters."""
-
-    def configure_optimizers(self) -> Any:
-        return Lookahead(self.parameters(), lr=0.1, momentum=0.9)
-
-
 class TwoSchedules(Watched):
     """One schedule by every second step, one by epoch."""
 

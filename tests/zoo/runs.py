@@ -21,15 +21,17 @@ FAILING = 1  # the client that raises; it has two batches
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """All that a module holds: parameters, frozen ones too, buffers, saved or not, flags, modes, extra state."""
+    """All that a module holds: parameters, frozen ones too, buffers, saved, not saved or None, flags, modes, extra
+    state.
+    """
     module = getattr(module, "_orig_mod", module)
     state: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
         state[name] = parameter.detach().clone()
         state[f"{name}, trainable"] = parameter.requires_grad
-    for name, buffer in module.named_buffers():
-        state[name] = buffer.to_dense() if buffer.is_sparse else buffer.clone()
     for name, part in module.named_modules():
+        for own, buffer in part._buffers.items():
+            state[f"{name}.{own}"] = buffer if buffer is None else buffer.detach().to_dense().clone()
         state[f"{name}, mode"] = part.training
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             state[f"{name}, extra state"] = repr(part.get_extra_state())
@@ -169,8 +171,8 @@ def failing(module: Any) -> Any:
     class HalfWay(module):  # type: ignore[misc]
         def come_nearer(self) -> None:
             run = self.trainer.run
-            vars(run)["left"] = vars(run).get("left", 2) - 1
-            if run.client == FAILING and not vars(run)["left"]:
+            run.left = getattr(run, "left", 2) - 1
+            if run.client == FAILING and not run.left:
                 raise RuntimeError("half-way")
 
         @wraps(module.training_step)
