@@ -114,21 +114,23 @@ class ReplacesStorage(Net):
 
 
 class ExtraState(Net):
-    """Keeps a number and a tensor in its extra state, which each step changes and the loss uses."""
+    """Keeps a number and a tensor where only extra state reaches; each step changes them, and the loss uses them."""
 
     def build(self) -> None:
-        self.extra = {"warmth": 1.0, "mean": torch.zeros(4)}
+        extra = {"warmth": 1.0, "mean": torch.zeros(4)}
+        self.extra = lambda: extra
 
     def get_extra_state(self) -> Any:
-        return self.extra
+        return self.extra()
 
     def set_extra_state(self, state: Any) -> None:
-        self.extra = state
+        self.extra().update(state)
 
     def loss(self, batch: Any) -> Tensor:
-        self.extra["warmth"] *= 0.9
-        self.extra["mean"].lerp_(batch[0].mean(0), 0.1)
-        return super().loss([batch[0] - self.extra["mean"], batch[1]]) * self.extra["warmth"]
+        extra = self.extra()
+        extra["warmth"] *= 0.9
+        extra["mean"].lerp_(batch[0].mean(0), 0.1)
+        return super().loss([batch[0] - extra["mean"], batch[1]]) * extra["warmth"]
 
 
 class CountsForEver(Net):
