@@ -11,7 +11,7 @@ Batch normalisation (Normalized, NormalizedData): buffers that can be followed b
 (Net, Same) for what no hand can follow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -231,8 +231,12 @@ class Net(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.net = nn.Sequential(nn.Linear(4, 8), *self.between(), nn.Linear(8, 3))
+        self.net: Any = nn.Sequential(nn.Linear(4, 8), *self.between(), nn.Linear(8, 3))
         self.seen: list[Any] = Notes()
+        self.build()
+
+    def build(self) -> None:
+        """Change or add what the next class has beside."""
 
     def between(self) -> list[nn.Module]:
         return [nn.Tanh()]
@@ -265,6 +269,8 @@ class Scheduled(DecaysEverySecondStep, Net):
 
 class Capture(FederatedCallback):
     """Keeps what a run shows to its callbacks; last in the list, it sees each cohort as the rules left it."""
+
+    stacks = True
 
     def __init__(self) -> None:
         self.cohorts: list[Cohort] = []
@@ -354,22 +360,6 @@ def send(
     orchestrator, capture = FederatedOrchestrator(Linear(rows.shape[1], lr)), Capture()
     trainer(*callbacks, capture).fit(orchestrator, datamodule=GivenData(rows, steps=steps, **data))
     return orchestrator.params.clone(), capture
-
-
-def alone(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> Net:
-    """The module trained by Trainer.fit."""
-    module = make()
-    loader = DataLoader(BATCHES, batch_size=None, generator=torch.Generator())  # type: ignore[arg-type]
-    trainer(rounds=epochs, **settings).fit(module, train_dataloaders=loader)
-    return module
-
-
-def as_client(make: Callable[[], Net], epochs: int = 2, **settings: Any) -> tuple[Any, Capture]:
-    """The module trained by LocalRun, and what it was at the end of its client's training."""
-    capture = Capture()
-    orchestrator = FederatedOrchestrator(make(), local_epochs=epochs, on_bad_update="raise", **settings)
-    trainer(capture).fit(orchestrator, datamodule=Same())
-    return orchestrator.client, capture
 
 
 def close(actual: Tensor, expected: Any, tolerance: float = 1e-9) -> bool:

@@ -24,12 +24,8 @@ class Sinks(FederatedCallback):
         run.params.sub_(1)
 
 
-class Watched(Capture):
-    stacks = True
-
-
 def deltas(module: LightningModule, **settings: Any) -> Tensor:
-    orchestrator, capture = FederatedOrchestrator(module, on_bad_update="raise", **settings), Watched()
+    orchestrator, capture = FederatedOrchestrator(module, on_bad_update="raise", **settings), Capture()
     trainer(Sinks(), capture).fit(orchestrator, datamodule=GivenData(ROWS, samples=STEPS, steps=STEPS))
     assert SEEN[orchestrator].group_size == settings.get("clients_at_once", 1)
     return capture.cohort.deltas

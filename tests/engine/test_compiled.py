@@ -13,10 +13,6 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Federate
 from fl_lightning.callbacks import FedProx
 
 
-class Watched(Capture):
-    stacks = True
-
-
 class Weighs(TinyClassifier):
     """A loss with weights in an attribute and in a dict, which a callback changes; it logs both losses."""
 
@@ -40,7 +36,7 @@ class Anneals(FederatedCallback):
 
 def run(make: Any, *rules: Any, compiled: bool, rounds: int = 3) -> tuple[Tensor, list[Any]]:
     orchestrator = FederatedOrchestrator(make(), clients_at_once=6, compile_clients=compiled, on_bad_update="raise")
-    watched = Watched()
+    watched = Capture()
     trainer(*(rule() for rule in rules), watched, rounds=rounds).fit(orchestrator, datamodule=TinyData(batch_size=4))
     assert SEEN[orchestrator].at_once
     assert SEEN[orchestrator].compiled == compiled

@@ -1,36 +1,37 @@
-"""Clients that train at once (clients_at_once) end where clients that train one after another end, but for rounding."""
+"""Clients that train at once (clients_at_once) end where clients that train one after another end, but for rounding.
 
+A case has an optimizer, settings and rules. Quick cases have each of these once, slow ones every two together.
+"""
+
+import itertools
 import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from command import TINY, fit, fit_on
+from covering import covering, every
 from rules import CLIENT_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
 from toy import SEEN, Capture, Net, trainer
-from zoo import manual
+from zoo import manual, networks, optimizers
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
-from fl_lightning.callbacks import ClientMonitor, FaultInjection, FedNova, FedProx, SignFlip
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
+from fl_lightning.callbacks import ClientMonitor, FaultInjection, FedNova, FedProx, Scaffold, SignFlip
 from fl_lightning.datamodules import ImageData
 from fl_lightning.models import ImageClassifier
 
 EXACT = 1e-9  # float64, absolute
 
 
-class Watched(Capture):
-    stacks = True
-
-
 class SingleData(TinyData):
     """The same data in float32."""
 
     def client_dataset(self, client: int) -> Any:
-        inputs, labels = super().client_dataset(client).tensors  # type: ignore[attr-defined]
+        inputs, labels = super().client_dataset(client).tensors
         return torch.utils.data.TensorDataset(inputs.float(), labels)
 
 
@@ -48,9 +49,9 @@ def compare(
         warnings.filterwarnings("ignore", ".*(LeafSpec|workers|val_dataloader|num_workers).*")
         ends = []
         for at_once in (1, size):
-            watched, chosen = Watched(), [rule() for rule in rules]
+            watched, chosen = Capture(), [rule() for rule in rules]
             orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
-            trainer(*chosen, watched, rounds=3).fit(orchestrator, datamodule=data(batch_size=4))
+            trainer(*chosen, watched, rounds=2).fit(orchestrator, datamodule=data(batch_size=4))
             assert (SEEN[orchestrator].group_size > 1) == (at_once > 1)
             ends.append((orchestrator, watched))
     (one, alone), (other, grouped) = ends
@@ -74,12 +75,31 @@ def near(one: Tensor, other: Tensor, tolerance: float) -> None:
     assert float((one.double() - other.double()).abs().max()) <= tolerance
 
 
-class Optimized(TinyClassifier):
-    """The tiny classifier with another optimizer, its layers in groups of their own."""
+class Pull(FederatedCallback):
+    """FedProx's term, written as a loss: mu / 2 * |w - anchor|^2."""
+
+    stacks = True
+
+    def __init__(self, mu: float = 0.1) -> None:
+        self.mu = mu
+
+    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        return loss + self.mu / 2 * (run.params - run.anchor).square().sum()
+
+
+class Tiny(TinyClassifier):
+    """The tiny classifier with another optimizer; it logs."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         super().__init__()
         self.make = make
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        self.log("train/own", outputs["loss"], prog_bar=True)
+        self.log("train/most", outputs["logits"].max(), reduce_fx="max")
+        self.log("train/one", 1.0)
+        return outputs
 
     def configure_optimizers(self) -> Any:
         return self.make(self)
@@ -97,98 +117,68 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     ),
     "a part": lambda m: torch.optim.Adam([m.net[1].bias, m.net[0].weight], lr=0.1),
 }
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(name: str) -> None:
-    compare(lambda: Optimized(OPTIMIZERS[name]))
-
-
 SETTINGS: dict[str, dict[str, Any]] = {
     "groups of two": {"size": 2},
     "more than there are": {"size": 100},
-    "epochs": {"local_epochs": 3},
+    "epochs": {"local_epochs": 2},
     "half epochs": {"local_epochs": 1.5},
     "steps": {"local_steps": 7},
     "stragglers": {"local_epochs": 4, "stragglers": 0.5},
     "decay": {"local_lr_decay": 0.5},
-    "clipped norm": {"gradient_clip_val": 0.1},
+    "clipped norm": {"gradient_clip_val": 0.05},
     "clipped value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
     "large updates": {"max_update_norm": 100.0},
 }
+SEVERAL = (CLIENT_RULES["Scaffold"], lambda: FedProx(0.1), lambda: SignFlip(2), ClientMonitor, FedNova)
+RULES: dict[str, Any] = {"none": (), "Pull": (Pull,), "several": SEVERAL, **{k: (v,) for k, v in CLIENT_RULES.items()}}
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name: str) -> None:
-    compare(lambda: Optimized(OPTIMIZERS["momentum"]), **SETTINGS[name])
+class Case(NamedTuple):
+    optimizer: str
+    settings: str
+    rules: str
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+
+def is_possible(case: Case) -> bool:
+    """SCAFFOLD takes the clients' gradients from their updates, under SGD with one rate alone."""
+    return case.optimizer in ("SGD", "momentum") or not any(isinstance(rule(), Scaffold) for rule in RULES[case.rules])
+
+
+CASES = [case for case in itertools.starmap(Case, itertools.product(OPTIMIZERS, SETTINGS, RULES)) if is_possible(case)]
+PAIRS = covering(CASES, lambda case: case)  # every two together
+QUICK = covering(PAIRS, lambda case: case, together=1)
+
+
+@every(PAIRS, QUICK)
+def test_at_once_is_one_by_one(row: Case) -> None:
+    compare(lambda: Tiny(OPTIMIZERS[row.optimizer]), *RULES[row.rules], **SETTINGS[row.settings])
 
 
 def test_the_norm_that_is_clipped_is_that_of_the_optimizers_parameters() -> None:
-    compare(lambda: Optimized(OPTIMIZERS["a part"]), gradient_clip_val=0.05)
-
-
-@pytest.mark.parametrize("name", CLIENT_RULES)
-def test_client_rules(name: str) -> None:
-    compare(TinyClassifier, CLIENT_RULES[name], local_epochs=2)
-
-
-def test_rules_and_monitors_together() -> None:
-    compare(TinyClassifier, CLIENT_RULES["Scaffold"], lambda: FedProx(0.1), lambda: SignFlip(2), ClientMonitor, FedNova)
+    compare(lambda: Tiny(OPTIMIZERS["a part"]), **SETTINGS["clipped norm"])
 
 
 def test_float32() -> None:
     compare(lambda: TinyClassifier().float(), data=SingleData, tolerance=1e-6, local_epochs=2)
 
 
-class Pull(FederatedCallback):
-    """FedProx's term, written as a loss: mu / 2 * |w - anchor|^2."""
-
-    stacks = True
-
-    def __init__(self, mu: float = 0.1) -> None:
-        self.mu = mu
-
-    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        return loss + self.mu / 2 * (run.params - run.anchor).square().sum()
-
-
 def test_a_term_of_the_loss_on_the_weights_reaches_the_gradient() -> None:
-    """One by one and in groups; FedProx adds the gradient of this term, so both train the same model."""
-    compare(TinyClassifier, Pull, local_epochs=2)
+    """FedProx adds the gradient of this term, so both train the same model."""
     ends = []
     for rules in ([Pull()], [FedProx(0.1)], []):
         orchestrator = FederatedOrchestrator(TinyClassifier(), local_epochs=2)
-        trainer(*rules, rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
+        trainer(*rules, rounds=2).fit(orchestrator, datamodule=TinyData(batch_size=4))
         ends.append(orchestrator.params.clone())
     near(ends[0], ends[1], EXACT)
     assert float((ends[0] - ends[2]).abs().max()) > 1e-3
 
 
-class Logs(TinyClassifier):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = super().training_step(batch, batch_idx)
-        self.log("train/own", outputs["loss"], prog_bar=True)
-        self.log("train/most", outputs["logits"].max(), reduce_fx="max")
-        self.log("train/one", 1.0)
-        return outputs
-
-
-def test_what_the_module_logs() -> None:
-    compare(Logs, CLIENT_RULES["FedSAM"])
-
-
 class Drops(Net):
     def between(self) -> list[nn.Module]:
         return [nn.Tanh(), nn.Dropout(0.5)]
-
-
-def test_dropout_is_drawn_for_each_client_and_by_the_seed() -> None:
-    """Clients with the same data end apart, and a second run ends where the first did."""
-    ends = [FourData.run(Drops, seed=seed) for seed in (0, 0, 1)]
-    assert torch.equal(ends[0], ends[1])
-    assert not torch.equal(ends[0], ends[2])
-    assert len(torch.unique(ends[0], dim=0)) == 4
-    assert len(torch.unique(FourData.run(Net), dim=0)) == 1
 
 
 class FourData(TinyData):
@@ -211,28 +201,20 @@ class FourData(TinyData):
 
     @classmethod
     def run(cls, make: Any, **settings: Any) -> Tensor:
-        watched = Watched()
+        watched = Capture()
         orchestrator = FederatedOrchestrator(make(), clients_at_once=4, **settings)
         trainer(watched).fit(orchestrator, datamodule=cls(batch_size=4))
         assert SEEN[orchestrator].at_once
         return watched.cohort.deltas
 
 
-class Tempered(TinyClassifier):
-    temperature = 1.0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        outputs = super().training_step(batch, batch_idx)
-        return {**outputs, "loss": nn.functional.cross_entropy(outputs["logits"] / self.temperature, batch[1])}
-
-
-class Heats(FederatedCallback):
-    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        orchestrator.client.temperature = 1.0 + cohort.round  # type: ignore[assignment]
-
-
-def test_a_number_of_the_module_that_changes_between_rounds_counts() -> None:
-    compare(Tempered, Heats)
+def test_dropout_is_drawn_for_each_client_and_by_the_seed() -> None:
+    """Clients with the same data end apart, and a second run ends where the first did."""
+    ends = [FourData.run(Drops, seed=seed) for seed in (0, 0, 1)]
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+    assert len(torch.unique(ends[0], dim=0)) == 4
+    assert len(torch.unique(FourData.run(Net), dim=0)) == 1
 
 
 class Images(ImageData):
@@ -249,12 +231,9 @@ class Images(ImageData):
 class Hooked(Images):
     """With a hook of its own, which sees the batches of single clients."""
 
-    seen: list[int]
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         batch = super().on_after_batch_transfer(batch, dataloader_idx)
-        if isinstance(batch[0], Tensor):
-            self.seen.append(len(batch[0]))
+        assert not isinstance(batch[0], Tensor) or len(batch[0]) <= 4
         return batch
 
 
@@ -262,16 +241,11 @@ class Hooked(Images):
 def test_examples_go_through_the_hooks_as_one_by_one(kind: type[Images]) -> None:
     ends = []
     for at_once in (1, 4):
-        data = kind(num_clients=4, batch_size=4)
-        data.seen = []  # type: ignore[attr-defined]
-        orchestrator = FederatedOrchestrator(
-            ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), num_classes=3), clients_at_once=at_once
-        )
-        nn.init.zeros_(orchestrator.client.network[1].weight)  # type: ignore[union-attr, index]
-        nn.init.zeros_(orchestrator.client.network[1].bias)  # type: ignore[union-attr, index]
-        trainer(rounds=2, limit_val_batches=0).fit(orchestrator, datamodule=data)
+        torch.manual_seed(0)
+        module = ImageClassifier(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), num_classes=3)
+        orchestrator = FederatedOrchestrator(module, clients_at_once=at_once, on_bad_update="raise")
+        trainer(rounds=2, limit_val_batches=0).fit(orchestrator, datamodule=kind(num_clients=4, batch_size=4))
         assert SEEN[orchestrator].group_size == at_once
-        assert all(size <= 4 for size in data.seen)  # type: ignore[attr-defined]
         ends.append(orchestrator.params)
     near(*ends, 1e-6)
 
@@ -301,38 +275,15 @@ def test_a_rule_that_breaks_a_group_is_named_and_the_clients_train() -> None:
 # What keeps clients apart is said
 
 
-class WithHook(Net):
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None: ...
-
-
 class Scheduled(Net):
     def configure_optimizers(self) -> Any:
         sgd = torch.optim.SGD(self.parameters(), lr=0.1)
         return [sgd], [torch.optim.lr_scheduler.ExponentialLR(sgd, 0.9)]
 
 
-class Flat(Net):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters())
-
-
-class Counts(Net):
-    steps = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.steps += 1
-        return self.loss(batch) * self.steps
-
-
 class Warms(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return self.loss(batch) * (1 + self.global_step)
-
-
-class Unused(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.unused = nn.Linear(1, 1)
 
 
 class Decides(Net):
@@ -353,12 +304,11 @@ class Own(FedProx):
 
 APART: dict[str, tuple[Any, list[Any], dict[str, Any], str]] = {
     "manual": (manual.Manual, [], {}, "Manual optimizes manually"),
-    "hooks": (WithHook, [], {}, "WithHook defines on_train_batch_end"),
+    "hooks": (optimizers.Watched, [], {}, "Watched defines on_train_batch_end"),
     "schedule": (Scheduled, [], {}, "Scheduled has a learning-rate schedule within a round"),
-    "optimizer": (Flat, [], {}, "LBFGS is not one of SGD, Adam, AdamW, RMSprop, Adagrad"),
-    "attributes": (Counts, [], {}, "Counts.training_step sets attributes of the module"),
+    "optimizer": (optimizers.LBFGS, [], {}, "LBFGS is not one of SGD, Adam, AdamW, RMSprop, Adagrad"),
     "progress": (Warms, [], {}, "Warms.training_step asks for trainer.global_step"),
-    "unused": (Unused, [], {}, "what a client of Unused sends differs by"),
+    "unused": (networks.FrozenBackbone, [], {}, "what a client of FrozenBackbone sends differs by"),
     "data": (Decides, [], {}, r"Decides.training_step fails for several clients: .*\.item\(\)"),
     "index": (Alternates, [], {}, "Alternates.training_step fails for several clients: it uses batch_idx"),
     "accumulation": (Net, [], {"accumulate_grad_batches": 2}, "accumulate_grad_batches is above 1"),
@@ -393,16 +343,15 @@ def test_at_least_one(at_once: int) -> None:
 def test_a_client_that_fails_is_left_out_alone(fault: Any) -> None:
     ends = []
     for at_once in (1, 6):
-        watched = Watched()
+        watched, failing = Capture(), FaultInjection(fault, clients=[2])
         orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=at_once)
-        trainer(FaultInjection(fault, clients=[2]), watched, rounds=2).fit(
-            orchestrator, datamodule=TinyData(batch_size=4)
-        )
+        trainer(failing, watched).fit(orchestrator, datamodule=TinyData(batch_size=4))
         ends.append(watched.cohort)
     assert ends[0].clients == ends[1].clients == (0, 1, 3, 4, 5)
     near(ends[0].deltas, ends[1].deltas, EXACT)
 
 
+@pytest.mark.slow
 def test_any_number_of_devices_and_stops_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three groups of at most two, on one device and on two, and stopped after the first round."""
     monkeypatch.chdir(tmp_path)
@@ -418,14 +367,13 @@ def test_any_number_of_devices_and_stops_give_the_same_bits(tmp_path: Path, monk
         assert all(torch.equal(states[0][name], state[name]) for name in states[0])
 
 
-def test_auto_stacks_small_models_alone() -> None:
-    class Wide(Net):
-        def between(self) -> list[nn.Module]:
-            return [nn.Linear(8, 1 << 11), nn.Linear(1 << 11, 1 << 11), nn.Linear(1 << 11, 8)]
+class Wide(Net):
+    def between(self) -> list[nn.Module]:
+        return [nn.Linear(8, 1 << 13), nn.Linear(1 << 13, 8)]
 
-    sizes = []
-    for make in (Net, Wide):
-        orchestrator = FederatedOrchestrator(make(), clients_at_once="auto")
-        trainer().fit(orchestrator, datamodule=FourData(batch_size=4))
-        sizes.append(SEEN[orchestrator].group_size)
-    assert sizes == [4, 1]
+
+@pytest.mark.parametrize(("make", "size"), [(Net, 4), (Wide, 1)])
+def test_auto_stacks_small_models_alone(make: type[Net], size: int) -> None:
+    orchestrator = FederatedOrchestrator(make(), clients_at_once="auto")
+    trainer().fit(orchestrator, datamodule=FourData(batch_size=4))
+    assert SEEN[orchestrator].group_size == size

@@ -8,7 +8,10 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Net, Same, alone, close, trainer
+from toy import Capture, Net, close, trainer
+from zoo.optimizers import SkipsBatches, WarmUp
+from zoo.runs import ends_where_the_trainer_does
+from zoo.table import Row
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 
@@ -18,20 +21,6 @@ def scaled(scale: float = 1024.0) -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2))
 
 
-class WarmsUp(Net):
-    """A tenth more of the learning rate on each step, and a closure that runs twice on the second batch."""
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 10)
-        self.seen.append(float(optimizer.param_groups[0]["lr"]))
-        optimizer.step(closure=optimizer_closure)
-
-
-class SkipsSome(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None if batch_idx in (0, 3) else self.loss(batch)
-
-
 class Overflows(Net):
     """A loss too large for half precision on the second batch."""
 
@@ -39,26 +28,21 @@ class Overflows(Net):
         return self.loss(batch) * (1e9 if batch_idx == 1 else 1)
 
 
-@pytest.mark.parametrize("make", [Net, WarmsUp, SkipsSome, Overflows])
+@pytest.mark.parametrize("make", [Net, WarmUp, SkipsBatches, Overflows])
 def test_ends_where_the_trainer_does(make: type[Net]) -> None:
-    module, capture = alone(make, 2, plugins=[scaled()]), Capture()
-    orchestrator = FederatedOrchestrator(make(), local_epochs=2, on_bad_update="raise")
-    trainer(capture, plugins=[scaled()]).fit(orchestrator, datamodule=Same())
-    end = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-    assert torch.equal(capture.params[0], end)
-    assert close(orchestrator.params, end, 1e-6)  # the server's step has no loss scale
-    assert orchestrator.client.seen == module.seen
+    """The server's step has no loss scale."""
+    client, ends = ends_where_the_trainer_does(Row(make), make_flags=lambda: {"plugins": [scaled()]})
+    assert close(torch.cat([p.detach().reshape(-1) for p in client.parameters()]), ends.params[0], 1e-6)
 
 
 class Linear(Net):
     """w·x, whose gradient is x."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(1, 1, bias=False)  # type: ignore[assignment]
+    def build(self) -> None:
+        self.net = torch.nn.Linear(1, 1, bias=False)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.net(batch[0]).sum()  # type: ignore[no-any-return]
+    def loss(self, batch: Any) -> Tensor:
+        return self.net(batch[0]).sum()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from zoo.data import SIZES
-from zoo.runs import alone, as_client, differences, federated, in_order, state_of
+from zoo.runs import differences, ends_where_the_trainer_does, federated, in_order
 
 from fl_lightning import FederatedDataModule
 
@@ -117,8 +117,7 @@ def test_a_public_module(package: str, tmp_path: Path, monkeypatch: pytest.Monke
     row: Any = Public(MAKERS[package])
     # scvi draws random numbers in validation, which the Trainer runs between the epochs, and a client does not
     flags: Any = {"limit_val_batches": 0} if package == "scvi" else {}
-    module, end = alone(row, 2, **flags)[0], as_client(row, 2, **flags)[1]
-    assert not differences(state_of(module), end)
+    ends_where_the_trainer_does(row, make_flags=lambda: flags)
     expected = in_order(row)[0]
     other = {"clients": [2, 0, 3, 1], "clients_per_batch": 4}
     assert not differences(expected, federated(row, data=other))

@@ -1,4 +1,4 @@
-"""Data sets of many kinds. A function here makes the examples of one client, and each client's are its own."""
+"""Data sets of many kinds. A maker here makes the examples of one client, and each client's are its own."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +18,16 @@ VALIDATION = 99  # in place of a client's id
 
 Make = Callable[[torch.Generator, int], Any]
 Collate = Callable[[list[Any]], Any]
+
+
+def on(**row: Any) -> Callable[[type], type]:
+    """Let the table train a module with these arguments of its row, such as other data."""
+
+    def mark(kind: type) -> type:
+        kind.row = row  # type: ignore[attr-defined]
+        return kind
+
+    return mark
 
 
 class ZooData(FederatedDataModule):
@@ -65,65 +75,30 @@ class ZooData(FederatedDataModule):
         return DataLoader(examples, batch_size=4, collate_fn=self.collate, generator=torch.Generator())
 
 
-def points(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Tensors in memory: x (4,) and a class, 0 to 2."""
-    return TensorDataset(torch.randn(size, 4, generator=draw), torch.randint(3, (size,), generator=draw))
+def tensors(*columns: Make) -> Make:
+    """Make a TensorDataset of these columns."""
+    return lambda draw, size: TensorDataset(*(column(draw, size) for column in columns))
 
 
-def curves(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """A target that is a number, on a scale of the client's own."""
-    x = torch.randn(size, 4, generator=draw)
-    return TensorDataset(x, torch.randn((), generator=draw) * x.sin().sum(1, keepdim=True))
+def normal(*shape: int) -> Make:
+    return lambda draw, size: torch.randn(size, *shape, generator=draw)
 
 
-def images(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Images (1, 8, 8) and classes."""
-    return TensorDataset(torch.randn(size, 1, 8, 8, generator=draw), torch.randint(3, (size,), generator=draw))
-
-
-def unlabelled(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """A TensorDataset of one tensor: batches are lists with one entry."""
-    return TensorDataset(torch.randn(size, 4, generator=draw))
+def whole(below: int, *shape: int, dtype: torch.dtype = torch.int64) -> Make:
+    return lambda draw, size: torch.randint(below, (size, *shape), generator=draw, dtype=dtype)
 
 
 def bare(draw: torch.Generator, size: int) -> list[Any]:
     """Tensors that are no part of a tuple."""
-    return list(torch.randn(size, 4, generator=draw))
+    return list(normal(4)(draw, size))
 
 
-def small_bytes(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Inputs of one byte each, and classes."""
-    x = torch.randint(256, (size, 4), generator=draw, dtype=torch.uint8)
-    return TensorDataset(x, torch.randint(3, (size,), generator=draw))
-
-
-def tokens(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Six words each of a vocabulary of 11, as whole numbers; word 0 pads."""
-    return TensorDataset(torch.randint(11, (size, 6), generator=draw))
-
-
-def labelled_tokens(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Words and a class."""
-    words = torch.randint(11, (size, 6), generator=draw)
-    return TensorDataset(words, words.sum(1) % 3)
-
-
-def series(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Time series (5 steps, 2 values), and the next value of each."""
-    x = torch.randn(size, 6, 2, generator=draw)
-    return TensorDataset(x[:, :5], x[:, 5])
-
-
-def graphs(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Five nodes of four features, an adjacency matrix (5, 5) and a class for the whole graph."""
-    edges = torch.rand(size, 5, 5, generator=draw).round()
-    labels = torch.randint(3, (size,), generator=draw)
-    return TensorDataset(torch.randn(size, 5, 4, generator=draw), (edges + edges.mT).clamp(max=1), labels)
-
-
-def episodes(draw: torch.Generator, size: int) -> Dataset[Any]:
-    """Few-shot episodes: a support set (3 classes, 2 shots, 4) and queries (3, 4), one for each class."""
-    return TensorDataset(torch.randn(size, 3, 2, 4, generator=draw), torch.randn(size, 3, 4, generator=draw))
+points = tensors(normal(4), whole(3))  # x and a class
+images = tensors(normal(1, 8, 8), whole(3))
+unlabelled = tensors(normal(4))  # a TensorDataset of one tensor: batches are lists with one entry
+small_bytes = tensors(whole(256, 4, dtype=torch.uint8), whole(3))
+tokens = tensors(whole(11, 6), whole(3))  # six words of a vocabulary of 11, of which word 0 pads, and a class
+series = tensors(normal(5, 2), normal(2))  # time series, and the next value of each
 
 
 def tables(draw: torch.Generator, size: int) -> list[Any]:
@@ -131,7 +106,7 @@ def tables(draw: torch.Generator, size: int) -> list[Any]:
     return [
         {
             "numbers": torch.randn(2, generator=draw),
-            "categories": {"colour": int(torch.randint(3, (), generator=draw)), "shape": k % 2},
+            "categories": {"colour": k % 3, "shape": k % 2},
             "targets": {"class": k % 3, "price": float(torch.randn((), generator=draw))},
         }
         for k in range(size)
@@ -147,10 +122,8 @@ class Pair(NamedTuple):
 
 def pairs(draw: torch.Generator, size: int) -> list[Any]:
     """Named tuples of a tuple and a number."""
-    return [
-        Pair((torch.randn(4, generator=draw), torch.randn(4, generator=draw)), k % 3)  # type: ignore[arg-type]
-        for k in range(size)
-    ]
+    views = torch.randn(size, 2, 4, generator=draw)
+    return [Pair((one, other), k % 3) for k, (one, other) in enumerate(views)]
 
 
 def texts(draw: torch.Generator, size: int) -> list[Any]:
@@ -167,7 +140,7 @@ class Augmented(Dataset[Any]):
         self.points = points(draw, size)
 
     def __len__(self) -> int:
-        return len(self.points)  # type: ignore[arg-type]
+        return len(self.points)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self.points[index]
@@ -196,9 +169,9 @@ def sentences(draw: torch.Generator, size: int) -> list[Any]:
 
 def padded(examples: list[Any]) -> Sentences:
     """Pad sentences to the longest of their batch."""
-    words = [w for w, _ in examples]
-    lengths, labels = torch.tensor([len(w) for w in words]), torch.tensor([y for _, y in examples])
-    return Sentences(torch.nn.utils.rnn.pad_sequence(words, batch_first=True), lengths, labels)
+    words, labels = zip(*examples, strict=True)
+    lengths = torch.tensor([len(each) for each in words])
+    return Sentences(torch.nn.utils.rnn.pad_sequence(words, batch_first=True), lengths, torch.tensor(labels))
 
 
 def scenes(draw: torch.Generator, size: int) -> list[Any]:
@@ -210,7 +183,6 @@ def scenes(draw: torch.Generator, size: int) -> list[Any]:
     ]
 
 
-def listed(examples: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Make a list of images and a list of targets, as detectors take them."""
-    inputs, targets = zip(*examples, strict=True)
-    return list(inputs), list(targets)
+def listed(examples: list[Any]) -> tuple[Any, ...]:
+    """Make a tuple of images and a tuple of targets, as detectors take them."""
+    return tuple(zip(*examples, strict=True))

@@ -4,17 +4,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import CatMetric, MeanMetric, Metric, MetricCollection, SumMetric
+from torchmetrics import CatMetric, MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import (
-    BinaryAUROC,
     MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassAveragePrecision,
     MulticlassConfusionMatrix,
     MulticlassPrecision,
     MulticlassRecall,
 )
 from toy import Net
 
+from zoo import data
 
+
+@data.on(sizes=data.UNEVEN)
 class Logs(Net):
     """Means, sums and largest values, by step and by epoch, of batches of different sizes."""
 
@@ -36,8 +40,7 @@ class Logs(Net):
 class Accuracies(Net):
     """A torchmetrics object for training, which is logged, and one for validation."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.metrics = nn.ModuleDict({"train_top1": MulticlassAccuracy(3), "val_top1": MulticlassAccuracy(3)})
         self.total = SumMetric()
 
@@ -54,17 +57,16 @@ class Accuracies(Net):
 
 
 class Collections(Net):
-    """A MetricCollection with compute groups, logged by ``log_dict``."""
+    """A MetricCollection with compute groups, two of whose metrics keep lists of all values, logged by ``log_dict``."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        kinds = {"precision": MulticlassPrecision(3), "recall": MulticlassRecall(3)}
-        self.scores = MetricCollection(kinds, prefix="train/")  # type: ignore[arg-type]
+    def build(self) -> None:
+        kinds = MulticlassPrecision, MulticlassRecall, MulticlassAUROC, MulticlassAveragePrecision
+        self.scores = MetricCollection([kind(3) for kind in kinds], prefix="train/")
         self.val_scores = self.scores.clone(prefix="val/")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         self.scores.update(self.net(batch[0]), batch[1])
-        self.log_dict(self.scores, on_step=False, on_epoch=True)  # type: ignore[arg-type]
+        self.log_dict(self.scores, on_step=False, on_epoch=True)
         return self.loss(batch)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -75,25 +77,10 @@ class Collections(Net):
         self.val_scores.reset()
 
 
-class Lists(Net):
-    """A MetricCollection of metrics that keep lists of all values, two of which share them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        kinds: dict[str, Metric] = {"auroc": BinaryAUROC(), "again": BinaryAUROC()}
-        self.scores = MetricCollection(kinds, prefix="train/")  # type: ignore[arg-type]
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.scores(self.net(batch[0]).softmax(1)[:, 0], (batch[1] == 0).long())
-        self.log_dict(self.scores, on_step=False, on_epoch=True)  # type: ignore[arg-type]
-        return self.loss(batch)
-
-
 class ComputesItself(Net):
     """Computes and resets its metrics in hooks; one has a state that is saved, one a matrix that no log takes."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.values, self.mean, self.confusion = CatMetric(), MeanMetric(), MulticlassConfusionMatrix(3)
         self.mean.persistent(True)
 
@@ -130,8 +117,7 @@ class SamplesInValidation(Net):
 class Feeds(Net):
     """A loss that depends on a metric's state: the mean of all losses so far, which nothing resets."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def build(self) -> None:
         self.mean = MeanMetric()
 
     def loss(self, batch: Any) -> Tensor:

@@ -1,19 +1,27 @@
-"""Optimizers, schedules, and hooks between a loss and its step."""
+"""Optimizers, schedules, hooks between a loss and its step, and modules that ask the Trainer."""
 
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as lrs
 from toy import Net
 
+from zoo import data
+
 
 class Watched(Net):
-    """Writes down the learning rates it trains with."""
+    """Writes down, after each batch, what hooks get, and what the Trainer says of optimizers and schedules."""
+
+    asks_rates = True  # of the schedules
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append([group["lr"] for group in self.optimizers().param_groups])  # type: ignore[union-attr]
+        assert not any(isinstance(value, Tensor) and value.requires_grad for value in outputs.values())
+        rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
+        last = [config.scheduler.get_last_lr() for config in self.trainer.lr_scheduler_configs if self.asks_rates]
+        self.seen.append((batch_idx, {name: float(value) for name, value in outputs.items()}, rates, last))
 
     def sgd(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -35,13 +43,6 @@ class Groups(Watched):
         return [adam], [lrs.LambdaLR(adam, [lambda epoch: 0.5**epoch, lambda epoch: 1 / (1 + epoch)])]
 
 
-class RMSprop(Watched):
-    """RMSprop with momentum and centring."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.RMSprop(self.parameters(), lr=0.01, momentum=0.5, centered=True)
-
-
 class LBFGS(Net):
     """An optimizer that calls its closure several times."""
 
@@ -49,36 +50,15 @@ class LBFGS(Net):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=4)
 
 
+@data.on(data=data.tokens)
 class Sparse(Net):
     """Nothing but an embedding with sparse gradients, under SparseAdam."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.EmbeddingBag(11, 3, sparse=True)  # type: ignore[assignment]
+    def build(self) -> None:
+        self.net = nn.EmbeddingBag(11, 3, sparse=True)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SparseAdam(list(self.parameters()), lr=0.05)
-
-
-class Lookahead(torch.optim.SGD):
-    """An optimizer from elsewhere, with a state that holds parameters: every third step goes half-way back."""
-
-    def step(self, closure: Any = None) -> Any:
-        loss = super().step(closure)
-        for p in self.param_groups[0]["params"]:
-            state = self.state[p]
-            state["count"] = state.get("count", 0) + 1
-            slow = state.setdefault("slow", p.detach().clone())
-            if state["count"] % 3 == 0:
-                p.data.copy_(slow.lerp_(p.detach(), 0.5))
-        return loss
-
-
-class OwnOptimizer(Net):
-    """An optimizer from elsewhere that writes into the parameters."""
-
-    def configure_optimizers(self) -> Any:
-        return Lookahead(self.parameters(), lr=0.1, momentum=0.9)
 
 
 class TwoSchedules(Watched):
@@ -90,34 +70,10 @@ class TwoSchedules(Watched):
         return [sgd], [by_step, lrs.StepLR(sgd, 1, 0.5)]
 
 
-class Sequential(Watched):
-    """A warm-up, then a cosine, by step."""
-
-    def configure_optimizers(self) -> Any:
-        sgd = self.sgd()
-        parts = [lrs.LinearLR(sgd, 0.1, total_iters=2), lrs.CosineAnnealingLR(sgd, 4)]
-        return {"optimizer": sgd, "lr_scheduler": {"scheduler": lrs.SequentialLR(sgd, parts, [2]), "interval": "step"}}
-
-
-class OneCycle(Watched):
-    """A schedule as long as ``self.trainer.estimated_stepping_batches``."""
-
-    def configure_optimizers(self) -> Any:
-        sgd = self.sgd()
-        cycle = lrs.OneCycleLR(sgd, 0.2, total_steps=int(self.trainer.estimated_stepping_batches))
-        return {"optimizer": sgd, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
-
-
-class CosineByEpochs(Watched):
-    """A schedule as long as ``self.trainer.max_epochs``."""
-
-    def configure_optimizers(self) -> Any:
-        sgd = self.sgd()
-        return [sgd], [lrs.CosineAnnealingLR(sgd, self.trainer.max_epochs or 0)]
-
-
 class TimmSchedule(Watched):
     """A schedule that is no torch schedule, stepped in ``lr_scheduler_step`` with ``current_epoch``."""
+
+    asks_rates = False
 
     def configure_optimizers(self) -> Any:
         sgd = self.sgd()
@@ -128,147 +84,109 @@ class TimmSchedule(Watched):
 
 
 class WarmUp(Watched):
-    """A warm-up in ``optimizer_step``, by ``self.trainer.global_step``."""
-
-    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        optimizer.step(closure=optimizer_closure)
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 5)
-
-
-class SkipsSteps(Watched):
-    """An ``optimizer_step`` that steps on even batches only, and has an epoch's number."""
+    """An ``optimizer_step`` that warms up by ``self.trainer.global_step``, and steps on even batches only."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         self.seen.append(epoch)
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 5)
         if batch_idx % 2 == 0:
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         else:
             optimizer_closure()
 
 
-class ByEpoch(Net):
-    """A loss that depends on ``self.current_epoch``."""
-
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) / (1 + self.current_epoch)
-
-
-class ByStep(Net):
-    """A loss that depends on ``self.global_step``, as an annealed weight does."""
-
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) * 0.9**self.global_step
-
-
-class ByProgress(Net):
-    """A loss that depends on how much of the whole training is done."""
-
-    def loss(self, batch: Any) -> Tensor:
-        done = self.trainer.global_step / (self.trainer.max_epochs * self.trainer.num_training_batches)  # type: ignore
-        return super().loss(batch) * (1 - done)
-
-
-class ByLoader(Net):
-    """A loss that depends on the length of ``self.trainer.train_dataloader``."""
-
-    def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) / len(self.trainer.train_dataloader)  # type: ignore[arg-type]
-
-
 class ReadsTrainer(Watched):
-    """Writes down what the Trainer says of optimizers and schedules."""
+    """Writes down what ``self.trainer`` says, wherever it may ask, and sizes its schedule and its loss by it."""
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        rates = [group["lr"] for optimizer in self.trainer.optimizers for group in optimizer.param_groups]
-        self.seen.append((rates, [config.scheduler.get_last_lr() for config in self.trainer.lr_scheduler_configs]))
+    def look(self, where: str, *names: str) -> None:
+        values = tuple(getattr(self.trainer, name) for name in names)
+        self.seen.append((where, *values, self.current_epoch, self.global_step, len(self.trainer.optimizers)))
 
     def configure_optimizers(self) -> Any:
+        if not self.seen:  # the Trainer asks once; the orchestrator also before the first round
+            self.look("configure", "max_epochs", "estimated_stepping_batches")
         sgd = self.sgd()
-        return [sgd], [lrs.ExponentialLR(sgd, 0.5)]
+        cycle = lrs.OneCycleLR(sgd, 0.2, total_steps=int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": sgd, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
+    def on_train_start(self) -> None:
+        assert isinstance(self.trainer, Trainer)
+        self.look("start", "max_epochs", "num_training_batches", "accumulate_grad_batches")
 
-class StopsItself(Net):
-    """Sets ``self.trainer.should_stop`` at its second batch."""
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 1:
-            self.trainer.should_stop = True
-
-
-class GathersAll(Net):
-    """A loss across the batches of all devices, by ``self.all_gather``, as contrastive modules code it."""
+    def on_train_epoch_start(self) -> None:
+        self.look("epoch start")
 
     def loss(self, batch: Any) -> Tensor:
-        x = self.all_gather(batch[0])
-        return super().loss(batch) + self.net(x.reshape(-1, 4)).square().mean()
+        self.look("step", "is_last_batch")
+        return super().loss(batch) / len(self.trainer.train_dataloader) * 0.9**self.global_step
+
+    def on_train_epoch_end(self) -> None:
+        self.look("epoch end")
+
+    def on_train_end(self) -> None:
+        self.look("end")
+
+
+class StopsItself(ReadsTrainer):
+    """Sets ``self.trainer.should_stop`` at the second batch of its second epoch."""
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_end(outputs, batch, batch_idx)
+        self.trainer.should_stop = (self.current_epoch, batch_idx) == (1, 1)
 
 
 class ByDevices(Net):
-    """A learning rate in proportion to ``self.trainer.world_size``, and a loss by ``self.global_rank``."""
+    """Asks for the number of devices and its own number, and gathers the batches of all, as contrastive modules do."""
 
     def loss(self, batch: Any) -> Tensor:
-        return super().loss(batch) / (1 + self.global_rank)
+        x = self.all_gather(batch[0])
+        return super().loss(batch) / (1 + self.global_rank) + self.net(x.reshape(-1, 4)).square().mean()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.05 * self.trainer.world_size)
 
 
-class ClipsItself(Net):
-    """An own ``configure_gradient_clipping``."""
-
-    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:  # type: ignore[override]
-        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="value")
-
-
-class OwnBackward(Net):
-    """An own ``backward``, ``optimizer_zero_grad``, and gradients changed before the step."""
+class OwnHooks(Watched):
+    """Overrides all that makes a step of a loss, with noise on each gradient."""
 
     def backward(self, loss: Tensor) -> None:
         (2 * loss).backward()
 
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
-        optimizer.zero_grad(set_to_none=False)
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad += 0.01 * torch.randn_like(parameter)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
         for parameter in self.net[0].parameters():
-            assert parameter.grad is not None
             parameter.grad *= 3
 
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any, gradient_clip_algorithm: Any) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="value")
 
-class NoisyGradients(Net):
-    """Random noise on each gradient, in a hook."""
-
-    def on_after_backward(self) -> None:
-        for parameter in self.parameters():
-            assert parameter.grad is not None
-            parameter.grad += 0.01 * torch.randn_like(parameter)
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
 
 
 class HookedGradients(Net):
     """Tensor hooks and module hooks, registered once."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.net[0].weight.register_hook(lambda grad: grad.clamp(-0.05, 0.05))  # type: ignore[union-attr, operator]
+    def build(self) -> None:
+        self.net[0].weight.register_hook(lambda grad: grad.clamp(-0.05, 0.05))
         self.net[1].register_forward_hook(lambda module, inputs, output: 1.1 * output)
 
 
-class SkipsBatches(Net):
+class SkipsBatches(Watched):
     """A ``training_step`` that returns None for every third batch."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return None if batch_idx == 2 else self.loss(batch)
 
 
-class ReturnsMore(Net):
+class ReturnsMore(Watched):
     """A ``training_step`` without an index that returns a dict, which the next hook reads."""
 
-    def training_step(self, batch: Any) -> Any:  # type: ignore[override]
-        return {"loss": self.loss(batch), "size": len(batch[0]), "names": ["a", "b"]}
-
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.seen.append((outputs["size"], outputs["names"], float(outputs["loss"])))
+    def training_step(self, batch: Any) -> Any:
+        return {"loss": self.loss(batch), "size": len(batch[0])}
 
 
 class LeavesEarly(TwoSchedules):
@@ -276,11 +194,3 @@ class LeavesEarly(TwoSchedules):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> Any:
         return -1 if batch_idx == 2 else None
-
-
-class MovesBatches(Net):
-    """Hooks of its own that bring a batch to the device, with augmentation there."""
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        x, y = batch
-        return x + 0.1 * torch.randn_like(x) if self.training else x, y

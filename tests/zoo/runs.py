@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from toy import trainer
+from toy import Capture, trainer
 
-from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun
+from fl_lightning import FederatedOrchestrator, LocalRun
 from fl_lightning.seeding import derive, generator, seed_globals
 from zoo.data import ZooData
 from zoo.table import Row
@@ -21,18 +21,20 @@ FAILING = 1  # the client that raises; it has two batches
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """All that a module holds: parameters, frozen ones too, buffers, saved or not, flags, modes, extra state."""
+    """All that a module holds: parameters, frozen ones too, buffers, saved, not saved or None, flags, modes, extra
+    state.
+    """
     module = getattr(module, "_orig_mod", module)
     state: dict[str, Any] = {}
     for name, parameter in module.named_parameters():
         state[name] = parameter.detach().clone()
         state[f"{name}, trainable"] = parameter.requires_grad
-    for name, buffer in module.named_buffers():
-        state[name] = buffer.to_dense() if buffer.is_sparse else buffer.clone()
     for name, part in module.named_modules():
+        for own, buffer in part._buffers.items():
+            state[f"{name}.{own}"] = buffer if buffer is None else buffer.detach().to_dense().clone()
         state[f"{name}, mode"] = part.training
         if type(part).get_extra_state is not nn.Module.get_extra_state:
-            state[f"{name}, extra state"] = part.get_extra_state()
+            state[f"{name}, extra state"] = repr(part.get_extra_state())
     return state
 
 
@@ -68,38 +70,52 @@ class SeedsAsAClient(Callback):
         seed_globals(derive(0, "client", 1, 0), torch.device("cpu"))
 
 
-class Ends(FederatedCallback):
+class Ends(Capture):
     """Keeps what each client of the last round ends with."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.states: dict[int, dict[str, Any]] = {}
-        self.runs: dict[int, LocalRun] = {}
 
     def on_client_end(self, orchestrator: Any, run: LocalRun) -> None:
-        self.states[run.client], self.runs[run.client] = state_of(run.module), run
+        super().on_client_end(orchestrator, run)
+        self.states[run.client] = state_of(run.module)
 
 
-def validation(module: Any, data: ZooData) -> Any:
-    """The validation set, for a module that validates."""
-    module = getattr(module, "_orig_mod", module)
-    return data.val_dataloader() if type(module).validation_step is not LightningModule.validation_step else None
-
-
-def alone(row: Row, epochs: int, **flags: Any) -> tuple[Any, dict[str, Any]]:
-    """The module trained by ``Trainer.fit``, and what it logged."""
+def alone(row: Row, epochs: int = EPOCHS, **flags: Any) -> tuple[Any, dict[str, Any]]:
+    """The module trained by ``Trainer.fit`` on the largest client's data, and what it logged."""
     module, data = row.wrap(row.module()), row.datamodule([max(row.sizes)])
-    plain = trainer(SeedsAsAClient(), rounds=epochs, **flags)
-    plain.fit(module, train_dataloaders=Epochs(data), val_dataloaders=validation(module, data))
-    return getattr(module, "_orig_mod", module), dict(plain.callback_metrics)
+    plain, inner = trainer(SeedsAsAClient(), rounds=epochs, **flags), getattr(module, "_orig_mod", module)
+    validates = type(inner).validation_step is not LightningModule.validation_step
+    plain.fit(module, train_dataloaders=Epochs(data), val_dataloaders=data.val_dataloader() if validates else None)
+    return inner, dict(plain.callback_metrics)
 
 
-def as_client(row: Row, epochs: int, **flags: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """The module, trained by one client; what the client ended with; what was logged."""
+def as_client(row: Row, epochs: int = EPOCHS, settings: Any = None, **flags: Any) -> tuple[Any, Ends, dict[str, Any]]:
+    """The module, trained by one client with its settings; what the client ended with; what was logged."""
     ends, module = Ends(), row.wrap(row.module())
-    orchestrator = FederatedOrchestrator(module, local_epochs=epochs, on_bad_update="raise")
+    orchestrator = FederatedOrchestrator(module, local_epochs=epochs, on_bad_update="raise", **(settings or {}))
     federated = trainer(ends, **flags)
     federated.fit(orchestrator, datamodule=row.datamodule([max(row.sizes)]))
-    return getattr(module, "_orig_mod", module), ends.states[0], dict(federated.callback_metrics)
+    return getattr(module, "_orig_mod", module), ends, dict(federated.callback_metrics)
+
+
+def ends_where_the_trainer_does(
+    row: Row, settings: Any = None, make_flags: Callable[[], Any] = dict
+) -> tuple[Any, Ends]:
+    """Assert that a client ends in the bits of ``Trainer.fit``, to which the same settings are flags.
+
+    So do the rates and counts that a module writes down in ``seen``; the training moves something.
+
+    Returns:
+        The module after the round, and what its client ended with.
+    """
+    module, _ = alone(row, **(settings or {}), **make_flags())
+    client, ends, _ = as_client(row, settings=settings, **make_flags())
+    assert not differences(state_of(module), ends.states[0])
+    assert getattr(client, "seen", None) == getattr(module, "seen", None)
+    assert differences(state_of(module), state_of(row.wrap(row.module())))
+    return client, ends
 
 
 def federated(
@@ -107,7 +123,7 @@ def federated(
     *callbacks: Callback,
     make: Callable[[], Any] | None = None,
     rounds: int = ROUNDS,
-    bad: str = "raise",
+    bad: Any = "raise",
     start: Path | None = None,
     end: Path | None = None,
     data: dict[str, Any] | None = None,
@@ -130,7 +146,7 @@ def federated(
         What the global module holds, and what was logged last.
     """
     module = row.wrap((make or row.module)())
-    orchestrator = FederatedOrchestrator(module, local_epochs=EPOCHS, on_bad_update=bad)  # type: ignore[arg-type]
+    orchestrator = FederatedOrchestrator(module, local_epochs=EPOCHS, on_bad_update=bad)
     run = trainer(*callbacks, rounds=rounds, **flags)
     run.fit(orchestrator, datamodule=row.datamodule(**(data or {})), ckpt_path=start)
     if end:
@@ -143,22 +159,20 @@ def in_order(row: Row) -> tuple[dict[str, Any], Ends]:
     """The run that the others are compared to: clients by id, one device, no stop; all clients train to the end."""
     ends = Ends()
     state = federated(row, ends)
-    assert list(ends.states) == list(range(len(row.sizes)))
-    assert {run.round for run in ends.runs.values()} == {ROUNDS}
+    assert ends.clients == ROUNDS * list(range(len(row.sizes)))
     return state, ends
 
 
 def failing(module: Any) -> Any:
-    """A subclass that raises when ``half_way`` reaches zero: at the end of a ``training_step``, or, with manual
+    """A subclass whose client FAILING raises at its second batch: at the end of a ``training_step``, or, with manual
     optimization, in its middle, before an optimizer's step.
     """
 
     class HalfWay(module):  # type: ignore[misc]
-        half_way = 0
-
         def come_nearer(self) -> None:
-            self.half_way -= 1
-            if self.half_way == 0:
+            run = self.trainer.run
+            run.left = getattr(run, "left", 2) - 1
+            if run.client == FAILING and not run.left:
                 raise RuntimeError("half-way")
 
         @wraps(module.training_step)
@@ -174,10 +188,3 @@ def failing(module: Any) -> Any:
                 self.come_nearer()
 
     return HalfWay
-
-
-class Fails(FederatedCallback):
-    """One client raises at its second batch."""
-
-    def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
-        run.module.half_way = 2 if run.client == FAILING else 0

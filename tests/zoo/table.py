@@ -1,14 +1,18 @@
-"""The table: which module trains on which data."""
+"""The table: every module of the zoo, on the data that it names, and what is special about each row."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
+from covering import covering
 from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torchmetrics import Metric
 
-from zoo import batches, buffers, builds, logs, losses, manual, networks, optimizers, teachers
-from zoo import data as sets
-from zoo.data import SIZES, UNEVEN, Collate, Make, ZooData, points
+from zoo import batches, buffers, data, logs, manual, networks, optimizers, state
+from zoo.data import SIZES, Collate, Make, ZooData, points
 
 
 @dataclass(frozen=True)
@@ -39,139 +43,46 @@ class Row:
         return ZooData(self.data, self.collate, sizes or self.sizes, **settings)
 
 
-ROWS = [
-    # Networks and losses
-    Row(networks.Classifier),
-    Row(losses.Regression, sets.curves),
-    Row(networks.Convolutions, sets.images),
-    Row(networks.NormDropout),
-    Row(networks.Tied),
-    Row(builds.ChannelsLast, sets.images),
-    Row(builds.Transposed),
-    Row(builds.EvaluationMode),
-    Row(builds.FrozenBackbone),
-    Row(builds.HalfTable),
-    Row(builds.LowRank),
-    Row(builds.AdaptersSaved),
-    Row(networks.Pruned),
-    Row(losses.Autoencoder, sets.unlabelled),
-    Row(losses.Variational, sets.unlabelled),
-    Row(losses.Diffusion),
-    Row(losses.TwoViews),
-    Row(batches.LanguageModel, sets.tokens),
-    Row(batches.Recurrent, sets.series),
-    Row(networks.VisionTransformer, sets.images),
-    Row(batches.GraphNetwork, sets.graphs),
-    Row(batches.WordBag, sets.labelled_tokens),
-    Row(networks.StochasticDepth),
-    Row(networks.Binarised),
-    Row(networks.SpectralNorm),
-    Row(networks.WeightNorm),
-    Row(networks.Checkpointed),
-    Row(networks.Experts),
-    Row(losses.InnerLoop),
-    Row(losses.Derivative),
-    Row(losses.Prototypes, sets.episodes),
-    Row(losses.PolicyGradient),
-    Row(builds.ConfiguresModel),
-    Row(builds.BuildsInSetup),
-    Row(builds.Lazy),
-    Row(builds.CompiledPart),
-    Row(networks.NormDropout, wrap=builds.compiled, name="CompiledModule"),
-    # Data
-    Row(networks.Classifier, sets.Augmented, name="AugmentedExamples"),
-    Row(networks.Classifier, sizes=UNEVEN, name="LastBatchOfOne"),
-    Row(batches.ChangesBatches),
-    Row(losses.BareBatches, sets.bare),
-    Row(batches.Bytes, sets.small_bytes),
-    Row(losses.ImageText, sets.pairs),
-    Row(batches.TwoTasks, sets.tables),
-    Row(batches.Strings, sets.texts),
-    Row(batches.SentenceBatches, sets.sentences, sets.padded),
-    Row(batches.FindsBoxes, sets.scenes, sets.listed),
-    # State outside of the trainable parameters
-    Row(teachers.Distilled),
-    Row(teachers.MomentumTeacher),
-    Row(teachers.MeanTeacher),
-    Row(teachers.Queue),
-    Row(teachers.Centred),
-    Row(teachers.TargetNetwork),
-    Row(teachers.AveragedWeights),
-    Row(teachers.NewTeacher),
-    Row(teachers.MemoryBank),
-    Row(teachers.UnfreezesAtEpoch),
-    Row(teachers.UnfreezesAtStep),
-    Row(teachers.FreezesAtStep),
-    Row(teachers.FreezesStatistics),
-    Row(teachers.ReplacesParameter),
-    Row(teachers.ReplacesStorage),
-    Row(teachers.ExtraState),
-    Row(teachers.ExtraTensor),
-    Row(teachers.CountsSteps),
-    Row(teachers.CountsForEver),
-    # Buffers
-    Row(buffers.Counts),
-    Row(buffers.DataDependentStart),
-    Row(buffers.Codebook),
-    Row(buffers.NewTensors),
-    Row(buffers.SharedBuffer),
-    Row(buffers.NoneAtFirst),
-    Row(buffers.Grows),
-    Row(buffers.TakesShape),
-    Row(buffers.RegistersLate),
-    Row(buffers.Expanded),
-    Row(buffers.SparseBuffer),
-    Row(buffers.NotSaved),
-    Row(buffers.OtherNumbers),
-    # Optimizers, schedules and hooks
-    Row(optimizers.Adam),
-    Row(optimizers.Groups),
-    Row(optimizers.RMSprop),
-    Row(optimizers.LBFGS),
-    Row(optimizers.Sparse, sets.labelled_tokens),
-    Row(optimizers.OwnOptimizer),
-    Row(optimizers.TwoSchedules),
-    Row(optimizers.Sequential),
-    Row(optimizers.OneCycle),
-    Row(optimizers.CosineByEpochs),
-    Row(optimizers.TimmSchedule),
-    Row(optimizers.WarmUp),
-    Row(optimizers.SkipsSteps),
-    Row(optimizers.ByEpoch),
-    Row(optimizers.ByStep),
-    Row(optimizers.ByProgress),
-    Row(optimizers.ByLoader),
-    Row(optimizers.ReadsTrainer),
-    Row(optimizers.StopsItself),
-    Row(optimizers.GathersAll),
-    Row(optimizers.ByDevices),
-    Row(optimizers.ClipsItself),
-    Row(optimizers.OwnBackward),
-    Row(optimizers.NoisyGradients),
-    Row(optimizers.HookedGradients),
-    Row(optimizers.SkipsBatches),
-    Row(optimizers.ReturnsMore),
-    Row(optimizers.LeavesEarly),
-    Row(optimizers.MovesBatches),
-    # Manual optimization
-    Row(manual.Manual),
-    Row(manual.AccumulatesItself),
-    Row(manual.TakesClosures),
-    Row(manual.Sharpness),
-    Row(manual.SparseAndDense, sets.labelled_tokens),
-    Row(manual.TruncatedBackpropagation, sets.series),
-    Row(manual.GAN),
-    Row(manual.ClippedCritic),
-    Row(manual.PenalisedCritic),
-    Row(manual.TogglesModel),
-    Row(manual.TogglesFrozen),
-    Row(manual.SharedEncoder),
-    # Metrics
-    Row(logs.Logs, sizes=UNEVEN),
-    Row(logs.Accuracies),
-    Row(logs.Collections),
-    Row(logs.Lists),
-    Row(logs.ComputesItself),
-    Row(logs.SamplesInValidation),
-    Row(logs.Feeds),
+def _of(room: ModuleType) -> list[Row]:
+    """A row of each module in a file of the zoo; its data are those that ``on`` names."""
+    kinds = [kind for kind in vars(room).values() if isinstance(kind, type) and kind.__module__ == room.__name__]
+    return [Row(kind, **vars(kind).get("row", {})) for kind in kinds if issubclass(kind, LightningModule)]
+
+
+ROWS = [row for room in (networks, batches, state, buffers, optimizers, manual, logs) for row in _of(room)]
+ROWS += [
+    Row(networks.Classifier, data.Augmented, name="AugmentedExamples"),
+    Row(networks.Classifier, sizes=data.UNEVEN, name="LastBatchOfOne"),
+    Row(networks.NormDropout, wrap=lambda module: torch.compile(module, backend="eager"), name="CompiledModule"),
 ]
+
+
+def traits(row: Row) -> set[str]:
+    """Name the row's file and kind of data, what its module overrides and calls, and the forms of its state."""
+    module, examples = row.module(), row.datamodule().client_dataset(0)
+    own = [vars(kind) for kind in row.module.__mro__ if kind.__module__.startswith("zoo.")]
+    codes = [value.__code__ for names in own for value in names.values() if isinstance(value, FunctionType)]
+    called = {name for code in codes for name in code.co_names if not hasattr(Tensor, name)}
+    names = {name for name in called.union(*own) if name[0] != "_" and hasattr(LightningModule, name)}
+    buffers = {form(buffer) for part in module.modules() for buffer in part._buffers.values()}
+    others = {
+        "frozen": not all(parameter.requires_grad for parameter in module.parameters()),
+        "draws": any(isinstance(part, nn.Dropout) for part in module.modules()),
+        "torchmetrics": any(isinstance(part, Metric) for part in module.modules()),
+        "not saved": any(part._non_persistent_buffers_set for part in module.modules()),
+        "collates": row.collate is not None,
+    }
+    found = {name for name, there in others.items() if there}
+    return found | names | buffers | {row.module.__module__, type(examples).__name__}
+
+
+def form(buffer: Tensor | None) -> str:
+    """Name what is special about a buffer."""
+    if buffer is None:
+        return "no buffer yet"
+    if buffer.layout is not torch.strided:
+        return "sparse buffer"
+    return "empty buffer" if not buffer.numel() else "shared entries" if 0 in buffer.stride() else str(buffer.dtype)
+
+
+COVER = covering(ROWS, traits)  # every pair of traits that occurs in a row is in one of these

@@ -288,29 +288,39 @@ class LocalTraining:
             self.flat.clear_gradient()
 
     def _step(self, run: LocalRun, evaluate: Callable[[], Tensor | None], index: int) -> None:
-        optimizer: Any = run.optimizers[0]
-        scaler = self.scaler
+        """Let the client's optimizer step, or the module's ``optimizer_step``, with the closure of a batch."""
+        optimizer, step = run.optimizers[0], partial(self._take_step, run)
 
         def closure() -> Tensor | None:
             loss = evaluate()
             run.add_loss(loss)
-            if scaler is not None and loss is not None:
+            return loss
+
+        if "optimizer_step" in self.hooks:
+            self._call("optimizer_step", run.epoch, index, hooked(optimizer, self.module, step), closure)
+        else:
+            step(optimizer, closure)
+        run.global_step += 1
+
+    def _take_step(
+        self, run: LocalRun, optimizer: Optimizer, closure: Callable[[], Tensor | None], **kwargs: Any
+    ) -> None:
+        """Step an optimizer; the gradients of the closure are scaled back, corrected by the rules, and clipped."""
+        scaler = self.scaler
+
+        def prepared() -> Tensor | None:
+            loss = closure()
+            if scaler is not None and loss is not None:  # without a loss, there is nothing to scale back
                 scaler.unscale_(optimizer)
             self._before_step(run, optimizer)
             self._clip(optimizer)
             return loss
 
-        shown = optimizer if scaler is None else hooked(optimizer, self.module, self._scaled_step)
-        if "optimizer_step" in self.hooks:
-            self._call("optimizer_step", run.epoch, index, shown, closure)
-        else:
-            shown.step(closure)
-        run.global_step += 1
-
-    def _scaled_step(self, optimizer: Optimizer, closure: Callable[[], Tensor | None], **kwargs: Any) -> None:
-        if closure() is not None:  # without a loss, there is nothing to scale back
-            self.scaler.step(optimizer, **kwargs)
-            self.scaler.update()
+        if scaler is None:
+            optimizer.step(prepared, **kwargs)  # type: ignore[arg-type]  # SGD takes a closure that returns None, too
+        elif prepared() is not None:
+            scaler.step(optimizer, **kwargs)
+            scaler.update()
 
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
         """Let the rules correct the gradients of this optimizer's parameters, and call the module's hook."""
