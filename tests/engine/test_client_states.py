@@ -109,6 +109,20 @@ def test_a_file_stays_until_a_later_checkpoint_is_complete(tmp_path: Path) -> No
     assert there() == [2, 3]
 
 
+def test_a_file_of_the_last_checkpoint_stays_however_many_rounds_follow(tmp_path: Path) -> None:
+    """Beside the present one, and the one that the last round left behind."""
+    round, state, again = [1], DiskState(writes=True), DiskState(writes=True)
+    state.open(tmp_path, lambda: round[0])
+    state["c/7"] = torch.ones(2)
+    saved = state.state_dict()
+    for round[0] in (2, 3, 4):
+        state["c/7"] = torch.full((2,), float(round[0]))
+    assert sorted(path.name for path in tmp_path.glob("c/*")) == [f"7.{number}.safetensors" for number in (1, 3, 4)]
+    again.load_state_dict(saved)
+    again.open(tmp_path, lambda: 2)
+    assert torch.equal(again["c/7"], torch.ones(2))
+
+
 def test_a_file_that_no_checkpoint_names_goes_in_the_next_round(tmp_path: Path) -> None:
     """Not in the same one: another device may be about to read it."""
     round, state = [1], DiskState(writes=True)
