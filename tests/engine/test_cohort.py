@@ -117,11 +117,6 @@ def test_replace_computes_the_gram_of_other_updates() -> None:
     assert close(cohort.replace(deltas=2 * cohort.deltas).gram, [[16, -8, -8], [-8, 8, -4], [-8, -4, 20]], 0.0)
 
 
-def test_is_frozen() -> None:
-    with pytest.raises(AttributeError):
-        collect().weights = torch.ones(3)  # type: ignore[misc]
-
-
 # Who is in it
 
 

@@ -166,11 +166,6 @@ def test_cosines() -> None:
     assert float(cosines(long @ long.T * (1 + 1e-15)).max()) <= 1.0
 
 
-def test_pairs_takes_each_unordered_pair_once() -> None:
-    assert pairs(torch.arange(9).reshape(3, 3)).tolist() == [1, 2, 5]
-    assert len(pairs(torch.ones(1, 1))) == 0
-
-
 def test_without_rounding() -> None:
     """Norms 1 and 2: -1e-12·2 could be rounding of an exact zero, -3e-12 could not."""
     gram = torch.tensor([[1.0, -2e-12], [-2e-12, 4.0]], dtype=torch.float64)

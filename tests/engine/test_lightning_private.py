@@ -7,7 +7,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import pytest
 import torch
 from toy import Net, trainer
 
@@ -137,14 +136,3 @@ def test_saved_hyper_parameters() -> None:
     assert private.saved_hyper_parameters(Net()) == (None, {})
     assert private.saved_hyper_parameters(Whole(hparams={"a": 1})) == ("kwargs", {"hparams": {"a": 1}})
     assert private.saved_hyper_parameters(Whole({"a": 1}, hparams={"a": 1})) == ("hparams", {"a": 1})
-
-
-@pytest.mark.parametrize("automatic", [True, False])
-def test_configured(automatic: bool) -> None:
-    """A dict with a schedule, as configure_optimizers may return it."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    made = {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
-    optimizers, schedules = private.configured(made, automatic)
-    assert optimizers == [optimizer]
-    assert [config.scheduler for config in schedules] == [made["lr_scheduler"]]
-    assert [config.interval for config in schedules] == ["epoch"]

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from toy import GivenData, Linear, close, train, trainer
+from toy import GivenData, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.runs.checkpoints import LastCheckpoint
@@ -88,12 +88,6 @@ def resumed(folder: Path, before: dict[str, Any], after: dict[str, Any], stop: i
     """The model of a run that was stopped after some rounds and goes on with other settings."""
     rounds_of(stop, folder=folder, **before)
     return rounds_of(end, folder=folder, resume=folder / "checkpoints" / "last.ckpt", **after)
-
-
-@pytest.mark.parametrize(("lr", "expected"), [(0.5, (-0.469, 0.06196875)), (1.5, (-1.407, 0.18590625))])
-def test_learning_rate_scales_the_step(lr: float, expected: tuple[float, float]) -> None:
-    """T: FedAvg's first step is (-0.938, 0.1239375)."""
-    assert close(train(server_optimizer=lambda p: SGD(p, lr=lr)), expected)
 
 
 def test_adam_by_hand() -> None:
