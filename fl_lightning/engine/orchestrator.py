@@ -21,20 +21,8 @@ from typing_extensions import override
 
 from fl_lightning import lightning_private
 from fl_lightning.arguments import picklable_defaults
+from fl_lightning.engine import checks
 from fl_lightning.engine.aggregation import aggregate, step_server
-from fl_lightning.engine.checks import (
-    check_callbacks,
-    check_client,
-    check_data,
-    check_evaluation,
-    check_optimizers,
-    check_rules,
-    check_settings,
-    check_trainable,
-    check_trainer,
-    warn_of_hidden_state,
-    warn_of_slow_precision,
-)
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds
 from fl_lightning.engine.federation.draws import Dealing
@@ -152,7 +140,7 @@ class FederatedOrchestrator(ClientHost):
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         self.arguments = given
-        check_settings(given)
+        checks.check_settings(given)
         self.client_states = client_states
         self.automatic_optimization = False
         self.settings = LocalSettings(
@@ -179,12 +167,12 @@ class FederatedOrchestrator(ClientHost):
     @override
     def configure_callbacks(self) -> Any:
         # This is the first hook with a Trainer: check the Trainer's flags before Lightning's own checks.
-        check_trainer(self.trainer)
+        checks.check_trainer(self.trainer)
         seal_checkpoints(self.trainer)
-        check_evaluation(self.trainer, self.client)
+        checks.check_evaluation(self.trainer, self.client)
         added = super().configure_callbacks() or []
         added = list(added) if isinstance(added, Sequence) else [added]
-        check_callbacks(added)
+        checks.check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
         if not any(isinstance(each, Guard) and each.orchestrator is self for each in known):
             added.append(Guard(self, self._drop_round))
@@ -200,10 +188,10 @@ class FederatedOrchestrator(ClientHost):
         self._started = True  # a second fit goes on from the first
         if stage == "fit":
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
-            check_rules(federated(self.trainer), self.data)
+            checks.check_rules(federated(self.trainer), self.data)
             self._local_data = LocalData(self, self.settings)
             self.data.dealing = Dealing(self.num_steps, self.trainer.global_rank, self.trainer.world_size)
-            check_data(self.data, self.trainer.max_epochs)
+            checks.check_data(self.data, self.trainer.max_epochs)
 
     def _order_memory(self) -> None:
         if self.channels_last:
@@ -217,8 +205,8 @@ class FederatedOrchestrator(ClientHost):
         self.flat = FlatParameters(self.client)
         with values_of("model.server_optimizer"):
             optimizer = self.server_optimizer(self.flat.parameters)
-        with values_of("model.server_scheduler"):
-            schedulers = make_schedulers(self.server_scheduler, optimizer)
+        make = self.server_scheduler
+        schedulers = make_schedulers("model.server_scheduler", make, [optimizer]) if make else []
         self._server_settings = settings_of(optimizer)
         return [optimizer], schedulers
 
@@ -226,11 +214,11 @@ class FederatedOrchestrator(ClientHost):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._hooks, precision = Hooks(self, federated(self.trainer)), self.trainer.precision_plugin
-        check_client(self.client, self.settings, precision, self._hooks.callbacks)
-        warn_of_slow_precision(precision, self.device)
+        checks.check_client(self.client, self.settings, precision, self._hooks.callbacks)
+        checks.warn_of_slow_precision(precision, self.device)
         self._usual_dtype, self._skipped, self._quarantined = torch.get_default_dtype(), 0, list[int]()
         self._state = state = ModuleState(self.client)
-        warn_of_hidden_state(state.beyond)
+        checks.warn_of_hidden_state(state.beyond)
         local = LocalTraining(self.client, self.flat, self.settings, self._shown, self._hooks.callbacks)
         self._rates = self._make_rates(local, state)
         one_by_one = OneByOne(self, local, self._local_data, self._hooks)
@@ -268,9 +256,8 @@ class FederatedOrchestrator(ClientHost):
                 made = local.make_first(run)
             finally:
                 state.restore()
-        check_optimizers(self.client, made)
-        with values_of("model.local_lr_scheduler"):
-            rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
+        checks.check_optimizers(self.client, made)
+        rates = RoundRates(made, self.local_lr_scheduler, self.settings.lr_decay)
         configs = [LRSchedulerConfig(scheduler, name="lr-client") for scheduler in rates.schedulers]
         self.trainer.lr_scheduler_configs.extend(configs)
         self._idle_optimizers = rates.optimizers
@@ -329,7 +316,7 @@ class FederatedOrchestrator(ClientHost):
     def _begin_round(self) -> Round:
         """Remember the global model, from which all clients of the round start."""
         self._state = ModuleState(self.client, self._state)
-        check_trainable(self.client, self.flat.parameters, self._state.trainable, self.round)
+        checks.check_trainable(self.client, self.flat.parameters, self._state.trainable, self.round)
         factors, turnout = self._rates.factors(self.round), self.data.turnout(self.round)
         return Round(self.round, self.params.clone(), self._state, factors, turnout, self._policy)
 

@@ -4,21 +4,27 @@ import gc
 import json
 import os
 import weakref
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import toy
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
-from totals import CLIENTS, DRAWN, SIZE, UPDATES, Often, Totals, equal, files, last, per_client, train
+from totals import CLIENTS, SIZE, UPDATES, equal, files, last, train
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.states.disk import DiskState, client_bytes
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.checkpoints import LastCheckpoint
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> DiskState:
+    """A state in its first round."""
+    opened = DiskState(writes=True)
+    opened.open(tmp_path, lambda: 1)
+    return opened
+
 
 # Values
 
@@ -42,15 +48,6 @@ def test_the_first_round_by_hand(tmp_path: Path) -> None:
     assert files(tmp_path) == [f"sum/{k}.{k + 1}.safetensors" for k in range(CLIENTS)]
 
 
-def test_only_clients_that_took_part_have_files(tmp_path: Path) -> None:
-    orchestrator, rule = train(tmp_path, rounds=1)
-    drawn = orchestrator.data.cohort(1)
-    assert len(drawn) == DRAWN
-    assert per_client(tmp_path) == Counter({f"sum/{k}": 1 for k in drawn})
-    assert set(rule.state) == {"all", *(f"sum/{k}" for k in drawn)}
-    assert len(rule.state) == DRAWN + 1
-
-
 def test_rules_without_states_of_clients_leave_no_folder(tmp_path: Path) -> None:
     class Shared(FederatedCallback):
         def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
@@ -63,8 +60,7 @@ def test_rules_without_states_of_clients_leave_no_folder(tmp_path: Path) -> None
     assert float(rule.state["count"]) == 3
 
 
-@pytest.mark.parametrize("state", [{}, DiskState(writes=True)], ids=["memory", "disk"])
-def test_recall_on_cuda_goes_through_pinned_memory(state: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recall_on_cuda_goes_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, and for a vector that says of itself that it is on CUDA: the same values in the vector's dtype."""
 
     class OnCuda(Tensor):
@@ -73,10 +69,7 @@ def test_recall_on_cuda_goes_through_pinned_memory(state: Any, tmp_path: Path, m
     pinned = []
     monkeypatch.setattr(Tensor, "pin_memory", lambda value: pinned.append(value) or value.clone())
     rule, start = FederatedCallback(), torch.zeros(3, dtype=torch.float64)
-    if isinstance(state, DiskState):
-        state.open(tmp_path, lambda: 1)
-    rule.state = state
-    rule.state["sum/1"] = torch.tensor([0.1, 2.0, -3.0])
+    rule.state = {"sum/1": torch.tensor([0.1, 2.0, -3.0])}
     plain = rule.recall("sum/1", start)
     assert plain.tolist() == rule.state["sum/1"].double().tolist()
     assert not pinned
@@ -86,44 +79,6 @@ def test_recall_on_cuda_goes_through_pinned_memory(state: Any, tmp_path: Path, m
 
 
 # Files come and go
-
-
-class Count(FederatedCallback):
-    """The most files that any client has when a round's states are set, and after the round's checkpoints."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.set: list[int] = []
-        self.saved: list[int] = []
-
-    def on_round_end(self, orchestrator: FederatedOrchestrator, cohort: Cohort) -> None:
-        self.set.append(max(per_client(self.folder).values()))
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.saved.append(max(per_client(self.folder).values(), default=0))
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("best", [False, True])
-def test_no_client_has_more_than_two_files(tmp_path: Path, every: int, best: bool) -> None:
-    """The present value, and the one that the last checkpoint needs; with a checkpoint every three rounds and every
-    client in every round, also the one that the last round left behind, until the next round ends.
-    """
-    count = Count(tmp_path)
-    checkpoints = [ModelCheckpoint(every_n_epochs=every, save_top_k=-1), *([Often()] if best else [])]
-    train(tmp_path, 9, count, *checkpoints, participation=CLIENTS)
-    assert count.saved[:3] == [0, 1, 2]
-    if every == 1 or best:
-        assert set(count.set[1:]) == {2}
-    else:
-        assert max(count.set) == max(count.saved) == 3
-    assert len(per_client(tmp_path)) == CLIENTS
-
-
-def test_without_checkpoints_the_last_round_s_old_files_are_left(tmp_path: Path) -> None:
-    """No checkpoint ever needs a file: those that a round replaces go when the next one sets its own."""
-    train(tmp_path, 6, Count(tmp_path), participation=CLIENTS)
-    assert files(tmp_path) == sorted(f"sum/{k}.{6 * r + k + 1}.safetensors" for r in (4, 5) for k in range(CLIENTS))
 
 
 def test_a_file_stays_until_a_later_checkpoint_is_complete(tmp_path: Path) -> None:
@@ -154,6 +109,20 @@ def test_a_file_stays_until_a_later_checkpoint_is_complete(tmp_path: Path) -> No
     assert there() == [2, 3]
 
 
+def test_a_file_of_the_last_checkpoint_stays_however_many_rounds_follow(tmp_path: Path) -> None:
+    """Beside the present one, and the one that the last round left behind."""
+    round, state, again = [1], DiskState(writes=True), DiskState(writes=True)
+    state.open(tmp_path, lambda: round[0])
+    state["c/7"] = torch.ones(2)
+    saved = state.state_dict()
+    for round[0] in (2, 3, 4):
+        state["c/7"] = torch.full((2,), float(round[0]))
+    assert sorted(path.name for path in tmp_path.glob("c/*")) == [f"7.{number}.safetensors" for number in (1, 3, 4)]
+    again.load_state_dict(saved)
+    again.open(tmp_path, lambda: 2)
+    assert torch.equal(again["c/7"], torch.ones(2))
+
+
 def test_a_file_that_no_checkpoint_names_goes_in_the_next_round(tmp_path: Path) -> None:
     """Not in the same one: another device may be about to read it."""
     round, state = [1], DiskState(writes=True)
@@ -166,9 +135,7 @@ def test_a_file_that_no_checkpoint_names_goes_in_the_next_round(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("c/*")) == ["0.3.safetensors", "1.4.safetensors"]
 
 
-def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
+def test_what_is_deleted_is_gone(state: DiskState) -> None:
     state["c/0"], state["c"] = torch.ones(3), torch.ones(1)
     assert state.nbytes == 12
     del state["c/0"], state["c"]
@@ -184,10 +151,8 @@ def test_what_is_deleted_is_gone(tmp_path: Path) -> None:
 # One file
 
 
-def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
+def test_tensors_come_back_as_they_were(state: DiskState, tmp_path: Path) -> None:
     """A row of a larger tensor, a transposed and an expanded one, no dimension, no element; other dtypes; a graph."""
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
     large = torch.arange(12.0).reshape(3, 4)
     values = [large[1], large.T, large[0, :1].expand(5), torch.tensor(3.0), torch.empty(0)]
     values += [large.to(dtype) for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.bool)]
@@ -203,10 +168,8 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
     assert torch.equal(state["c/graph"], torch.full((2,), 2.0))
 
 
-def test_values_are_not_kept_in_memory(tmp_path: Path) -> None:
+def test_values_are_not_kept_in_memory(state: DiskState) -> None:
     """Neither what is set nor what is read; the file is mapped, so that reading a little costs a little."""
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
     value = torch.ones(1000)
     state["c/0"] = value
     read = state["c/0"]
@@ -229,10 +192,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_tensor_outlives_its_file_and_is_a_copy(tmp_path: Path) -> None:
+def test_a_tensor_outlives_its_file_and_is_a_copy(state: DiskState, tmp_path: Path) -> None:
     """What a rule has read stays readable, and writing into it changes no file."""
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
     state["c/0"] = torch.arange(10_000.0)
     read = state["c/0"]
     read[0] = 5.0
@@ -242,9 +203,7 @@ def test_a_tensor_outlives_its_file_and_is_a_copy(tmp_path: Path) -> None:
     assert torch.equal(read[1:], torch.arange(1.0, 10_000.0))
 
 
-def test_looking_for_a_name_reads_no_file(tmp_path: Path) -> None:
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
+def test_looking_for_a_name_reads_no_file(state: DiskState, tmp_path: Path) -> None:
     state["c/0"] = torch.ones(1)
     for file in tmp_path.glob("c/*"):
         file.unlink()
@@ -257,9 +216,7 @@ def test_looking_for_a_name_reads_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["c/1.5", "c x/1", "ü/☃", "a%2Fb/1", "a/b/3", "c/1.5.7", ".hidden/2", "c/x\ny", "C:/1"]
 )
-def test_odd_names(tmp_path: Path, name: str) -> None:
-    state = DiskState(writes=True)
-    state.open(tmp_path, lambda: 1)
+def test_odd_names(state: DiskState, tmp_path: Path, name: str) -> None:
     state["c/1"], state[name] = torch.zeros(1), torch.ones(1)
     state["c/1"] = torch.zeros(1)
     again = DiskState(writes=True)
@@ -300,33 +257,12 @@ def test_a_forged_checkpoint_reaches_no_file_outside_the_folder(tmp_path: Path, 
     assert victim.read_bytes() == b"mine"
 
 
-def test_states_of_clients_are_set_from_round_1_on(tmp_path: Path) -> None:
-    """Before, the run's folder is not known; what is not a client's may be set. On resume, all can be read."""
-
-    class Early(Totals):
-        read: Tensor | None = None
-
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            assert "other" not in self.state
-            self.read = self.state.get("sum/0")
-            self.state["other"] = torch.ones(1)
-
-    Early.__name__ = Early.__qualname__ = "Totals"
-    _, rule = train(tmp_path, 2, rule=Early(), participation=CLIENTS)
-    assert rule.read is None
-    assert torch.equal(rule.state["other"], torch.ones(1))
-    value = rule.state["sum/0"]
-    del rule.state["other"]
-    _, resumed = train(tmp_path, 2, rule=Totals(), resume=last(tmp_path), participation=CLIENTS)
-    assert torch.equal(resumed.state["sum/0"], value)
-
-    class TooEarly(Totals):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            self.state["sum/0"] = torch.ones(SIZE)
-
+def test_states_of_clients_are_set_from_round_1_on() -> None:
+    """Before, the run's folder is not known; what is not a client's may be set."""
+    state = DiskState(writes=True)
+    state["other"] = torch.ones(1)
     with pytest.raises(RuntimeError, match=r"^client states are set in server hooks, .*: sum/0 was set too early$"):
-        train(tmp_path, 1, rule=TooEarly())
-    train(tmp_path, 1, rule=TooEarly(), states="memory")
+        state["sum/0"] = torch.ones(1)
 
 
 def test_a_checkpoint_before_the_first_round_keeps_what_was_loaded(tmp_path: Path) -> None:

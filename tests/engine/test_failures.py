@@ -12,76 +12,42 @@ from toy import Net, Quadratic, ToyData, trainer
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor
 from fl_lightning.engine.module.failures import RuleError
 
-
-class AtStart(FederatedCallback):
-    def on_client_start(self, orchestrator: Any, run: LocalRun) -> None:
-        if run.client == 3:
-            run.undefined_name  # type: ignore[attr-defined]  # noqa: B018
+HOOKS = ["on_client_start", "loss", "closure", "on_before_client_step", "on_after_client_step", "on_client_end"]
 
 
-class Loss(FederatedCallback):
-    def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Any) -> Any:
-        return loss if run.client != 3 else run.undefined_name  # type: ignore[attr-defined]
+def rule_with(hook: str, base: type[FederatedCallback] = FederatedCallback) -> FederatedCallback:
+    """A rule whose hook raises on client 3."""
 
+    def fails(self: Any, *args: Any) -> Any:
+        run = next(each for each in args if isinstance(each, LocalRun))
+        return args[-1] if run.client != 3 else run.undefined_name  # type: ignore[attr-defined]
 
-class MakesClosure(FederatedCallback):
-    def closure(self, run: LocalRun, closure: Any) -> Any:
-        return closure if run.client != 3 else run.undefined_name  # type: ignore[attr-defined]
+    fails.__name__ = hook
+    return type("Own", (base,), {hook: fails, "stacks": True})()
 
 
 class Closure(FederatedCallback):
+    """Raises when its closure is called."""
+
     def closure(self, run: LocalRun, closure: Any) -> Any:
-        def again() -> Any:
-            return closure() if run.client != 3 else run.undefined_name  # type: ignore[attr-defined]
-
-        return again
+        return lambda: closure() if run.client != 3 else run.undefined_name  # type: ignore[attr-defined]
 
 
-class BeforeStep(FederatedCallback):
-    def on_before_client_step(self, run: LocalRun) -> None:
-        if run.client == 3:
-            run.undefined_name  # type: ignore[attr-defined]  # noqa: B018
-
-
-class AfterStep(FederatedCallback):
-    def on_after_client_step(self, run: LocalRun) -> None:
-        if run.client == 3:
-            run.undefined_name  # type: ignore[attr-defined]  # noqa: B018
-
-
-class AtEnd(Monitor):
-    def on_client_end(self, orchestrator: Any, run: LocalRun) -> None:
-        if run.client == 3:
-            run.undefined_name  # type: ignore[attr-defined]  # noqa: B018
-
-
-HOOKS: dict[type[FederatedCallback], str] = {
-    AtStart: "on_client_start",
-    Loss: "loss",
-    MakesClosure: "closure",
-    Closure: "closure",
-    BeforeStep: "on_before_client_step",
-    AfterStep: "on_after_client_step",
-    AtEnd: "on_client_end",
-}
-
-
-@pytest.mark.parametrize("make", HOOKS)
-def test_an_error_in_a_hook_stops_the_run_and_names_hook_and_client(make: type[FederatedCallback]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "hook"),
+    [*((rule_with(hook), hook) for hook in HOOKS), (Closure(), "closure"), (rule_with("on_client_end", Monitor), "on")],
+)
+def test_an_error_in_a_hook_stops_the_run_and_names_hook_and_client(rule: FederatedCallback, hook: str) -> None:
     """Whatever ``on_bad_update`` says, which is about clients."""
-    message = f"round 1: {make.__name__}.{HOOKS[make]} raises AttributeError on client 3: .*undefined_name"
+    message = rf"round 1: {type(rule).__name__}.{hook}\w* raises AttributeError on client 3: .*undefined_name"
     with pytest.raises(RuleError, match=message):
-        trainer(make()).fit(FederatedOrchestrator(TinyClassifier()), datamodule=TinyData(batch_size=4))
+        trainer(rule).fit(FederatedOrchestrator(TinyClassifier()), datamodule=TinyData(batch_size=4))
 
 
 def test_an_error_in_a_hook_of_a_group_names_the_client() -> None:
-    class Stacks(AtStart):
-        stacks = True
-
-    with pytest.raises(RuleError, match=r"Stacks.on_client_start raises AttributeError on client 3"):
-        trainer(Stacks()).fit(
-            FederatedOrchestrator(TinyClassifier(), clients_at_once=6), datamodule=TinyData(batch_size=4)
-        )
+    orchestrator = FederatedOrchestrator(TinyClassifier(), clients_at_once=6)
+    with pytest.raises(RuleError, match=r"Own.on_client_start raises AttributeError on client 3"):
+        trainer(rule_with("on_client_start")).fit(orchestrator, datamodule=TinyData(batch_size=4))
 
 
 class Twice(FederatedCallback):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from toy import UPDATES, close
 
-from fl_lightning.callbacks.server.dgc import dominant_updates
 from fl_lightning.callbacks.server.gh import harmonize_in_turn
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.engine.updates.gram import (
@@ -25,7 +24,7 @@ from fl_lightning.engine.updates.gram import (
 G = torch.tensor(UPDATES, dtype=torch.float64)
 DEGENERATE = ["none", "zero", "all zero", "duplicate", "opposite", "parallel 1e-3", "parallel 1e-5", "parallel 1e-8"]
 SIZES = [1, 2, 3, 7, 12]
-SEEDS = range(3)
+SEEDS = range(2)
 ORDERS = ["ascending", "descending", "random"]
 D = 50
 
@@ -91,36 +90,13 @@ def agree(actual: Tensor, expected: Tensor, g: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("degenerate", DEGENERATE)
-def test_paper_variant_equals_direct_projection(degenerate: str) -> None:
+def test_projections_equal_direct_ones(degenerate: str) -> None:
+    """The paper's, against the original updates, and that of the slides, against the updates as they stand."""
     for size, order, seed in product(SIZES, ORDERS, SEEDS):
         g, rows = updates(size, degenerate, seed), partners(size, order)
-        assert agree(project_conflicts(gram_of(g), rows) @ g, paper_directly(g, rows), g), (size, order, seed)
-
-
-@pytest.mark.parametrize("degenerate", DEGENERATE)
-def test_slides_variant_equals_direct_projection(degenerate: str) -> None:
-    for size, order, seed in product(SIZES, ORDERS, SEEDS):
-        g, rows = updates(size, degenerate, seed), partners(size, order)
-        assert agree(harmonize_in_turn(gram_of(g), rows) @ g, slides_directly(g, rows), g), (size, order, seed)
-
-
-@pytest.mark.parametrize("degenerate", DEGENERATE)
-def test_dominant_correction_equals_direct_projection(degenerate: str) -> None:
-    """FedMGC, Algorithms 1 and 2, pair by pair on the d-long updates."""
-    for size, ratio, seed in product(SIZES, [0.3, 1.0], SEEDS):
-        g = updates(size, degenerate, seed)
-        losses = torch.rand(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
-        length = [float(v.norm()) for v in g]
-        along = [
-            [(1 / length[i] + 1 / length[j]) / 2 if length[i] * length[j] else 0.0 for j in range(size)]
-            for i in range(size)
-        ]
-        z = [sum(float(g[i] @ g[j]) * along[i][j] for j in range(size)) / float(losses[i]) for i in range(size)]
-        expected = sorted(range(size), key=lambda i: -z[i])[: math.ceil(ratio * size)]
-        dominant = dominant_updates(gram_of(g), losses, ratio)
-        assert dominant.tolist() == expected, (size, ratio, seed)
-        rows = dominant.expand(size, -1)
-        assert agree(project_conflicts(gram_of(g), rows) @ g, paper_directly(g, rows), g)
+        gram, which = gram_of(g), (size, order, seed)
+        assert agree(project_conflicts(gram, rows) @ g, paper_directly(g, rows), g), which
+        assert agree(harmonize_in_turn(gram, rows) @ g, slides_directly(g, rows), g), which
 
 
 def test_projection_of_an_update_on_itself_is_skipped() -> None:
@@ -129,23 +105,20 @@ def test_projection_of_an_update_on_itself_is_skipped() -> None:
     assert close(mixing, [[1, 0, 0.4], [0, 1, 0.2], [0, 0, 1]])
 
 
-def test_conflict_ratio() -> None:
-    """(2, 0), (-1, 1), (-1, -2): all three pairs; with (-1, -2) turned round, 2, 1 positive: one of three."""
-    turned = G * torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64)
-    assert conflict_ratio(G @ G.T) == 1.0
-    assert conflict_ratio(turned @ turned.T) == pytest.approx(1 / 3)
-    assert conflict_ratio(torch.eye(4)) == 0.0
-    assert conflict_ratio(torch.ones(1, 1)) == 0.0
-
-
 def weights(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def test_weighted_conflict_ratio() -> None:
-    """(2, 0), (-1, 1), (1, 2): only the first two conflict. λ = (4, 1, 2) / 7: 4 of 4 + 8 + 2; without a pair, 0."""
+def test_conflict_ratio() -> None:
+    """(2, 0), (-1, 1), (-1, -2): all three pairs; with (1, 2) in place of the last, one of three, the first two.
+
+    λ = (4, 1, 2) / 7: 4 of 4 + 8 + 2; without a pair, 0.
+    """
     turned = G * torch.tensor([[1.0], [1.0], [-1.0]], dtype=torch.float64)
     gram = turned @ turned.T
+    assert conflict_ratio(G @ G.T) == 1.0
+    assert conflict_ratio(gram) == pytest.approx(1 / 3)
+    assert conflict_ratio(torch.eye(4)) == conflict_ratio(torch.ones(1, 1)) == 0.0
     assert conflict_ratio(gram, weights(4, 1, 2) / 7) == pytest.approx(2 / 7)
     assert conflict_ratio(gram, weights(0, 1, 2)) == 0.0
     assert conflict_ratio(G @ G.T, weights(0, 0, 1)) == 0.0
@@ -191,11 +164,6 @@ def test_cosines() -> None:
     assert close(actual.diagonal(), [1, 1, 1, 0])
     long = torch.full((2, 3), 0.1, dtype=torch.float64)
     assert float(cosines(long @ long.T * (1 + 1e-15)).max()) <= 1.0
-
-
-def test_pairs_takes_each_unordered_pair_once() -> None:
-    assert pairs(torch.arange(9).reshape(3, 3)).tolist() == [1, 2, 5]
-    assert len(pairs(torch.ones(1, 1))) == 0
 
 
 def test_without_rounding() -> None:

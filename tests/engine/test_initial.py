@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from huggingface_hub import constants
 from lightning.pytorch import LightningModule
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -270,22 +269,6 @@ def test_timms_weights_go_to_the_network_and_draw_nothing(pretrained: tuple[str,
     loaded = module.network.network.state_dict()  # type: ignore[union-attr, operator]
     assert all(torch.equal(loaded[name], state[name]) for name in state if not name.startswith("fc."))
     assert loaded["fc.weight"].shape[0] == 10
-
-
-def test_timms_name_finds_the_file_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's own client reads the cache, which is laid out as a download leaves it."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    cached = tmp_path / "models--timm--test_resnet.r160_in1k"
-    for folder in ("refs", f"snapshots/{'0' * 40}"):
-        (cached / folder).mkdir(parents=True)
-    (cached / "refs/main").write_text("0" * 40)
-    weights = {name: torch.full_like(v, 2) for name, v in timm.create_model("test_resnet").state_dict().items()}
-    save_file(weights, cached / "snapshots" / ("0" * 40) / "model.safetensors")
-    module = TimmNetwork("test_resnet", num_classes=1000, stride=32)
-    classifier = ImageClassifier(module, num_classes=1000)
-    start_from(classifier, "timm:test_resnet.r160_in1k")
-    assert all(bool((value == 2).all()) for value in classifier.state_dict().values())
 
 
 @pytest.mark.parametrize(

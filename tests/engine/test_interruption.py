@@ -58,8 +58,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("whole"), rounds=ROUNDS)
 
 
-@pytest.mark.parametrize(("how", "done"), [("max_time", 2), ("should_stop", 2), (KeyboardInterrupt(), 1)])
-@pytest.mark.parametrize("steps", [-1, ROUNDS])
+@pytest.mark.parametrize(
+    ("how", "done", "steps"), [("max_time", 2, -1), ("should_stop", 2, ROUNDS), (KeyboardInterrupt(), 1, -1)]
+)
 def test_a_half_round_is_dropped_and_runs_again(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Any, done: int, steps: int
 ) -> None:
@@ -94,8 +95,7 @@ def test_files_of_a_run_that_is_stopped_in_a_round(tmp_path: Path, round: int) -
     assert [row["round"] for row in rows(files[0])] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("index", [1, 3])
-@pytest.mark.parametrize("saves", [OnExceptionCheckpoint, ModelCheckpoint])
+@pytest.mark.parametrize(("saves", "index"), [(OnExceptionCheckpoint, 1), (ModelCheckpoint, 3)])
 def test_a_checkpoint_of_an_exception_begins_the_round_again(
     whole: Path, tmp_path: Path, index: int, saves: type[Callback]
 ) -> None:

@@ -4,15 +4,10 @@ import ast
 import inspect
 import pkgutil
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lightning
-import pytest
 import torch
-from lightning.pytorch import LightningModule
-from torch.utils.data import DataLoader, TensorDataset
 from toy import Net, trainer
 
 import fl_lightning
@@ -132,45 +127,6 @@ def test_set_step() -> None:
     assert run.fit_loop.epoch_loop._batches_that_stepped == 7
 
 
-@pytest.mark.parametrize("steps", [-1, 9])
-@pytest.mark.parametrize(("batch", "done", "seen"), [(0, 1, [(1, 0), (1, 1)]), (1, 2, [])])
-def test_begin_epoch(tmp_path: Path, steps: int, batch: int, done: int, seen: list[Any]) -> None:
-    """Two epochs of two batches, saved after a batch of the second: it begins again, or is over, however it was."""
-
-    class Stop(lightning.pytorch.Callback):
-        def on_train_batch_end(self, trainer: lightning.Trainer, _: Any, __: Any, ___: Any, batch_idx: int) -> None:
-            if trainer.current_epoch == 1 and batch_idx == batch:
-                trainer.save_checkpoint(tmp_path / "part.ckpt")
-
-    class Counting(Net):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            self.seen.append((self.current_epoch, batch_idx))
-
-    loader = DataLoader(TensorDataset(torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)), batch_size=2)
-    trainer(Stop(), rounds=2).fit(Counting(), loader)
-    checkpoint = torch.load(tmp_path / "part.ckpt", weights_only=False)
-    private.begin_epoch(checkpoint["loops"]["fit_loop"], done)
-    torch.save(checkpoint, tmp_path / "whole.ckpt")
-    trainer(rounds=2, max_steps=steps).fit(module := Counting(), loader, ckpt_path=tmp_path / "whole.ckpt")
-    assert module.seen == seen
-
-
-def test_transfer() -> None:
-    """The three hooks, in their order; without a Trainer, the module's own."""
-
-    class Hooked(LightningModule):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return [*batch, "before"]
-
-        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-            return [*batch, str(device)]
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return [*batch, "after"]
-
-    assert private.transfer(Hooked(), ["batch"]) == ["batch", "before", "cpu", "after"]
-
-
 def test_saved_hyper_parameters() -> None:
     class Whole(Net):
         def __init__(self, *given: Any, hparams: dict[str, int] | None = None) -> None:
@@ -180,14 +136,3 @@ def test_saved_hyper_parameters() -> None:
     assert private.saved_hyper_parameters(Net()) == (None, {})
     assert private.saved_hyper_parameters(Whole(hparams={"a": 1})) == ("kwargs", {"hparams": {"a": 1}})
     assert private.saved_hyper_parameters(Whole({"a": 1}, hparams={"a": 1})) == ("hparams", {"a": 1})
-
-
-@pytest.mark.parametrize("automatic", [True, False])
-def test_configured(automatic: bool) -> None:
-    """A dict with a schedule, as configure_optimizers may return it."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    made = {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
-    optimizers, schedules = private.configured(made, automatic)
-    assert optimizers == [optimizer]
-    assert [config.scheduler for config in schedules] == [made["lr_scheduler"]]
-    assert [config.interval for config in schedules] == ["epoch"]

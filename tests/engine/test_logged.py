@@ -1,11 +1,9 @@
 """What a module logs, in one number a name."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit_on, rows
 from torchmetrics import MeanMetric
 from toy import Linear, ToyData, trainer
 
@@ -73,35 +71,3 @@ def test_evaluate_weighs_batches_and_leaves_the_modules_metrics_alone() -> None:
     trainer(rule).fit(FederatedOrchestrator(Sums()), datamodule=ToyData())
     assert rule.logged == {"val/total": 3.25, "val/seen": 2.0}
     assert rule.left == 100.0
-
-
-OWN = """
-from torchmetrics import MeanMetric
-
-from fl_lightning.models import ImageClassifier
-
-
-class Logging(ImageClassifier):
-    def __init__(self, **settings):
-        super().__init__(**settings)
-        self.mean = MeanMetric()
-
-    def training_step(self, batch, batch_idx):
-        outputs = super().training_step(batch, batch_idx)
-        self.mean.update(outputs["loss"].detach())
-        self.log("train/mean", self.mean)
-        return outputs
-"""
-
-
-def test_a_metric_object_in_training_on_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients on two devices: a metric that waited for the other device would wait for ever."""
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
-    Path("own.py").write_text(OWN)
-    settings = ["--model.client", "own.Logging", "--data.participation", 3, "--data.partition.alpha", 1.0]
-    for devices in 1, 2:
-        fit_on(devices, "--experiment", f"on{devices}", *settings)
-    one, two = (rows(Path("runs", f"on{devices}", "version_0", "metrics.csv")) for devices in (1, 2))
-    assert one == two
-    assert "train/mean" in one[0]

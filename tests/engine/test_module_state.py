@@ -1,6 +1,5 @@
 """Every client starts from the whole global module, and leaves nothing behind: not even a client that fails."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -299,11 +298,6 @@ def test_nothing_is_copied_that_has_not_changed() -> None:
     assert net[1].num_batches_tracked == 0
 
 
-class Lazy(Net):
-    def between(self) -> list[nn.Module]:
-        return [nn.LazyLinear(8)]
-
-
 class Embeds(Net):
     """An embedding with sparse gradients, of as many examples as it is told to."""
 
@@ -317,11 +311,6 @@ class Embeds(Net):
 
     def configure_optimizers(self) -> Any:
         return self.optimizer(self.embedding.parameters(), lr=0.1)
-
-
-def test_lazy_parameters_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Lazy has parameters without a shape, such as net.1.weight"):
-        trainer().fit(FederatedOrchestrator(Lazy()), datamodule=Same())
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
@@ -339,9 +328,3 @@ def test_sparse_gradients_under_a_rule_that_reads_them(optimizer: Any) -> None:
             trainer(callback).fit(orchestrator, datamodule=Same())
             ends.append(orchestrator.params.clone())
         assert close(ends[0], ends[1], tolerance)
-
-
-def test_the_module_itself_is_not_warned_about() -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*every client starts from")
-        fit(Quadratic(), rounds=2)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 from toy import (
     UPDATES,
     GivenData,
@@ -24,7 +24,7 @@ from toy import (
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.federation.data import ClientIds
-from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.module.failures import described
 
 NAN = float("nan")
 
@@ -52,13 +52,12 @@ def quarantine(bad: Any, where: int = 1, **settings: Any) -> Tensor:
     return orchestrator.params
 
 
-@pytest.mark.parametrize("where", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("bad", "reason"),
+    ("bad", "reason", "where"),
     [
-        ([NAN, 0.0], "its update is not finite"),
-        ([1.0, float("-inf")], "its update is not finite"),
-        ([-7.0, 0.0], "ValueError: no such label"),
+        ([NAN, 0.0], "its update is not finite", 0),
+        ([1.0, float("-inf")], "its update is not finite", 3),
+        ([-7.0, 0.0], "ValueError: no such label", 1),
     ],
 )
 def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where: int) -> None:
@@ -74,14 +73,9 @@ def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where
 
 
 def test_one_example_is_too_few_for_batch_normalization() -> None:
-    class Normalized(Linear):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return torch.nn.BatchNorm1d(2, dtype=torch.float64)(torch.zeros(1, 2, dtype=torch.float64)).sum()
-
-    with pytest.raises(RuntimeError, match=r"per channel when training.*--data\.drop_last true\) leaves out a last"):
-        trainer(rounds=1).fit(
-            FederatedOrchestrator(Normalized(2), on_bad_update="raise"), datamodule=GivenData(torch.zeros(2, 2))
-        )
+    with pytest.raises(ValueError, match="per channel when training") as raised:
+        nn.BatchNorm1d(2)(torch.zeros(1, 2))
+    assert "(--data.drop_last true) leaves out a last batch of one" in described(raised.value, Linear(2))
 
 
 @pytest.mark.parametrize(("bad", "reason"), [([NAN, 0.0], "not finite"), ([-7.0, 0.0], "ValueError: no such label")])
@@ -204,28 +198,6 @@ def test_update_hooks_run_in_order_then_the_server_steps_then_refine() -> None:
     assert close(send(UPDATES, Shifts(), Doubles())[0], (20.0, 40 / 3))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "first", "second"),
-    [
-        (lambda params: torch.optim.SGD(params, lr=0.5), (-0.125, -0.375), (-0.25, -0.75)),
-        (lambda params: torch.optim.SGD(params, lr=1.0, momentum=0.9), (-0.25, -0.75), (-0.725, -2.175)),
-        (lambda params: torch.optim.Adam(params, lr=0.1, eps=0.0), (-0.1, -0.1), (-0.2, -0.2)),
-    ],
-    ids=["half", "momentum", "adam"],
-)
-def test_server_optimizer(optimizer: Any, first: Any, second: Any) -> None:
-    """With n = (1, 1, 2) the mean update is (-0.25, -0.75) in every round.
-
-    Half of it; v₁ = u and v₂ = 1.9 u, 2.9 u in all; under a constant gradient Adam steps by its sign.
-    """
-    data = GivenData(-torch.tensor(UPDATES, dtype=torch.float64), samples=[1, 1, 2])
-    for number, wanted in enumerate((first, second), start=1):
-        orchestrator, run = FederatedOrchestrator(Linear(2), server_optimizer=optimizer), trainer(rounds=number)
-        run.fit(orchestrator, datamodule=data)
-        assert close(orchestrator.params, wanted)
-        assert (run.global_step, orchestrator.rounds_done) == (number, number)
-
-
 def test_local_steps_begin_the_data_again() -> None:
     """Three steps each. Client 0 has two batches; its third from (0.19, -0.36): (0.271, -0.488).
 
@@ -307,27 +279,6 @@ def test_transfer_hooks_see_batches_and_no_client_ids(where: str) -> None:
     assert close(orchestrator.params, (0.0, 0.0), 0.0)
 
 
-def test_client_ids_are_announced_as_they_pass() -> None:
-    """They pass untouched; any other batch goes through the module's own hooks, and is not announced."""
-
-    class Doubling(Server):
-        def on_batch_passed_on(self) -> None:
-            seen.append("next")
-
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-            return 2 * batch
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            seen.append(batch)
-
-        def configure_optimizers(self) -> None: ...
-
-    seen: list[Any] = []
-    loader = DataLoader([ClientIds([3]), [4]], batch_size=None)  # type: ignore[arg-type]  # a list is a dataset
-    trainer().fit(Doubling(Quadratic(), seed=0), loader)
-    assert seen == ["next", [3], [4, 4]]
-
-
 @pytest.mark.parametrize(("batches", "expected"), [(True, (0.19, -0.36)), (5, (-0.938, 0.1239375))])
 def test_fast_dev_run(batches: Any, expected: tuple[float, float]) -> None:
     """One round: of its first client alone, or of five at most."""
@@ -344,12 +295,9 @@ def test_fast_dev_run(batches: Any, expected: tuple[float, float]) -> None:
         {"accumulate_grad_batches": 2},
         {"limit_train_batches": 0.5},
         {"limit_train_batches": 1},
-        {"limit_train_batches": 2},
-        {"overfit_batches": 1},
         {"overfit_batches": 0.5},
         {"val_check_interval": 0.5},
         {"val_check_interval": 1},
-        {"precision": "16-true"},
         {"precision": "bf16-true"},
     ],
     ids=str,
@@ -358,24 +306,6 @@ def test_trainer_flags_that_mean_something_else_are_refused(flag: dict[str, Any]
     """An int 1 is one batch, hence one client: no less wrong than 2, though 1 == 1.0."""
     with pytest.raises(ConfigurationError, match=f"trainer.{next(iter(flag))}.* means something else here"):
         trainer(**flag).fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"local_epochs": 1, "local_steps": 1},
-        {"local_epochs": 0},
-        {"local_steps": 0},
-        {"accumulate_grad_batches": 0},
-        {"gradient_clip_algorithm": "l2"},
-        {"gradient_clip_val": -1.0},
-        {"on_bad_update": "ignore"},
-    ],
-    ids=str,
-)
-def test_orchestrator_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(settings)).split("_")[0]):
-        FederatedOrchestrator(Quadratic(), **settings)
 
 
 def test_other_data_is_refused() -> None:

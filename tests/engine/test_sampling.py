@@ -3,13 +3,9 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
-from command import TINY, fit_on, run
-from resumed import assert_same
 from torch import Tensor
 from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
 
@@ -90,17 +86,11 @@ def test_cohorts_of_different_length(clients_per_batch: int, tmp_path: Path) -> 
     assert cohorts_trained(data, rounds=4) == [(1, 3), (2,), (0, 1, 2), (0, 3)]
 
 
-def test_round_robin_through_the_trainer() -> None:
-    data = GivenData(torch.ones(3, 2, dtype=torch.float64), participation=2, sampler=RoundRobinSampler())
-    assert cohorts_trained(data, rounds=4) == [(0, 1), (0, 2), (1, 2), (0, 1)]
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [
         ("0 1\n0 x\n", r"line 2: .*round 2, whole numbers .* got '0 x': correct it"),
         ("0 1\n0,1\n", r"line 2: .*got '0,1'"),
-        ("0 1.0\n", r"line 1: .*got '0 1.0'"),
         ("-1\n", r"line 1: .*got '-1'"),
         ("0\n\n1\n", r"line 2: .*got ''"),
         ("", r"line 1: .*got ''"),
@@ -139,42 +129,6 @@ def test_refuses_rounds_that_cannot_be(text: str, message: str, tmp_path: Path) 
     data = GivenData(rows, participation=2, sampler=schedule(tmp_path, text))
     with pytest.raises(ConfigurationError, match=message):
         cohorts_trained(data, rounds=2)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    (tmp_path / "cohorts.txt").write_text("0 1 2\n3\n1 3\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize("name", ["UniformSampler", "SizeSampler", "RoundRobinSampler"])
-def test_the_command_line_knows_short_names(name: str, folder: Path) -> None:
-    result = run("fit", "--config", "tiny.yaml", "--data.sampler", name, "--print_config")
-    assert result.status == 0, result.err
-    assert yaml.safe_load(result.out)["data"]["init_args"]["sampler"]["class_path"] == f"fl_lightning.{name}"
-
-
-def test_a_missing_schedule_is_one_line(folder: Path) -> None:
-    result = run(
-        "fit", "--config", "tiny.yaml", "--data.sampler", "FixedSchedule", "--data.sampler.path", "missing.txt"
-    )
-    assert result.status == 2
-    assert "cannot read missing.txt: No such file" in result.err
-    assert result.err.count("\n") == 1
-
-
-def test_short_cohorts_on_two_devices_give_what_one_gives(folder: Path) -> None:
-    """Real processes over gloo; K = 3. The second device has one client, then none, then one, beside padding."""
-    settings: list[Any] = ["--data.sampler", "FixedSchedule", "--data.sampler.path", "cohorts.txt"]
-    settings += ["--data.participation", 3, "--data.partition", "IID", "--trainer.max_epochs", 3]
-    for devices, size in ((1, 1), (2, 1), (2, 2)):
-        fit_on(devices, "--experiment", f"on{devices}by{size}", *settings, "--data.clients_per_batch", size)
-    first, *others = (folder / "runs" / name / "version_0" for name in ("on1by1", "on2by1", "on2by2"))
-    for other in others:
-        assert_same(first / "checkpoints/last.ckpt", other / "checkpoints/last.ckpt")
-        assert (first / "metrics.csv").read_text() == (other / "metrics.csv").read_text()
 
 
 def test_a_sampler_must_draw() -> None:

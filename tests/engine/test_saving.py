@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a client module that leaves tensors out of it or renames them, and how its run resumes."""
+"""What a checkpoint holds of a module that leaves tensors out of it or renames them, and which checkpoints fit."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,7 @@ from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvgM
+from fl_lightning.engine.hosting.saving import check_orders, check_state
 
 
 class Adapted(LightningModule):
@@ -127,21 +128,39 @@ class Strict(Stripping):
     strict_loading = True  # type: ignore[assignment]
 
 
-class Narrow(Stripping):
-    def __init__(self) -> None:
-        super().__init__()
-        self.adapter = nn.Linear(4, 2)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (Strict, r"backbone\.weight has no such tensor there and \(4, 4\) here; start with"),
-        (Narrow, r"adapter\.weight has \(3, 4\) there and \(2, 4\) here; start with"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make: type[LightningModule], message: str, tmp_path: Path) -> None:
-    """A tensor that is missing where strict_loading is on, a tensor of another shape in any case."""
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """A tensor that is missing where strict_loading is on."""
     train(Stripping, rounds=1)[1].save_checkpoint(tmp_path / "one.ckpt")
-    with pytest.raises(ConfigurationError, match=message):
-        train(make, rounds=2, resume=tmp_path / "one.ckpt")
+    with pytest.raises(ConfigurationError, match=r"backbone\.weight has no such tensor there and \(4, 4\) here; start"):
+        train(Strict, rounds=2, resume=tmp_path / "one.ckpt")
+
+
+OWN = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+OTHERS: list[tuple[dict[str, Any], str]] = [
+    ({**OWN, "weight": torch.zeros(3, 2)}, r"weight has \(3, 2\) there and \(2, 3\) here"),
+    ({"weight": OWN["weight"]}, r"bias has no such tensor there and \(2,\) here"),
+    ({**OWN, "scale": torch.zeros(())}, r"scale has \(\) there and no such tensor here"),
+]
+
+
+@pytest.mark.parametrize(("saved", "difference"), OTHERS)
+def test_tensors_of_another_model_are_named(saved: dict[str, Any], difference: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the checkpoint is of another model: {difference}; start with"):
+        check_state(OWN, saved)
+
+
+def test_only_shapes_count_where_names_may_differ() -> None:
+    """Values and dtypes may differ, too; the first tensor of another shape is refused."""
+    check_state(OWN, {name: value.double() + 1 for name, value in OWN.items()})
+    check_state(OWN, {"weight": torch.ones(2, 3), "scale": torch.zeros(())}, strict=False)
+    with pytest.raises(ConfigurationError, match=OTHERS[0][1]):
+        check_state(OWN, OTHERS[0][0], strict=False)
+
+
+def test_parameters_in_another_order_are_refused() -> None:
+    """A matrix stored by columns and one by rows; a checkpoint without orders is accepted."""
+    check_orders([None, [1, 0]], [None, [1, 0]])
+    check_orders([None, [1, 0]], None)
+    for saved in ([None, None], [None], [[1, 0], None]):
+        with pytest.raises(ConfigurationError, match="in memory in another order than in the checkpoint"):
+            check_orders([None, [1, 0]], saved)

@@ -1,14 +1,15 @@
-"""Draws are keyed by what they are for, and leave all others alone."""
+"""Draws are keyed by what they are for, and leave all others alone, in training and in an evaluation."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
-from toy import Capture, Linear, trainer
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toy import Capture, Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.seeding import derive, generator, isolated, numpy_generator, seed_globals
@@ -56,32 +57,22 @@ def test_seed_globals_seeds_all_three() -> None:
         assert all(a != b for a, b in zip(draw(), first, strict=True))
 
 
+def draw_and_raise() -> None:
+    with isolated(CPU):
+        seed_globals(99, CPU)
+        draw()
+        raise ValueError("inside")
+
+
 def test_isolated_leaves_the_global_generators_as_they_were() -> None:
     with isolated(CPU):
         seed_globals(3, CPU)
         expected = [draw() for _ in range(2)]
         seed_globals(3, CPU)
         assert draw() == expected[0]
-        with isolated(CPU):
-            seed_globals(99, CPU)
-            draw()
-        assert draw() == expected[1]
-
-
-def draw_and_raise() -> None:
-    with isolated(CPU):
-        draw()
-        raise ValueError("inside")
-
-
-def test_isolated_restores_after_an_error() -> None:
-    with isolated(CPU):
-        seed_globals(3, CPU)
-        expected = draw()
-        seed_globals(3, CPU)
         with pytest.raises(ValueError, match="inside"):
             draw_and_raise()
-        assert draw() == expected
+        assert draw() == expected[1]
 
 
 class Augmented(Dataset[Any]):
@@ -135,3 +126,54 @@ def test_augmentation_is_drawn_anew_for_each_client_and_round() -> None:
     assert not torch.equal(first, second)
     offset = first[1] - first[0]
     assert float((offset - offset[0]).abs().max()) > 1e-3
+
+
+class Samples(Quadratic):
+    """Draws a number in every evaluation, as a variational autoencoder does, and notes all that it drew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.drawn.append(float(torch.rand(())))
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+
+class Evaluated(ToyData):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(2)), generator=torch.Generator())
+
+    test_dataloader = predict_dataloader = val_dataloader
+
+
+def drawn(rounds: int, seed: int = 0, start: Path | None = None, end: Path | None = None) -> list[float]:
+    module, run = Samples(), trainer(rounds=rounds)
+    run.fit(FederatedOrchestrator(module, seed=seed), datamodule=Evaluated(), ckpt_path=start)
+    if end:
+        run.save_checkpoint(end)
+    return module.drawn
+
+
+def test_a_stop_changes_no_draw(tmp_path: Path) -> None:
+    """Two numbers a round, others in each round, whatever the global generator did before."""
+    whole = drawn(2)
+    assert len(set(whole)) == 4
+    torch.rand(())
+    assert drawn(1, end=tmp_path / "round_1.ckpt") + drawn(2, start=tmp_path / "round_1.ckpt") == whole
+    assert set(drawn(2, seed=1)).isdisjoint(whole)
+
+
+def test_the_global_generator_goes_on_as_if_nothing_was_drawn() -> None:
+    module = Samples()
+    orchestrator = FederatedOrchestrator(module)
+    trainer().fit(orchestrator, datamodule=Evaluated())
+    expected = torch.get_rng_state()
+    for evaluate in ("validate", "test", "predict"):
+        getattr(trainer(), evaluate)(orchestrator, datamodule=Evaluated())
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert len(set(module.drawn)) == 6  # the validation after the fit draws the same two as the round's own

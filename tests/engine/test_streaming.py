@@ -62,13 +62,10 @@ def fit(*callbacks: Any, memory: str | None = None, **data: Any) -> FederatedOrc
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("name", STREAM)
-def test_streaming_changes_no_bit(name: str, batch: int) -> None:
-    kept, looked_at = fit(RULES[name]()), fit(RULES[name](), Looks(), memory="1KiB")
-    streamed = fit(RULES[name](), memory="1KiB", clients_per_batch=batch)
-    assert [SEEN[each].streams for each in (kept, looked_at, streamed)] == [False, False, True]
-    assert torch.equal(kept.params, looked_at.params)
+def test_streaming_changes_no_bit(name: str) -> None:
+    kept, streamed = fit(RULES[name]()), fit(RULES[name](), memory="1KiB", clients_per_batch=2)
+    assert [SEEN[each].streams for each in (kept, streamed)] == [False, True]
     assert torch.equal(kept.params, streamed.params)
 
 

@@ -1,6 +1,7 @@
 """The algebra of updates against plain matrices; on several devices the bits of one; sums that keep nothing else."""
 
 import socket
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from shares import LEFT_OUT, PARAMETERS, one_device, one_device_with_results, re
 from torch import Tensor, multiprocessing
 
 from fl_lightning import ConfigurationError
-from fl_lightning.engine.updates.columns import Columns
+from fl_lightning.engine.updates.columns import SEGMENTS, UNIT, Columns
 from fl_lightning.engine.updates.store import Store
 from fl_lightning.engine.updates.updates import Summed, Updates
 
@@ -124,16 +125,15 @@ def free_port() -> int:
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
     expected = results(Updates(rows, Columns(PARAMETERS), order))
-    for devices in (2, 3):
-        multiprocessing.spawn(one_device, (devices, free_port(), str(tmp_path)), devices)
-        for rank in range(devices):
-            for found, wanted in zip(torch.load(tmp_path / f"{devices}_{rank}.pt"), expected, strict=True):
-                assert torch.equal(found, wanted)
+    multiprocessing.spawn(one_device, (3, free_port(), str(tmp_path)), 3)
+    for rank in range(3):
+        for found, wanted in zip(torch.load(tmp_path / f"3_{rank}.pt"), expected, strict=True):
+            assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("at_once", [1, 1 << 20])
-def test_results_of_all_devices_come_to_each(at_once: int) -> None:
-    multiprocessing.spawn(one_device_with_results, (2, free_port(), at_once), 2)
+def test_results_of_all_devices_come_to_each() -> None:
+    """One at a time, so that a device goes on when the other has no more."""
+    multiprocessing.spawn(one_device_with_results, (2, free_port(), 1), 2)
 
 
 def test_what_is_not_finite_is_told(tmp_path: Path) -> None:
@@ -152,3 +152,35 @@ def test_the_sum_of_an_update_may_overflow(together: int, tmp_path: Path) -> Non
     store = Store(anchor, 0, 1, slots=together, limit=1 << 30, folder=tmp_path)
     assert store.put(range(together), models, anchor).isnan().all()
     assert all(map(store.is_finite, range(together)))
+
+
+SIZES = [1, 100, UNIT, UNIT + 1, 55_210, SEGMENTS * UNIT, SEGMENTS * UNIT + 1, 11_173_962]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 40])
+def test_shares_are_whole_segments_and_make_up_the_columns(size: int, devices: int) -> None:
+    """Segments of one width, few, and the same for any number of devices."""
+    *widths, last = (stop - start for start, stop in pairwise(Columns(size).bounds))
+    assert len({*widths}) <= 1
+    assert all(width % UNIT == 0 and width >= last for width in widths)
+    assert len(widths) < SEGMENTS
+    each = [Columns(size, rank, devices) for rank in range(devices)]
+    assert all(columns.bounds == Columns(size).bounds for columns in each)
+    columns = [column for part in each for column in (part.own.start, part.own.stop)]
+    assert (columns[0], columns[-1]) == (0, size)
+    assert columns[1:-1:2] == columns[2::2]
+    assert set(columns) <= set(each[0].bounds)
+    assert each[0].width == max(part.own.stop - part.own.start for part in each)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 55_210), (0, 1), (8_000, 8_500), (30_000, 30_000), (55_209, 55_210)])
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_cut_segments_hold_each_column_once(start: int, stop: int, devices: int) -> None:
+    found = []
+    for rank in range(devices):
+        columns = Columns(55_210, rank, devices)
+        cut = columns.segments(start, stop)
+        assert len(cut) == sum(columns.own.start <= bound < columns.own.stop for bound in columns.bounds)
+        found += [columns.own.start + column for each in cut for column in range(each.start, each.stop)]
+    assert found == list(range(start, stop))

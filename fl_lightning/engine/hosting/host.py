@@ -199,5 +199,6 @@ class ClientHost(Server):
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:
-        schedulers = self._shown.run.schedulers if self._shown.run else []
+        run = self._shown.run
+        schedulers = [config.scheduler for config in run.schedules] if run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None

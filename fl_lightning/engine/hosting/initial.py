@@ -40,7 +40,8 @@ def start_from(module: LightningModule, source: str) -> None:
     own = nn.Module.state_dict(module)
     part = _part(module, own, saved)
     saved = {part + name: value for name, value in saved.items()}
-    head = next((name.rpartition(".")[0] for name in _last_first(module) if name.startswith(part)), None)
+    names = [name for name, _ in module.named_parameters() if name.startswith(part)]
+    head = names[-1].rpartition(".")[0] if names else None
     kept = [n for n in own if n.rpartition(".")[0] == head and _is_other_head(own[n], saved.get(n))]
     expected = {n: own[n] for n in own if n.startswith(part) and n not in kept}
     fitting = {n: saved[n] for n in saved if n not in kept}
@@ -51,10 +52,6 @@ def start_from(module: LightningModule, source: str) -> None:
     told = f"; {head}, missing or of another size there, keeps its own initial values" if kept else ""
     into = f"{type(module).__name__}.{part}".removesuffix(".")
     rank_zero_info(f"init_from: {source} gives {into} {number} tensors{told}")
-
-
-def _last_first(module: nn.Module) -> list[str]:
-    return [name for name, _ in module.named_parameters()][::-1]
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -97,7 +97,7 @@ class FederatedCallback(Callback):
     @override
     def state_dict(self) -> dict[str, Any]:
         # A scheduler's signal may save a checkpoint while a client trains.
-        state = self.state.content if isinstance(self.state, SealedState) else self.state
+        state = self.state.data if isinstance(self.state, SealedState) else self.state
         return state.state_dict() if isinstance(state, DiskState) else dict(state)
 
     @override
@@ -257,7 +257,7 @@ def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
     finally:
         replaced = [seal for callback, seal in seals if callback.state is not seal]
         for callback, seal in seals:
-            callback.state = seal.content
+            callback.state = seal.data
         for seal in replaced:
             seal.refuse("replaces self.state")
         for _, seal in seals:

@@ -23,19 +23,12 @@ class Hooks:
     def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
         self._server, self.callbacks = server, callbacks
 
-    def __call__(self, name: str, looking: bool = True) -> Iterator[Callable[..., Any]]:
-        """Yield the hook of each callback that defines it.
-
-        Args:
-            name: the hook's name.
-            looking: whether to yield the monitors' hooks, too.
-        """
-        empty = getattr(FederatedCallback, name)
+    def __call__(self, name: str) -> Iterator[Callable[..., Any]]:
+        """Yield the hook ``name`` of each callback that defines it."""
         for callback in self.callbacks:
-            hook = getattr(callback, name)
-            if getattr(hook, "__func__", hook) is empty or (isinstance(callback, Monitor) and not looking):
+            if not overrides(callback, name):
                 continue
-            hook = guarded(hook) if name in CLIENT_HOOKS else hook
+            hook = guarded(getattr(callback, name)) if name in CLIENT_HOOKS else getattr(callback, name)
             if not isinstance(callback, Monitor):
                 yield hook
                 continue

@@ -132,11 +132,6 @@ class LocalRun:
         self._flat.set_gradient(gradient)
 
     @property
-    def schedulers(self) -> list[Any]:
-        """The schedulers of the client's learning rates."""
-        return [config.scheduler for config in self.schedules]
-
-    @property
     def num_steps(self) -> int:
         """Number of optimizer steps taken so far, τ_k."""
         return len(self._step_sizes)

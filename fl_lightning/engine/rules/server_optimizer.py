@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, values_of
 
 Settings = list[dict[str, Any]]  # one dict per parameter group
 
 SCHEDULED = ("lr", "momentum", "betas")  # the settings that schedules change
 
 
-def make_schedulers(make: Callable[[Optimizer], Any] | None, optimizer: Optimizer) -> list[LRScheduler]:
-    """Make the server's schedule, in a list that is empty without a schedule.
+def make_schedulers(
+    setting: str, make: Callable[[Optimizer], Any], optimizers: Iterable[Optimizer]
+) -> list[LRScheduler]:
+    """Make schedules that are stepped once a round.
+
+    Args:
+        setting: name of the setting that makes a schedule, for messages.
+        make: makes the schedule of an optimizer.
+        optimizers: the optimizers.
 
     Raises:
-        ConfigurationError: the schedule waits for a metric.
+        ConfigurationError: a schedule waits for a metric, or the setting holds a bad value.
     """
-    schedulers = [make(optimizer)] if make else []
+    with values_of(setting):
+        schedulers = [make(optimizer) for optimizer in optimizers]
     if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
         raise ConfigurationError(
-            "server_scheduler must go by rounds, got ReduceLROnPlateau, which waits for a metric: use another scheduler"
+            f"{setting} must go by rounds alone, got ReduceLROnPlateau, which waits for a metric: use another scheduler"
         )
     return schedulers
 

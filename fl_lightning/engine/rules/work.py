@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 MOST = 10**6  # epochs or steps of a client in a round
 
@@ -44,11 +44,7 @@ class LocalSettings:
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"give local_epochs or local_steps, got both: {self.epochs} and {self.steps}")
-        for name, value in (("local_steps", self.steps), ("accumulate_grad_batches", self.accumulate)):
-            if value is not None and not value >= 1:
-                raise ConfigurationError(f"{name} must be at least 1, got {value}")
-            if value is not None and value != int(value):
-                raise ConfigurationError(f"{name} must be a whole number, got {value}")
+        check_at_least(1, local_steps=1 if self.steps is None else self.steps, accumulate_grad_batches=self.accumulate)
         if self.epochs is not None and not 0 < self.epochs < inf:
             raise ConfigurationError(f"local_epochs must be positive, got {self.epochs}")
         for name, work in (("local_epochs", self.epochs), ("local_steps", self.steps)):

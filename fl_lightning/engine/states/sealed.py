@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections import UserDict
+from collections.abc import MutableMapping
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
@@ -12,38 +13,28 @@ from typing_extensions import override
 from fl_lightning.errors import ConfigurationError
 
 
-class SealedState(MutableMapping[str, Tensor]):
+class SealedState(UserDict[str, Tensor]):
     """Shows a rule's state, and refuses every change: a device that changes the state knows only its own clients.
 
     Args:
-        content: the rule's state.
+        data: the rule's state.
         rule: the name of the rule's class.
         hooks: the names of the client hooks that the rule defines.
     """
 
-    def __init__(self, content: MutableMapping[str, Tensor], rule: str, hooks: list[str]) -> None:
-        self.content, self._rule, self._hooks = content, rule, hooks
+    data: Any  # of UserDict, a dict or a DiskState here
+
+    def __init__(self, data: MutableMapping[str, Tensor], rule: str, hooks: list[str]) -> None:
+        self.data, self._rule, self._hooks = data, rule, hooks
         # What has been read, and how often it had been changed before. A value from a file is gone when its reader is.
         self._read: dict[str, tuple[ReferenceType[Tensor], int]] = {}
 
     @override
     def __getitem__(self, name: str) -> Tensor:
-        value = self.content[name]
+        value: Tensor = self.data[name]
         if isinstance(value, Tensor) and not value.is_inference():  # which nobody can change here
             self._read.setdefault(name, (ref(value), value._version))
         return value
-
-    @override
-    def __contains__(self, name: object) -> bool:
-        return name in self.content  # the inherited method would read the value
-
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.content)
-
-    @override
-    def __len__(self) -> int:
-        return len(self.content)
 
     @override
     def __setitem__(self, name: str, value: Tensor) -> None:
@@ -53,6 +44,7 @@ class SealedState(MutableMapping[str, Tensor]):
     def __delitem__(self, name: str) -> None:
         self.refuse(f"deletes self.state[{name!r}]")
 
+    @override
     def __ior__(self, other: Any) -> NoReturn:
         self.refuse("sets entries of self.state")
 

@@ -21,33 +21,31 @@ def watch_steps(run: LocalRun, before: Callable[[Optimizer], None]) -> None:
         run: the client's run, whose ``hooked`` optimizers are those that the module gets, as Lightning wraps them.
         before: called with the optimizer, when the gradients of its step are there.
     """
-    inside = False  # a step of a wrapped optimizer, whose closure computes the gradients
 
-    def step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        nonlocal inside
+    def wrap(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        closure = args[1] if len(args) > 1 else kwargs.pop("closure", None)
+        if closure is None:
+            before(optimizer)
+            return None
 
         def evaluate() -> Any:
-            result = closure()
+            result = closure()  # computes the gradients
             before(optimizer)
             return result
 
-        inside = True
-        try:
-            return optimizer.step(evaluate, **kwargs)
-        finally:
-            inside = False
-
-    def before_bare(optimizer: Optimizer, *_: Any) -> None:
-        if not inside:
-            before(optimizer)
+        return (optimizer, evaluate, *args[2:]), kwargs
 
     def count(*_: Any) -> None:
         run.global_step += 1
 
     for optimizer in run.optimizers:
-        optimizer.register_step_pre_hook(before_bare)
+        optimizer.register_step_pre_hook(wrap)
         optimizer.register_step_post_hook(count)
-    run.hooked = [hooked(optimizer, run.module, step) for optimizer in run.optimizers]
+    run.hooked = [hooked(optimizer, run.module, _step) for optimizer in run.optimizers]
+
+
+def _step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+    return optimizer.step(closure, **kwargs)
 
 
 @contextmanager

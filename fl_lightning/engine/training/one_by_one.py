@@ -101,16 +101,13 @@ class OneByOne:
         )
 
     @contextmanager
-    def training_of(
-        self, round: Round, client: int, start: Tensor | None = None, looking: bool = True
-    ) -> Iterator[LocalRun]:
+    def training_of(self, round: Round, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:
         """Let a client begin its training, to be continued inside a ``with`` block; then put the global model back.
 
         Args:
             round: the round.
             client: the client's id.
             start: (P,) parameters to start from; the global model by default.
-            looking: whether monitors see the client.
         """
         server, run = self.server, None
         seed_globals(derive(server.seed, "client", round.number, client), server.device)
@@ -119,7 +116,7 @@ class OneByOne:
             if start is not None:
                 server.params.copy_(start)
             self.local.start(run, round.factors)
-            for hook in self.hooks("on_client_start", looking):
+            for hook in self.hooks("on_client_start"):
                 hook(server, run)
             yield run
         finally:

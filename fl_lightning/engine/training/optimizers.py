@@ -10,8 +10,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR
 
+from fl_lightning.engine.rules.server_optimizer import make_schedulers
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import configured
 
@@ -108,11 +109,7 @@ class RoundRates:
         self._start = [float(group["lr"]) for group in self._groups()]
         self._decay = None if make_scheduler else decay
         make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
-        self.schedulers = [make(optimizer) for optimizer in optimizers]
-        if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers):
-            raise ConfigurationError(
-                "model.local_lr_scheduler must go by rounds alone, got ReduceLROnPlateau, which goes by a metric"
-            )
+        self.schedulers = make_schedulers("model.local_lr_scheduler", make, optimizers)
 
     def factors(self, round: int) -> list[list[float]] | None:
         """Return factors on the rates of all optimizers' parameter groups in a round 1, 2, …; None if all are 1."""

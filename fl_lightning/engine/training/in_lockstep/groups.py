@@ -65,9 +65,7 @@ class Groups:
         """Make the run of a client that trains in a group, whose batches the data module counts."""
         return self.alone.new_run(round, client, self.alone.data.counted(client, round.number))
 
-    def train_rows(
-        self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None, looking: bool = True
-    ) -> Tensor:
+    def train_rows(self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None) -> Tensor:
         """Train clients as the rows of a stack.
 
         Args:
@@ -76,7 +74,6 @@ class Groups:
             seed: the seed of the random numbers that local steps draw.
             batches: the batches of each step, whose random numbers are then the same for all clients; by default the
                 clients' own batches, and numbers of their own.
-            looking: whether monitors see the clients.
 
         Returns:
             (N, P) the clients' models.
@@ -86,7 +83,7 @@ class Groups:
         """
         client, device, shown = self.alone.server.client, self.alone.server.device, self.alone.local.trainer
         optimizer = self.steps.start(runs, round.factors)
-        self._start(runs, looking)
+        self._start(runs)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
         group = StackedRun(runs, optimizer, "different" if batches is None else "same")
@@ -105,12 +102,12 @@ class Groups:
             self.alone.local.end(run)
         self.alone.put_back(round)
 
-    def _start(self, runs: Sequence[LocalRun], looking: bool) -> None:
+    def _start(self, runs: Sequence[LocalRun]) -> None:
         server, hooks = self.alone.server, self.alone.hooks
         for run in runs if hooks.defines("on_client_start") else ():
             self.alone.local.trainer.begin(run)
             seed_globals(derive(server.seed, "client", run.round, run.client), server.device)
-            for start in hooks("on_client_start", looking):
+            for start in hooks("on_client_start"):
                 start(server, run)
 
     def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> list[int]:
@@ -124,14 +121,14 @@ class Groups:
                 done.append(row)
         return done
 
-    def end(self, round: Round, run: LocalRun, looking: bool = True) -> None:
+    def end(self, round: Round, run: LocalRun) -> None:
         """Call the hooks at a client's end, when the module holds the client's model."""
         server, hooks = self.alone.server, self.alone.hooks
         server.params.copy_(run.params)
         round.state.write(run.buffers)
         self.alone.local.trainer.begin(run)
         try:
-            for end in hooks("on_client_end", looking):
+            for end in hooks("on_client_end"):
                 end(server, run)
         finally:
             round.state.write(round.state.buffers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
@@ -85,8 +86,10 @@ class Trial:
     """
 
     def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
-        self._groups, self._round, self._group_size = groups, round, group_size
-        self._server, self._name = groups.alone.server, type(groups.alone.server.client).__name__
+        self._round, self._group_size, self._server = round, group_size, groups.alone.server
+        self._name = type(self._server.client).__name__
+        self._groups, self._groups.alone = copy(groups), copy(groups.alone)
+        self._groups.alone.hooks = Hooks(self._server, groups.alone.hooks.rules)  # monitors see no client of a trial
         self._seed = derive(self._server.seed, "compared", round.number)
 
     def obstacle(self) -> str | None:
@@ -144,11 +147,11 @@ class Trial:
         batches = [list(alone.data.batches(client, round.number, epoch)) for epoch in epochs]
         draws = random_states(device)[0] != before
         given = deepcopy(batches)  # a step may change its batch
-        with alone.training_of(round, client, start, looking=False) as run:
+        with alone.training_of(round, client, start) as run:
             seed_globals(self._seed, device)
             alone.local.train(run, given.__getitem__)
             draws |= random_states(device)[0] != before
-            for end in alone.hooks("on_client_end", looking=False):
+            for end in alone.hooks("on_client_end"):
                 end(self._server, run)
             outcome = Outcome.of(run)
         return _Alone(client, outcome, draws, batches)
@@ -170,8 +173,8 @@ class Trial:
             each = repeated(batches.__getitem__, last.work.total_batches)
             same = (stacked([batch] * len(runs)) for batch in each)
         try:
-            groups.train_rows(round, runs, self._seed, same, looking=False)
-            groups.end(round, last, looking=False)
+            groups.train_rows(round, runs, self._seed, same)
+            groups.end(round, last)
             return Outcome.of(last)
         finally:
             groups.put_back(round, runs)
