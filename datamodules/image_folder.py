@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.cache import CACHE
 from fl_lightning.datamodules.folder import MODES, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
+from fl_lightning.datamodules.settings import Images, Unpack
 from fl_lightning.errors import ConfigurationError
 
 
@@ -43,7 +44,7 @@ class ImageFolder(ImageData):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         cache: str | None = CACHE,
-        **images: Any,
+        **images: Unpack[Images],
     ) -> None:
         super().__init__(**images)
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)

@@ -10,7 +10,8 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvi
 
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.labelled import LabelledData
-from fl_lightning.engine.federation.data import TrainingBatch
+from fl_lightning.datamodules.settings import Labelled, Unpack
+from fl_lightning.engine.federation.batches import TrainingBatch
 from fl_lightning.errors import ConfigurationError
 
 
@@ -42,7 +43,7 @@ class ImageData(LabelledData):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         resize: int | None = None,
-        **labelled: Any,
+        **labelled: Unpack[Labelled],
     ) -> None:
         super().__init__(**labelled)
         if not isinstance(normalize, bool) and not normalize[1] > 0:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -13,6 +12,7 @@ from fl_lightning.datamodules.download import download_whole
 from fl_lightning.datamodules.folder import find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.places import VARIABLE, data_folder, data_folders
+from fl_lightning.datamodules.settings import Images, Unpack
 from fl_lightning.errors import ConfigurationError
 
 UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AssertionError, EOFError, OSError)
@@ -47,7 +47,7 @@ class PublishedImages(ImageData):
     decodes = False  # whether the data set's own files are images to be decoded
 
     def __init__(
-        self, root: str | None = None, download: bool = True, cache: str | None = CACHE, **images: Any
+        self, root: str | None = None, download: bool = True, cache: str | None = CACHE, **images: Unpack[Images]
     ) -> None:
         super().__init__(**images)
         self.root = root

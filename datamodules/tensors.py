@@ -16,6 +16,7 @@ from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.image_folder import check_constants
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.datamodules.settings import Arrays, Unpack
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.errors import ConfigurationError
 
@@ -58,7 +59,7 @@ class Tensors(ImageData):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         augment: Sequence[Augmentation] | Augmentation | None = None,
-        **labelled: Any,
+        **labelled: Unpack[Arrays],
     ) -> None:
         super().__init__(normalize=mean is not None, augment=augment, **labelled)
         pairs = [pair for pair in (train, test) if pair is not None]

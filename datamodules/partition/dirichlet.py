@@ -5,9 +5,10 @@ from typing import Literal, get_args
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import MIN_CONCENTRATION, check_alpha, deal, dirichlet, number, whole
 from fl_lightning.datamodules.partition.iid import IID
-from fl_lightning.engine.federation.partition import Ints, Partition
+from fl_lightning.datamodules.partition.parts import Ints
 from fl_lightning.errors import ConfigurationError
 
 Form = Literal["class", "client", "rebalanced"]

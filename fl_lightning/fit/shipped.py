@@ -22,12 +22,12 @@ from fl_lightning.datamodules import (
     Corruption,
     ImageData,
     LabelledData,
+    Partition,
     PublishedImages,
     VisionData,
 )
+from fl_lightning.datamodules.federated import FederatedDataModule
 from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.partition import Partition
 from fl_lightning.engine.federation.sampling import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class

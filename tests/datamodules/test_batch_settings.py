@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,8 @@ import pytest
 import torch
 from command import TINY, fit, rows, run
 
-from fl_lightning import datamodules
-from fl_lightning.datamodules import CIFAR10, Digits, RandomFlip, Shapes, Tensors
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning import FederatedDataModule, datamodules
+from fl_lightning.datamodules import CIFAR10, Digits, RandomFlip, Shapes, Tensors, settings
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
 
@@ -47,8 +47,8 @@ def test_every_data_module_takes_both(cls: type, tmp_path: Path, monkeypatch: py
     name = f"fl_lightning.datamodules.{cls.__name__}"
     changed = ["--data", name, "--data.collate_fn", "mine.halved", "--data.drop_last", "true"]
     changed += REQUIRED.get(cls.__name__, [])
-    settings = config_of(["--config", "tiny.yaml", *changed])["data"]["init_args"]
-    assert (settings["collate_fn"], settings["drop_last"]) == ("mine.halved", True)
+    found = config_of(["--config", "tiny.yaml", *changed])["data"]["init_args"]
+    assert (found["collate_fn"], found["drop_last"]) == ("mine.halved", True)
 
 
 def test_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +82,24 @@ def test_augment_and_collate_fn_exclude_each_other() -> None:
     pair = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
     with pytest.raises(ConfigurationError, match="expected augment or collate_fn, got both"):
         Tensors(train=pair, test=pair, augment=RandomFlip(), collate_fn=tuple)
+
+
+@pytest.mark.parametrize(
+    ("cls", "known"),
+    [
+        (FederatedDataModule, settings.Federation),
+        (datamodules.LabelledData, settings.Labelled),
+        (datamodules.ImageData, settings.Images),
+        (datamodules.PublishedImages, settings.Published),
+    ],
+)
+def test_editors_know_the_arguments_that_a_base_class_takes(cls: type, known: Any) -> None:
+    own = [base.__init__ for base in cls.__mro__ if issubclass(base, FederatedDataModule)]
+    taken = [inspect.signature(init).parameters.values() for init in own]
+    named = {
+        each.name: each.annotation for each in chain(*taken) if each.name != "self" and each.kind != each.VAR_KEYWORD
+    }
+    assert known.__annotations__ == named
 
 
 class Own(FederatedDataModule):

@@ -64,7 +64,7 @@ def test_what_was_measured_normalises(tmp_path: Path) -> None:
     write_folder(tmp_path, 3)
     data = ImageFolder(str(tmp_path), 32, num_clients=2)
     data.setup("fit")
-    images, labels = data._loaded.train.tensors
+    images, labels = data._dealt.examples.tensors
     inputs, _ = data.on_after_batch_transfer([images, labels], 0)
     assert inputs[:, 0].mean().item() == pytest.approx(0, abs=1e-5)
     assert inputs[:, 0].std(correction=0).item() == pytest.approx(1, abs=1e-5)

@@ -12,7 +12,7 @@ from toy import Capture, Notes, trainer
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation, ServerFT
 from fl_lightning.datamodules import Augmentation, Digits, ImageData, Natural
-from fl_lightning.engine.federation.data import TrainingBatch, gather
+from fl_lightning.engine.federation.batches import TrainingBatch, gather
 from fl_lightning.errors import ConfigurationError
 
 
@@ -142,7 +142,7 @@ def test_client_data_are_gathered_in_memory() -> None:
     assert torch.equal(gathered[0][1], first)
     batches = list(data.client_batches(1, torch.Generator().manual_seed(0)))
     assert [len(labels) for _, labels in batches] == [8, 8, 8, 6]
-    assert sorted(rows(batches)) == data._loaded.parts[1].tolist()
+    assert sorted(rows(batches)) == data._dealt.parts[1].tolist()
 
 
 class Probe(LightningModule):

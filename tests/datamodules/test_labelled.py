@@ -85,7 +85,7 @@ def test_loads_once() -> None:
 
 
 def test_the_seed_decides_the_partition() -> None:
-    parts = [[part.tolist() for part in Tiny(seed=seed)._loaded.parts] for seed in (0, 0, 1)]
+    parts = [[part.tolist() for part in Tiny(seed=seed)._dealt.parts] for seed in (0, 0, 1)]
     assert parts[0] == parts[1] != parts[2]
 
 
@@ -103,7 +103,7 @@ def test_evaluation_is_the_whole_test_set_in_order() -> None:
 def test_an_evaluation_batch_is_a_slice() -> None:
     """It shares the memory of the test set: nothing was copied, example by example or otherwise."""
     data = Tiny(eval_batch_size=12)
-    inputs = data._loaded.evaluation.tensors[0]
+    inputs = data._dealt.evaluation.tensors[0]
     assert [b[0].data_ptr() - inputs.data_ptr() for b in data.val_dataloader()] == [0, 48, 96]  # of 4 bytes each
 
 
@@ -132,7 +132,7 @@ def test_proxy_set_is_balanced_and_left_out_of_evaluation() -> None:
 def test_the_seed_decides_the_proxy_set_and_not_the_partition() -> None:
     sets = [sorted(rows(Tiny(proxy_per_class=4, seed=seed).proxy_dataloader())) for seed in (0, 0, 1)]
     assert sets[0] == sets[1] != sets[2]
-    with_proxy, without = Tiny(proxy_per_class=4)._loaded, Tiny()._loaded
+    with_proxy, without = Tiny(proxy_per_class=4)._dealt, Tiny()._dealt
     assert all(torch.equal(a, b) for a, b in zip(with_proxy.parts, without.parts, strict=True))
 
 
@@ -247,7 +247,7 @@ def test_a_proxy_set_of_training_examples_is_in_no_client() -> None:
 def test_a_long_tailed_proxy_set(source: Any) -> None:
     """4 · 4^(-c / 2) is 4, 2, 1."""
     data = Tiny(proxy_per_class=4, proxy_long_tail=4, proxy_source=source)
-    assert torch.bincount(data._loaded.proxy.tensors[1]).tolist() == [4, 2, 1]
+    assert torch.bincount(data._dealt.proxy.tensors[1]).tolist() == [4, 2, 1]
     assert len(rows(data.val_dataloader())) == (23 if source == "test" else 30)
 
 
@@ -270,7 +270,7 @@ def test_a_long_tailed_training_set() -> None:
     assert len(rows(data.val_dataloader())) == 30
     both = Tiny(num_clients=2, long_tail=4, proxy_per_class=4, proxy_source="train")
     assert both.class_counts().sum(0).tolist() == [16, 8, 4]
-    assert torch.bincount(both._loaded.proxy.tensors[1]).tolist() == [4, 4, 4]
+    assert torch.bincount(both._dealt.proxy.tensors[1]).tolist() == [4, 4, 4]
 
 
 def test_the_seed_decides_the_long_tail() -> None:

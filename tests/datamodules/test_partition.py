@@ -18,7 +18,7 @@ from fl_lightning.datamodules import (
     Partition,
     QuantitySkew,
 )
-from fl_lightning.engine.federation.partition import rows_of, stable_order
+from fl_lightning.datamodules.partition.parts import rows_of, stable_order
 from fl_lightning.errors import ConfigurationError
 
 ALL = [

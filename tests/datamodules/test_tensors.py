@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_lightning.datamodules import Natural, RandomFlip, Tensors
-from fl_lightning.engine.federation.data import TrainingBatch
+from fl_lightning.engine.federation.batches import TrainingBatch
 from fl_lightning.errors import ConfigurationError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.array([0, 1, 2, 0, 1, 2], dtype=np.int32)
@@ -65,7 +65,7 @@ def test_images_are_scaled_and_normalised_only_with_constants() -> None:
     for constants, expected in (({}, [0.2, 1.0]), ({"mean": (0.1,), "std": (0.5,)}, [0.2, 1.8])):
         data = Tensors(train=pair, test=pair, num_clients=1, **constants)  # type: ignore[arg-type]
         data.setup("fit")
-        inputs, _ = data.on_after_batch_transfer([*data._loaded.evaluation.tensors], 0)
+        inputs, _ = data.on_after_batch_transfer([*data._dealt.evaluation.tensors], 0)
         assert inputs.flatten().tolist() == pytest.approx(expected)
 
 

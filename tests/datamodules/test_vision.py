@@ -278,10 +278,10 @@ def test_digits() -> None:
 def test_real_mnist() -> None:
     """The well-known constants are those of the training set."""
     data = MNIST(root=str(REAL), num_clients=100, proxy_per_class=20)
-    images, labels = data._loaded.train.tensors
+    images, labels = data._dealt.examples.tensors
     assert images.shape == (60000, 1, 28, 28)
     assert torch.bincount(labels)[:3].tolist() == [5923, 6742, 5958]
-    assert len(data._loaded.evaluation) == 9800
+    assert len(data._dealt.evaluation) == 9800
     values = torch.arange(256) / 255
     share = torch.bincount(images.flatten()) / images.numel()
     mean = (share * values).sum()

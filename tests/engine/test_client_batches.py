@@ -13,7 +13,7 @@ from toy import Capture, Linear, ToyData, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.engine.federation.batches import TrainingBatch
-from fl_lightning.engine.federation.data import LOADERS
+from fl_lightning.engine.federation.clients import LOADERS
 from fl_lightning.errors import ConfigurationError
 
 

@@ -25,8 +25,7 @@ from torch.utils.data import (
 from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
-from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
-from fl_lightning.engine.federation.data import PartitionedData
+from fl_lightning.datamodules import ClassesPerClient, Natural, PartitionedData, QuantitySkew
 from fl_lightning.errors import ConfigurationError
 
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1]
