@@ -67,10 +67,7 @@ class FederatedDataModule(FederatedData):
         client_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or clients_per_batch < 1:
-            raise ConfigurationError(
-                f"batch_size and clients_per_batch must be at least 1, got {batch_size} and {clients_per_batch}"
-            )
+        check_at_least(1, batch_size=batch_size, clients_per_batch=clients_per_batch)
         if not participation > 0 or (isinstance(participation, float) and participation > 1):  # also refuses nan
             raise ConfigurationError(
                 "participation must be a share in (0, 1] or a whole number of clients per round, "

@@ -12,7 +12,7 @@ from fl_lightning.datamodules.cache import CACHE
 from fl_lightning.datamodules.folder import MODES, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.settings import Images, Unpack
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_choice
 
 
 class ImageFolder(ImageData):
@@ -50,8 +50,7 @@ class ImageFolder(ImageData):
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         if len(size) != 2 or min(size) < 1:
             raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
-        if channels not in MODES:
-            raise ConfigurationError(f"expected channels to be 1 (grey) or 3 (colour), got {channels}")
+        check_choice("channels", channels, *MODES)
         if mean is not None or std is not None:
             self.mean, self.std = check_constants(mean, std, channels)
         self.root = root

@@ -91,9 +91,8 @@ class LabelledData(FederatedDataModule):
                 f"{long_tail} and {proxy_long_tail}"
             )
         check_choice("proxy_source", proxy_source, "test", "train")
-        for name, number in (("train_examples", train_examples), ("test_examples", test_examples)):
-            if number is not None and number < 1:
-                raise ConfigurationError(f"{name} must be at least 1, or null for all examples, got {number}")
+        limits = {"train_examples": train_examples, "test_examples": test_examples}
+        check_at_least(1, **{name: number for name, number in limits.items() if number is not None})
         self.num_clients = num_clients
         self.partition = partition or IID()
         self.corruption = corruption

@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.boxes import BoxData, padded
 from fl_lightning.datamodules.settings import Boxes, Unpack
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import check_at_least
 from fl_lightning.seeding import generator
 
 SIZES = {"train": 2000, "test": 400}  # numbers of images
@@ -38,8 +38,7 @@ class Shapes(BoxData):
 
     def __init__(self, image_size: int = 64, **images: Unpack[Boxes]) -> None:
         super().__init__(image_size, **images)
-        if image_size < 16:
-            raise ConfigurationError(f"image_size must be at least 16, got {image_size}")
+        check_at_least(16, image_size=image_size)
 
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:

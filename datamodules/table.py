@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
@@ -179,8 +180,7 @@ class Table(FederatedDataModule):
 
     def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
         if classes:
-            numbers = {value: number for number, value in enumerate(classes)}
-            return torch.tensor(table[str(self.target)].map(numbers).to_numpy(np.int64))
+            return torch.from_numpy(_numbers(table[str(self.target)], classes))
         targets = _floats(table, self._targets)
         return targets[:, 0] if isinstance(self.target, str) else targets
 
@@ -194,9 +194,7 @@ class _Loaded(Dealt):
 
 def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
-    numbers = {value: number for number, value in enumerate(clients)}
-    known = len(table) and column in table
-    owners = table[column].map(numbers).fillna(-1).to_numpy(np.int64) if known else np.empty(0, np.int64)
+    owners = _numbers(table[column], clients) if column in table else np.empty(0, np.int64)
     rows = np.flatnonzero(owners >= 0)
     return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
 
@@ -255,6 +253,13 @@ def _sorted(column: Series[Any], name: str) -> list[Any]:
         raise ConfigurationError(
             f"expected column {name} to hold values of one type, got several: convert them to texts"
         ) from None
+
+
+def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
+    """Return the position (n,) of each of a column's entries among some values; -1 for others."""
+    import pandas as pd
+
+    return np.asarray(pd.Categorical(column, categories=values).codes, dtype=np.int64)
 
 
 def _check_numbers(targets: DataFrame) -> None:
