@@ -259,7 +259,7 @@ def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
     """Return the position (n,) of each of a column's entries among some values; -1 for others."""
     import pandas as pd
 
-    return np.asarray(pd.Categorical(column, categories=values).codes, dtype=np.int64)
+    return pd.Index(values).get_indexer(column).astype(np.int64)
 
 
 def _check_numbers(targets: DataFrame) -> None:
