@@ -144,6 +144,10 @@ class FederatedDataModule(FederatedData):
         """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
         return False
 
+    def setup(self, stage: str) -> None:
+        """Load and deal the data on the first call, if there is one training set to deal; later calls do nothing."""
+        self._dealt  # noqa: B018  # loads
+
     @cached_property
     def _dealt(self) -> Dealt | None:
         """The training set that is dealt to the clients; None for clients with data sets of their own."""

@@ -119,10 +119,6 @@ class LabelledData(FederatedDataModule):
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown."""
         return None
 
-    def setup(self, stage: str) -> None:
-        """Load and partition the data on the first call; later calls do nothing."""
-        self._dealt  # noqa: B018  # loads
-
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
         """Return the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
         return self._dealt.kept_batches(client, self.eval_batch_size)
@@ -148,7 +144,8 @@ class LabelledData(FederatedDataModule):
     def _dealt(self) -> "_Loaded":
         train, test = (self._checked(*self.load(train)) for train in (True, False))
         source = train if self.proxy_source == "train" else test
-        in_proxy = self._draw_proxy(self.labels(source[1]))
+        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
+        in_proxy = draw_proxy(self.labels(source[1]), sizes, numpy_generator(self.seed, "proxy"))
         free = {name: torch.ones(len(each[0]), dtype=torch.bool) for name, each in (("train", train), ("test", test))}
         free[self.proxy_source] &= ~in_proxy
         for name, number in (("train", self.train_examples), ("test", self.test_examples)):
@@ -199,12 +196,6 @@ class LabelledData(FederatedDataModule):
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
         return Parts.of(parts).among(rows)
-
-    def _draw_proxy(self, labels: Tensor) -> Tensor:
-        """Draw the (n,) bool mask that is True for the examples of the proxy source that move to the proxy set."""
-        generator = numpy_generator(self.seed, "proxy")
-        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
-        return draw_proxy(labels, sizes.tolist(), generator)
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""

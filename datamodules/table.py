@@ -119,10 +119,6 @@ class Table(FederatedDataModule):
         return None
 
     @override
-    def setup(self, stage: str) -> None:
-        self._dealt  # noqa: B018  # loads
-
-    @override
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
         """Return the rows of the test set that are the client's own, in batches of ``eval_batch_size``, in order."""
         return self._dealt.kept_batches(client, self.eval_batch_size)
@@ -259,7 +255,7 @@ def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
     """Return the position (n,) of each of a column's entries among some values; -1 for others."""
     import pandas as pd
 
-    return pd.Index(values).get_indexer(column).astype(np.int64)
+    return np.asarray(pd.Index(values).get_indexer(column), dtype=np.int64)
 
 
 def _check_numbers(targets: DataFrame) -> None:
