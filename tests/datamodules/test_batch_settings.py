@@ -12,7 +12,8 @@ from command import TINY, fit, refused
 from jsonargparse import ArgumentParser
 
 from fl_lightning import FederatedDataModule, datamodules
-from fl_lightning.datamodules import RandomFlip, Tensors, settings
+from fl_lightning.datamodules import RandomFlip, Tensors
+from fl_lightning.datamodules.settings import Federation, Images, Labelled, Published
 from fl_lightning.errors import ConfigurationError
 
 SHIPPED = [cls for cls in vars(datamodules).values() if inspect.isclass(cls) and issubclass(cls, FederatedDataModule)]
@@ -62,10 +63,10 @@ def test_augment_and_collate_fn_exclude_each_other() -> None:
 @pytest.mark.parametrize(
     ("cls", "known"),
     [
-        (FederatedDataModule, settings.Federation),
-        (datamodules.LabelledData, settings.Labelled),
-        (datamodules.ImageData, settings.Images),
-        (datamodules.PublishedImages, settings.Published),
+        (FederatedDataModule, Federation),
+        (datamodules.LabelledData, Labelled),
+        (datamodules.ImageData, Images),
+        (datamodules.PublishedImages, Published),
     ],
 )
 def test_editors_know_the_arguments_that_a_base_class_takes(cls: type, known: Any) -> None:

@@ -44,8 +44,9 @@ def test_what_a_page_makes(
         if any(name in block for block in blocks):
             pytest.importorskip(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    Path("my_data.py").write_text(SPIRALS)
+    if ORDINARY in blocks:
+        monkeypatch.syspath_prepend(tmp_path)
+        Path("my_data.py").write_text(SPIRALS)
     names: dict[str, Any] = {}
     exec("\n".join(["from fl_lightning import datamodules", *blocks]), names)
     assert eval(expression, names) == expected

@@ -34,9 +34,9 @@ from fl_lightning.datamodules import (
     FashionMNIST,
     TinyImageNet,
     VisionData,
-    tiny_imagenet,
 )
 from fl_lightning.datamodules.download import ABANDONED_S, download_whole
+from fl_lightning.datamodules.tiny_imagenet import URL as TINY_IMAGENET
 from fl_lightning.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*may be half unpacked")
@@ -241,21 +241,19 @@ def test_tiny_imagenet_is_fetched_whole(tmp_path: Path, server: Server, monkeypa
     assert sum(data.sizes.tolist()) == 200
 
 
-def test_a_run_as_typed_fetches_its_data(
+def test_a_command_as_typed_fetches_its_data(
     tmp_path: Path, server: Server, mnist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into the data folder, once; standard error tells where to, and the files' sizes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FL_LIGHTNING_DATA", "sets")
     monkeypatch.setattr(downloading, "LINE_S", 0.0)
-    short = ("--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1)
-    first = run("fit", "--config", "mnist_gh.yaml", *short)
+    first = run("data", "--config", "mnist_gh.yaml")
     assert first.status == 0, first.err
     assert f"downloading MNIST to {tmp_path / 'sets'}\n" in first.err
     assert "train-images-idx3-ubyte.gz: 313.7 kB of 313.7 kB\n" in first.err  # 400 x 784 bytes, and what gzip adds
-    assert shown(tmp_path) == ["runs", "sets"]
     assert shown(tmp_path / "sets") == ["MNIST"]
-    again = run("fit", "--config", "mnist_gh.yaml", *short)
+    again = run("data", "--config", "mnist_gh.yaml")
     assert (again.status, again.err) == (0, "")
     assert server.requests == 4
 
@@ -404,7 +402,7 @@ def test_every_address_is_https() -> None:
     data = [cls() for cls in (MNIST, FashionMNIST, EMNIST, QMNIST, CIFAR10, CIFAR100)]
     addresses = [url for each in data for archive in each.archives() for url in archive.urls]
     assert len(addresses) == 4 + 4 + 1 + 4 + 1 + 1
-    assert all(re.match(r"https://[\w.-]+/", address) for address in [*addresses, tiny_imagenet.URL])
+    assert all(re.match(r"https://[\w.-]+/", address) for address in [*addresses, TINY_IMAGENET])
 
 
 def test_files_with_another_sum_are_refused(tmp_path: Path, server: Server, mnist: Any) -> None:
