@@ -20,7 +20,7 @@ from typing_extensions import override
 import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
-from fl_lightning.datamodules.federated import FederatedDataModule
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from fl_lightning.datamodules.federated import FederatedDataModule
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.federation.clients import names_of
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.messages import counted

@@ -20,13 +20,13 @@ from fl_lightning.datamodules import (
     Augmentation,
     BoxData,
     Corruption,
+    FederatedDataModule,
     ImageData,
     LabelledData,
     Partition,
     PublishedImages,
     VisionData,
 )
-from fl_lightning.datamodules.federated import FederatedDataModule
 from fl_lightning.engine.federation.availability import Availability
 from fl_lightning.engine.federation.sampling import ClientSampler
 

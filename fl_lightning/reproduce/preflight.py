@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from fl_lightning.datamodules.federated import FederatedDataModule
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.messages import counted
