@@ -19,7 +19,7 @@ import torch
 from fl_lightning import datamodules
 from fl_lightning.datamodules import AutoAugment
 from fl_lightning.datamodules.published import PublishedImages
-from fl_lightning.engine.federation.data import TrainingBatch
+from fl_lightning.engine.federation.batches import TrainingBatch
 
 BATCHES = 30
 
@@ -34,7 +34,7 @@ def seconds(run: Callable[[], object], times: int = 1) -> float:
 
 
 def images_per_second(data: PublishedImages, batch_size: int) -> float:
-    images, labels = (tensor[:batch_size] for tensor in data._loaded.train.tensors)
+    images, labels = (tensor[:batch_size] for tensor in data._dealt.examples.tensors)
     data.on_after_batch_transfer(TrainingBatch([images, labels]), 0)  # caches the constants of normalisation
     return batch_size / seconds(lambda: data.on_after_batch_transfer(TrainingBatch([images, labels]), 0), BATCHES)
 
@@ -53,7 +53,7 @@ def measure(name: str, root: str) -> str:
         first = seconds(lambda: load(cache))
         second = seconds(lambda: load(cache), 5)
         data = load(cache)
-        tensors = [*data._loaded.train.tensors, *data._loaded.evaluation.tensors]
+        tensors = [*data._dealt.examples.tensors, *data._dealt.evaluation.tensors]
         size = sum(tensor.nbytes for tensor in tensors) / 2**20
         plain = [images_per_second(data, size) for size in (64, 128)]
         data.augment = [AutoAugment()]

@@ -8,6 +8,7 @@ from fl_lightning.datamodules.boxes import BoxData, BoxFolder
 from fl_lightning.datamodules.corruption import Corruption, LabelSwap
 from fl_lightning.datamodules.digits import Digits
 from fl_lightning.datamodules.emnist import EMNIST, QMNIST
+from fl_lightning.datamodules.federated import FederatedDataModule, PartitionedData
 from fl_lightning.datamodules.flower_datasets import FlowerDatasets
 from fl_lightning.datamodules.huggingface import HuggingFace
 from fl_lightning.datamodules.image_folder import ImageFolder
@@ -29,7 +30,6 @@ from fl_lightning.datamodules.table import Table
 from fl_lightning.datamodules.tensors import Tensors
 from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
 from fl_lightning.datamodules.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
-from fl_lightning.engine.federation.data import PartitionedData
 
 __all__ = [
     "CIFAR10",
@@ -47,6 +47,7 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "FederatedDataModule",
     "FlowerDatasets",
     "HuggingFace",
     "HybridDirichlet",

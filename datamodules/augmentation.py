@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvision ships no types
 
-from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 
 class Augmentation:
@@ -47,8 +47,7 @@ class RandomCrop(Augmentation):
     """Pads by ``padding`` >= 1 black pixels and crops H x W at a random place (He et al., 2016, section 4.2)."""
 
     def __init__(self, padding: int = 4) -> None:
-        if not isinstance(padding, int) or padding < 1:
-            raise ConfigurationError(f"RandomCrop.padding must be a whole number of pixels >= 1, got {padding}")
+        check_at_least(1, **{"RandomCrop.padding": padding})
         self.padding = padding
 
     def __call__(self, images: Tensor) -> Tensor:

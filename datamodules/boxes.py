@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,8 @@ from typing_extensions import override
 
 from fl_lightning.datamodules.folder import SUFFIXES
 from fl_lightning.datamodules.images import ImageData
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.settings import Boxed, Boxes, Unpack
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 GREY = 114  # grey level of the borders in the published YOLOv8
 PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
@@ -37,7 +37,7 @@ class BoxData(ImageData):
 
     mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
 
-    def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Any) -> None:
+    def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Unpack[Boxed]) -> None:
         super().__init__(
             normalize=False, augment=None, corruption=None, resize=None, eval_batch_size=eval_batch_size, **images
         )
@@ -75,12 +75,11 @@ class BoxFolder(BoxData):
             decoded, or a line of a text file is invalid.
     """
 
-    def __init__(self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Any) -> None:
+    def __init__(
+        self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Unpack[Boxes]
+    ) -> None:
         super().__init__(image_size, **images)
-        if min(num_classes, image_size) < 1:
-            raise ConfigurationError(
-                f"num_classes and image_size must be at least 1, got {num_classes} and {image_size}"
-            )
+        check_at_least(1, num_classes=num_classes, image_size=image_size)
         self.root, self.num_classes = root, num_classes
 
     @override

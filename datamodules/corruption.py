@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.parts import Ints
 from fl_lightning.errors import ConfigurationError
-
-Ints = NDArray[np.int64]
 
 
 class Corruption:

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from filelock import FileLock, Timeout
@@ -130,11 +130,9 @@ def _answer(url: str) -> Any:
         raise TimeoutError(f"{url} has not answered within {ANSWER_S:.0f} s") from None
     if isinstance(response, HTTPError):
         raise OSError(f"{url} has answered {response.code} {response.reason}")
-    if isinstance(response, URLError):
-        reason = response.reason
-        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}")
     if isinstance(response, Exception):
-        raise response
+        reason = getattr(response, "reason", response)
+        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}")
     return response
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 from typing_extensions import override
 
+from fl_lightning.datamodules.settings import Published, Unpack
 from fl_lightning.datamodules.vision import Archive, VisionData
 from fl_lightning.errors import check_choice
 
@@ -51,7 +52,7 @@ class EMNIST(VisionData):
     def __init__(
         self,
         split: Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"] = "balanced",
-        **published: Any,
+        **published: Unpack[Published],
     ) -> None:
         super().__init__(**published)
         check_choice("split", split, *SPLITS)

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from fl_lightning.datamodules.federated import FederatedDataModule
 from fl_lightning.datamodules.huggingface import column_of, prepared
-from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.sources import Loaders
+from fl_lightning.datamodules.settings import Stacked, Unpack
+from fl_lightning.datamodules.sources import Loaders
 from fl_lightning.errors import ConfigurationError
 
 
@@ -46,7 +47,7 @@ class FlowerDatasets(FederatedDataModule):
         label: str = "label",
         batch_size: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        **federation: Any,
+        **federation: Unpack[Stacked],
     ) -> None:
         super().__init__(batch_size=batch_size, collate_fn=collate_fn, **federation)
         if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
+from fl_lightning.datamodules.federated import PartitionedData
+from fl_lightning.datamodules.partition import Partition
+from fl_lightning.datamodules.settings import Stacked, Unpack
+from fl_lightning.datamodules.sources import Loaders
 from fl_lightning.engine.federation.batches import check_examples
-from fl_lightning.engine.federation.data import PartitionedData
-from fl_lightning.engine.federation.partition import Partition
-from fl_lightning.engine.federation.sources import Loaders
 from fl_lightning.errors import ConfigurationError
 
 
@@ -52,7 +53,7 @@ class HuggingFace(PartitionedData):
         partition: Partition | Sequence[Any] | None = None,
         batch_size: int = 32,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        **federation: Any,
+        **federation: Unpack[Stacked],
     ) -> None:
         splits = train if isinstance(train, Mapping) else _folder(train) if isinstance(train, str) else {"train": train}
         check_columns(splits["train"], [*(columns or ()), *([client] if client else ())])

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from typing_extensions import override
 from fl_lightning.datamodules.cache import CACHE
 from fl_lightning.datamodules.folder import MODES, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.settings import Images, Unpack
+from fl_lightning.errors import ConfigurationError, check_choice
 
 
 class ImageFolder(ImageData):
@@ -43,14 +44,13 @@ class ImageFolder(ImageData):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         cache: str | None = CACHE,
-        **images: Any,
+        **images: Unpack[Images],
     ) -> None:
         super().__init__(**images)
         size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
         if len(size) != 2 or min(size) < 1:
             raise ConfigurationError(f"expected image_size to be pixels >= 1, or height and width, got {image_size}")
-        if channels not in MODES:
-            raise ConfigurationError(f"expected channels to be 1 (grey) or 3 (colour), got {channels}")
+        check_choice("channels", channels, *MODES)
         if mean is not None or std is not None:
             self.mean, self.std = check_constants(mean, std, channels)
         self.root = root

@@ -10,8 +10,9 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvi
 
 from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.labelled import LabelledData
-from fl_lightning.engine.federation.data import TrainingBatch
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.settings import Labelled, Unpack
+from fl_lightning.engine.federation.batches import TrainingBatch
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class ImageData(LabelledData):
@@ -42,7 +43,7 @@ class ImageData(LabelledData):
         normalize: bool | tuple[float, float] = True,
         augment: Sequence[Augmentation] | Augmentation | None = None,
         resize: int | None = None,
-        **labelled: Any,
+        **labelled: Unpack[Labelled],
     ) -> None:
         super().__init__(**labelled)
         if not isinstance(normalize, bool) and not normalize[1] > 0:
@@ -52,10 +53,8 @@ class ImageData(LabelledData):
                 "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
                 "collate_fn augment"
             )
-        if resize is not None and resize < 1:
-            raise ConfigurationError(
-                f"resize must be at least 1 pixel, or null to leave images as they are, got {resize}"
-            )
+        if resize is not None:
+            check_at_least(1, resize=resize)
         self.normalize = normalize
         self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
         self.resize = resize

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
-from typing_extensions import override
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.datamodules.corruption import Corruption
-from fl_lightning.datamodules.held_out import draw_held_out
+from fl_lightning.datamodules.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.federated import FederatedDataModule
 from fl_lightning.datamodules.long_tail import long_tail, tail_sizes
 from fl_lightning.datamodules.partition import IID, Partition
+from fl_lightning.datamodules.partition.base import check_enough
+from fl_lightning.datamodules.partition.parts import Parts
 from fl_lightning.datamodules.proxy import Balanced, Shuffled, draw_proxy
-from fl_lightning.engine.federation.batches import take
-from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.partition import Parts, check_enough
+from fl_lightning.datamodules.settings import Federation, Unpack
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 from fl_lightning.seeding import numpy_generator
 
@@ -78,7 +78,7 @@ class LabelledData(FederatedDataModule):
         eval_batch_size: int = 1000,
         train_examples: int | None = None,
         test_examples: int | None = None,
-        **federation: Any,
+        **federation: Unpack[Federation],
     ) -> None:
         super().__init__(**federation)
         check_at_least(1, num_clients=num_clients, proxy_batch_size=proxy_batch_size, eval_batch_size=eval_batch_size)
@@ -91,9 +91,8 @@ class LabelledData(FederatedDataModule):
                 f"{long_tail} and {proxy_long_tail}"
             )
         check_choice("proxy_source", proxy_source, "test", "train")
-        for name, number in (("train_examples", train_examples), ("test_examples", test_examples)):
-            if number is not None and number < 1:
-                raise ConfigurationError(f"{name} must be at least 1, or null for all examples, got {number}")
+        limits = {"train_examples": train_examples, "test_examples": test_examples}
+        check_at_least(1, **{name: number for name, number in limits.items() if number is not None})
         self.num_clients = num_clients
         self.partition = partition or IID()
         self.corruption = corruption
@@ -120,38 +119,13 @@ class LabelledData(FederatedDataModule):
         """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown."""
         return None
 
-    def setup(self, stage: str) -> None:
-        """Load and partition the data on the first call; later calls do nothing."""
-        self._loaded  # noqa: B018  # loads
-
-    def client_dataset(self, client: int) -> Subset[tuple[Tensor, ...]]:
-        """Return the client's part of the training set, without the examples that the client holds out."""
-        return Subset(self._loaded.train, self._loaded.parts[client])
-
-    @override
-    def _client_parts(self) -> Parts:
-        return self._loaded.parts
-
-    def class_counts(self) -> Tensor:
-        """Return the (N, C) numbers of training examples per client and (corrupted) class, without those held out."""
-        parts, labels = self._loaded.parts, self.labels(self._loaded.train.tensors[1])
-        owners = torch.arange(len(parts)).repeat_interleave(parts.sizes)
-        cells = owners * self.num_classes + labels[parts.rows]
-        return torch.bincount(cells, minlength=len(parts) * self.num_classes).view(len(parts), self.num_classes)
-
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """Yield the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
-        for rows in torch.split(self._loaded.held_out[client], self.eval_batch_size):
-            if len(rows):  # torch.split makes one empty batch of no rows
-                yield [take(tensor, rows) for tensor in self._loaded.train.tensors]
+        """Return the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
+        return self._dealt.kept_batches(client, self.eval_batch_size)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the test set without proxy examples, in order; the papers evaluate on the test set every round."""
-        dataset = self._loaded.evaluation
-        batches = [slice(i, i + self.eval_batch_size) for i in range(0, len(dataset), self.eval_batch_size)]
-        # Each batch is one slice of a tensor. Without a generator of its own, the DataLoader would draw a seed for its
-        # workers from the global one, and training would depend on how often the model is evaluated.
-        return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
+        return in_order(self._dealt.evaluation, self.eval_batch_size)
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Return the same batches as :meth:`val_dataloader`."""
@@ -159,7 +133,7 @@ class LabelledData(FederatedDataModule):
 
     def proxy_dataloader(self) -> DataLoader[Any] | None:
         """Return the proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
-        dataset = self._loaded.proxy
+        dataset = self._dealt.proxy
         if not len(dataset):
             return None
         labels = self.labels(dataset.tensors[1])
@@ -167,14 +141,12 @@ class LabelledData(FederatedDataModule):
         return DataLoader(dataset, batch_size=None, sampler=batches)
 
     @cached_property
-    def _loaded(self) -> "_Loaded":
+    def _dealt(self) -> "_Loaded":
         train, test = (self._checked(*self.load(train)) for train in (True, False))
-        free = {
-            "train": torch.ones(len(train[0]), dtype=torch.bool),
-            "test": torch.ones(len(test[0]), dtype=torch.bool),
-        }
         source = train if self.proxy_source == "train" else test
-        in_proxy = self._draw_proxy(self.labels(source[1]))
+        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
+        in_proxy = draw_proxy(self.labels(source[1]), sizes, numpy_generator(self.seed, "proxy"))
+        free = {name: torch.ones(len(each[0]), dtype=torch.bool) for name, each in (("train", train), ("test", test))}
         free[self.proxy_source] &= ~in_proxy
         for name, number in (("train", self.train_examples), ("test", self.test_examples)):
             free[name] = self._drawn(name, free[name], number)
@@ -182,11 +154,13 @@ class LabelledData(FederatedDataModule):
         if self.corruption is not None:
             generator = numpy_generator(self.seed, "corruption")
             train = (train[0], self.corruption.corrupt(train[1], parts, self.num_classes, generator))
-        parts, held_out = self._hold_out(parts)
+        parts, kept = hold_out(parts, self.held_out, self.seed)
         return _Loaded(
-            train=TensorDataset(*train),
+            examples=TensorDataset(*train),
             parts=parts,
-            held_out=held_out,
+            classes=self.labels(train[1]),
+            num_classes=self.num_classes,
+            kept=(TensorDataset(*train), kept),
             evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
             proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
         )
@@ -223,23 +197,6 @@ class LabelledData(FederatedDataModule):
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
         return Parts.of(parts).among(rows)
 
-    def _draw_proxy(self, labels: Tensor) -> Tensor:
-        """Draw the (n,) bool mask that is True for the examples of the proxy source that move to the proxy set."""
-        generator = numpy_generator(self.seed, "proxy")
-        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail)
-        return draw_proxy(labels, sizes.tolist(), generator)
-
-    def _hold_out(self, parts: Parts) -> tuple[Parts, Parts]:
-        """Split each client's rows into the rows to train on and the rows to keep back."""
-        if not self.held_out:
-            return parts, Parts(parts.rows[:0], torch.zeros_like(parts.sizes))
-        masks = [
-            draw_held_out(len(part), self.held_out, numpy_generator(self.seed, "held out", client))
-            for client, part in enumerate(parts)
-        ]
-        split = [(part[~mask], part[mask]) for part, mask in zip(parts, masks, strict=True)]
-        return Parts.of([kept for kept, _ in split]), Parts.of([back for _, back in split])
-
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
         labels = self.labels(targets)
@@ -256,10 +213,7 @@ class LabelledData(FederatedDataModule):
         return inputs, targets
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    train: TensorDataset
-    parts: Parts  # the rows of train that each client trains on
-    held_out: Parts  # the rows of train that each client keeps back
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(Dealt):
     evaluation: TensorDataset
     proxy: TensorDataset  # may be empty

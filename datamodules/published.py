@@ -1,20 +1,21 @@
 """PublishedImages: the base class of published data sets with files of their own."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning.datamodules.cache import CACHE
+from fl_lightning.datamodules.cache import CACHE, cache_folder
 from fl_lightning.datamodules.download import download_whole
 from fl_lightning.datamodules.folder import find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images import ImageData
-from fl_lightning.datamodules.places import VARIABLE, data_folder, data_folders
+from fl_lightning.datamodules.settings import Images, Unpack
 from fl_lightning.errors import ConfigurationError
 
+VARIABLE = "FL_LIGHTNING_DATA"  # names the data folder
 UNREADABLE = (RuntimeError, ValueError, KeyError, IndexError, TypeError, AssertionError, EOFError, OSError)
 ELSEWHERE = f"name the folder that holds them (--data.root DIR, or the variable {VARIABLE})"
 
@@ -47,7 +48,7 @@ class PublishedImages(ImageData):
     decodes = False  # whether the data set's own files are images to be decoded
 
     def __init__(
-        self, root: str | None = None, download: bool = True, cache: str | None = CACHE, **images: Any
+        self, root: str | None = None, download: bool = True, cache: str | None = CACHE, **images: Unpack[Images]
     ) -> None:
         super().__init__(**images)
         self.root = root
@@ -156,3 +157,22 @@ def _is_filled(folder: Path) -> bool:
 
 def _listed(files: Sequence[str]) -> str:
     return f" ({', '.join(files)})" if files else ""
+
+
+def data_folder() -> Path:
+    """Return the folder that downloads go to: ``$FL_LIGHTNING_DATA``, else ``data`` beside the cached images.
+
+    Downloads can be made again, like the cached images, so both lie in the user's cache, as PyTorch's and Hugging
+    Face's downloads do.
+    """
+    named = os.environ.get(VARIABLE)
+    return Path(named).expanduser().absolute() if named else cache_folder(CACHE) / "data"
+
+
+def data_folders() -> list[Path]:
+    """Return the folders to look in, in this order: ``data`` in the working directory, and the data folder.
+
+    If ``$FL_LIGHTNING_DATA`` is set, the data folder that the variable names comes first.
+    """
+    local = Path("data").absolute()
+    return [data_folder(), local] if os.environ.get(VARIABLE) else [local, data_folder()]

@@ -1,14 +1,13 @@
 """Shapes: drawn squares, discs and triangles with boxes around them, for detection without a download."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.boxes import BoxData, padded
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.settings import Boxes, Unpack
+from fl_lightning.errors import check_at_least
 from fl_lightning.seeding import generator
 
 SIZES = {"train": 2000, "test": 400}  # numbers of images
@@ -37,10 +36,9 @@ class Shapes(BoxData):
 
     num_classes = 3
 
-    def __init__(self, image_size: int = 64, **images: Any) -> None:
+    def __init__(self, image_size: int = 64, **images: Unpack[Boxes]) -> None:
         super().__init__(image_size, **images)
-        if image_size < 16:
-            raise ConfigurationError(f"image_size must be at least 16, got {image_size}")
+        check_at_least(16, image_size=image_size)
 
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:

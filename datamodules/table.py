@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from typing_extensions import override
 
-from fl_lightning.datamodules.held_out import draw_held_out
+from fl_lightning.datamodules.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.federated import FederatedDataModule
 from fl_lightning.datamodules.partition import Natural
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.datamodules.settings import Federation, Unpack
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -71,7 +73,7 @@ class Table(FederatedDataModule):
         eval_batch_size: int = 1000,
         task: Task | None = None,
         partition: Natural | None = None,
-        **federation: Any,
+        **federation: Unpack[Federation],
     ) -> None:
         super().__init__(**federation)
         if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
@@ -97,17 +99,17 @@ class Table(FederatedDataModule):
     @cached_property
     def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
         """N, the number of distinct values of the client column."""
-        return len(self._loaded.parts)
+        return len(self._dealt.parts)
 
     @cached_property
     def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
         """The value of the client column for each client, as text, in the sorted order of the values."""
-        return [str(value) for value in self._loaded.clients]
+        return self._dealt.names
 
     @property
     def class_names(self) -> list[Any]:
         """The value of the target column for each class, in sorted order; empty for regression."""
-        return self._loaded.class_names
+        return self._dealt.class_names
 
     @override
     def missing(self) -> str | None:
@@ -117,61 +119,37 @@ class Table(FederatedDataModule):
         return None
 
     @override
-    def setup(self, stage: str) -> None:
-        self._loaded  # noqa: B018  # loads
-
-    @override
-    def client_dataset(self, client: int) -> Subset[tuple[Tensor, ...]]:
-        return Subset(self._loaded.train, self._loaded.parts[client])  # type: ignore[arg-type]  # a tensor is a sequence
-
-    @override
-    def client_num_samples(self, client: int) -> int:
-        return len(self._loaded.parts[client])
-
-    @override
-    def class_counts(self) -> Tensor | None:
-        if not self.class_names:
-            return None
-        classes, parts = self._loaded.train.tensors[1], self._loaded.parts
-        return torch.stack([classes[part].bincount(minlength=len(self.class_names)) for part in parts])
-
-    @override
     def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
-        """Yield the rows of the test set that are the client's own, in batches of ``eval_batch_size``, in order."""
-        rows = (self._loaded.test_owners == client).nonzero().flatten()
-        for some in torch.split(rows, self.eval_batch_size):
-            if len(some):  # torch.split makes one empty batch of no rows
-                yield [tensor[some] for tensor in self._loaded.test.tensors]
+        """Return the rows of the test set that are the client's own, in batches of ``eval_batch_size``, in order."""
+        return self._dealt.kept_batches(client, self.eval_batch_size)
 
     def _test_loader(self) -> DataLoader[Any]:
-        dataset = self._loaded.test
-        batches = [slice(i, i + self.eval_batch_size) for i in range(0, len(dataset), self.eval_batch_size)]
-        return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
+        return in_order(self._dealt.kept[0], self.eval_batch_size)
 
     @cached_property
-    def _loaded(self) -> _Loaded:
+    def _dealt(self) -> _Loaded:
         train = _frame(self.train, "train")
         test = train.iloc[:0] if self.test is None else _frame(self.test, "test")
         _check_columns(train, "train", [self.client, *self._targets, *(self.features or ())])
         names = self.features or [c for c in train.columns if c not in (self.client, *self._targets)]
         _check_columns(test, "test", [*self._targets, *names])
-        known = {value: number for number, value in enumerate(_sorted(train[self.client], self.client))}
-        owners = torch.tensor(train[self.client].map(known).to_numpy(np.int64))
-        owned = self.client in test and len(test)
-        test_owners = test[self.client].map(known).fillna(-1).to_numpy(np.int64) if owned else np.full(len(test), -1)
+        clients = _sorted(train[self.client], self.client)
         classes = self._classes(train, test)
-        tables = [TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test)]
-        parts = [(owners == k).nonzero().flatten() for k in range(len(known))]
-        if not self.test_share:
-            return _Loaded(list(known), classes, tables[0], parts, tables[1], torch.tensor(test_owners))
-        masks = [
-            draw_held_out(len(part), self.test_share, numpy_generator(self.seed, "held out", k))
-            for k, part in enumerate(parts)
-        ]
-        back = torch.cat([part[mask] for part, mask in zip(parts, masks, strict=True)])
-        parts = [part[~mask] for part, mask in zip(parts, masks, strict=True)]
-        held = TensorDataset(*(tensor[back] for tensor in tables[0].tensors))
-        return _Loaded(list(known), classes, tables[0], parts, held, owners[back])
+        rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
+        parts, kept = (_parts(table, self.client, clients) for table in (train, test))
+        if self.test_share:
+            parts, back = hold_out(parts, self.test_share, self.seed)
+            kept = Parts(torch.arange(len(back.rows)), back.sizes)
+            test_rows = TensorDataset(*rows[back.rows])
+        return _Loaded(
+            examples=rows,
+            parts=parts,
+            classes=rows.tensors[1] if classes else None,
+            num_classes=len(classes),
+            names=[str(value) for value in clients],
+            kept=(test_rows, kept),
+            class_names=classes,
+        )
 
     @property
     def _targets(self) -> list[str]:
@@ -198,20 +176,23 @@ class Table(FederatedDataModule):
 
     def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
         if classes:
-            numbers = {value: number for number, value in enumerate(classes)}
-            return torch.tensor(table[str(self.target)].map(numbers).to_numpy(np.int64))
+            return torch.from_numpy(_numbers(table[str(self.target)], classes))
         targets = _floats(table, self._targets)
         return targets[:, 0] if isinstance(self.target, str) else targets
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    clients: list[Any]  # the value of the client column for each client
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(Dealt):
+    names: list[str]
+    kept: tuple[TensorDataset, Parts]  # the test set, and each client's rows of the test set
     class_names: list[Any]
-    train: TensorDataset
-    parts: list[Tensor]  # the rows of train that each client trains on
-    test: TensorDataset  # may be empty
-    test_owners: Tensor  # the client of each row of test, -1 if unknown
+
+
+def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
+    """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
+    owners = _numbers(table[column], clients) if column in table else np.empty(0, np.int64)
+    rows = np.flatnonzero(owners >= 0)
+    return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
 
 
 def _frame(table: Any, name: str) -> DataFrame:
@@ -268,6 +249,13 @@ def _sorted(column: Series[Any], name: str) -> list[Any]:
         raise ConfigurationError(
             f"expected column {name} to hold values of one type, got several: convert them to texts"
         ) from None
+
+
+def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
+    """Return the position (n,) of each of a column's entries among some values; -1 for others."""
+    import pandas as pd
+
+    return np.asarray(pd.Index(values).get_indexer(column), dtype=np.int64)
 
 
 def _check_numbers(targets: DataFrame) -> None:

@@ -16,8 +16,9 @@ from fl_lightning.datamodules.augmentation import Augmentation
 from fl_lightning.datamodules.image_folder import check_constants
 from fl_lightning.datamodules.images import ImageData
 from fl_lightning.datamodules.labelled import LabelledData
+from fl_lightning.datamodules.settings import Arrays, Unpack
 from fl_lightning.engine.module.params import is_finite
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 NAMES = ("train_x", "train_y", "test_x", "test_y")
 GROUPS = "train_groups"
@@ -58,7 +59,7 @@ class Tensors(ImageData):
         mean: tuple[float, ...] | None = None,
         std: tuple[float, ...] | None = None,
         augment: Sequence[Augmentation] | Augmentation | None = None,
-        **labelled: Any,
+        **labelled: Unpack[Arrays],
     ) -> None:
         super().__init__(normalize=mean is not None, augment=augment, **labelled)
         pairs = [pair for pair in (train, test) if pair is not None]
@@ -67,8 +68,8 @@ class Tensors(ImageData):
                 "expected path (--data.path FILE.npz) or else train=(inputs, labels) and test=(inputs, labels), got "
                 f"path={path!r} and {len(pairs)} of the two: give one or the other"
             )
-        if num_classes is not None and num_classes < 1:
-            raise ConfigurationError(f"expected num_classes >= 1, or null to count them, got {num_classes}")
+        if num_classes is not None:
+            check_at_least(1, num_classes=num_classes)
         if mean is not None or std is not None:
             self.mean, self.std = check_constants(mean, std, len(mean or std or ()))
         self.path = path

@@ -20,8 +20,9 @@ if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_di
 if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     __version__: str
 
+    from fl_lightning.datamodules import FederatedDataModule, PartitionedData
     from fl_lightning.engine.federation.availability import Availability, AvailabilityTrace, Diurnal
-    from fl_lightning.engine.federation.data import FederatedDataModule, PartitionedData, TrainingBatch
+    from fl_lightning.engine.federation.batches import TrainingBatch
     from fl_lightning.engine.federation.sampling import (
         ClientSampler,
         FixedSchedule,
@@ -54,13 +55,13 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.runs.timer import RoundTimer
     from fl_lightning.runs.traffic import TrafficMonitor
 else:
-    FEDERATION, UPDATES = ("availability", "data", "sampling"), ("cohort", "gram")
+    FEDERATION, UPDATES = ("availability", "batches", "sampling"), ("cohort", "gram")
     RULES = ("callback", "run", "server")
     RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
     REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
     ROOMS = {"engine.federation": FEDERATION, "engine.updates": UPDATES, "engine.rules": RULES, "runs": RUNS}
     INNER = [f"{room}.{name}" for room, names in ROOMS.items() for name in names]
-    HOMES = ["errors", *INNER, "engine.orchestrator"]
+    HOMES = ["errors", *INNER, "engine.orchestrator", "datamodules"]
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""

@@ -1,5 +1,6 @@
 """Small image files in the formats that data sets are published in."""
 
+import pickle
 import struct
 from pathlib import Path
 from typing import Any
@@ -56,3 +57,34 @@ def write_tiny(folder: Path) -> None:
         write_image(folder / "val" / "images" / f"val_{number}.JPEG", label, (64, 64), "L" if number == 1 else "RGB")
         lines.append(f"val_{number}.JPEG\t{classes[label]}{BOX}\n")
     (folder / "val" / "val_annotations.txt").write_text("".join(lines))
+
+
+def write_qmnist(root: Path, writers: dict[str, list[int]]) -> None:
+    """An image for each writer, by split; the extended labels are rows of eight big-endian 32-bit integers.
+
+    Class (the image's number), HSF series, writer, digit of this writer, NIST class, global number, two zeros.
+    """
+    folder = root / "QMNIST" / "raw"
+    folder.mkdir(parents=True)
+    for split, found in writers.items():
+        pixels = np.arange(len(found) * 784, dtype=np.uint32).astype(np.uint8).reshape(-1, 28, 28)
+        header = struct.pack(">4i", 0x0803, *pixels.shape)
+        (folder / f"qmnist-{split}-images-idx3-ubyte").write_bytes(header + pixels.tobytes())
+        rows = [[k % 10, 4, writer, k, 30 + k % 10, 1000 + k, 0, 0] for k, writer in enumerate(found)]
+        header = struct.pack(">3i", 0x0C02, len(rows), 8)
+        (folder / f"qmnist-{split}-labels-idx2-int").write_bytes(header + np.array(rows, dtype=">i4").tobytes())
+
+
+def write_cifar(folder: Path, source: Any) -> np.ndarray:
+    """Two noisy images in each file of torchvision's CIFAR-10 or CIFAR-100, labelled with the file's number and 9.
+
+    Returns the (F, 2, 3072) bytes of all files, those of the test set last.
+    """
+    labels = "fine_labels" if source.meta["key"].startswith("fine") else "labels"
+    files = [name for name, _ in (*source.train_list, *source.test_list)]
+    pixels = np.random.default_rng(0).integers(0, 256, (len(files), 2, 3072), dtype=np.uint8)
+    folder.mkdir(parents=True)
+    (folder / source.meta["filename"]).write_bytes(pickle.dumps({source.meta["key"]: list("abcdefghij")}))
+    for number, (name, rows) in enumerate(zip(files, pixels, strict=True)):
+        (folder / name).write_bytes(pickle.dumps({"data": rows, labels: [number, 9]}))
+    return pixels

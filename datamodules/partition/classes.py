@@ -3,9 +3,10 @@
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import deal, number
-from fl_lightning.engine.federation.partition import Ints, Partition
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class ClassesPerClient(Partition):
@@ -25,8 +26,7 @@ class ClassesPerClient(Partition):
     """
 
     def __init__(self, classes: int) -> None:
-        if not classes >= 1:  # also refuses nan
-            raise ConfigurationError(f"expected classes >= 1 per client, got {classes}: use 1 or more")
+        check_at_least(1, classes=classes)
         self.classes = classes
 
     @override

@@ -3,10 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_lightning.engine.federation.partition import stable_order
+from fl_lightning.datamodules.partition.parts import Ints, stable_order
 from fl_lightning.errors import ConfigurationError
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_CONCENTRATION, MAX_CONCENTRATION = 1e-300, 1e300  # beyond, a Dirichlet draw under- or overflows

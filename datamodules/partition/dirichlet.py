@@ -5,10 +5,11 @@ from typing import Literal, get_args
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import MIN_CONCENTRATION, check_alpha, deal, dirichlet, number, whole
 from fl_lightning.datamodules.partition.iid import IID
-from fl_lightning.engine.federation.partition import Ints, Partition
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
 
 Form = Literal["class", "client", "rebalanced"]
 
@@ -47,10 +48,8 @@ class Dirichlet(Partition):
 
     def __init__(self, alpha: float, form: Form = "class", min_samples: int = 10) -> None:
         check_alpha(alpha)
-        if form not in get_args(Form):
-            raise ConfigurationError(f"expected form to be one of {get_args(Form)}, got {form!r}: pick one of them")
-        if not min_samples >= 0:  # also refuses nan
-            raise ConfigurationError(f"expected min_samples >= 0, got {min_samples}: use 0 for no lower bound")
+        check_choice("form", form, *get_args(Form))
+        check_at_least(0, min_samples=min_samples)
         self.alpha = alpha
         self.form = form
         self.min_samples = min_samples

@@ -5,10 +5,11 @@ from typing import Literal
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha
 from fl_lightning.datamodules.partition.dirichlet import Dirichlet
-from fl_lightning.engine.federation.partition import Ints, Partition
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.datamodules.partition.parts import Ints
+from fl_lightning.errors import ConfigurationError, check_choice
 
 
 class HybridDirichlet(Partition):
@@ -41,8 +42,7 @@ class HybridDirichlet(Partition):
             check_alpha(alpha, f"alphas[{index}]")
         if not 0 < share < 1:  # also refuses nan
             raise ConfigurationError(f"expected share in (0, 1), got {share}: use 0.5 for half the clients")
-        if form not in ("class", "client"):
-            raise ConfigurationError(f"expected form to be 'class' or 'client', got {form!r}: pick one of them")
+        check_choice("form", form, "class", "client")
         self.alphas = alphas
         self.share = share
         self.form = form

@@ -3,7 +3,8 @@
 import numpy as np
 from typing_extensions import override
 
-from fl_lightning.engine.federation.partition import Ints, Partition, equal_owners
+from fl_lightning.datamodules.partition.base import Partition
+from fl_lightning.datamodules.partition.parts import Ints
 
 
 class IID(Partition):
@@ -13,4 +14,4 @@ class IID(Partition):
 
     @override
     def owners(self, labels: Ints, num_clients: int, generator: np.random.Generator) -> Ints:
-        return equal_owners(len(labels), num_clients, generator)
+        return generator.permutation(np.arange(len(labels)) % num_clients)

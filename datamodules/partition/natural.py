@@ -3,8 +3,9 @@
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import number
-from fl_lightning.engine.federation.partition import Ints, Partition
+from fl_lightning.datamodules.partition.parts import Ints
 from fl_lightning.errors import ConfigurationError
 
 

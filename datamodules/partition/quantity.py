@@ -3,8 +3,9 @@
 import numpy as np
 from typing_extensions import override
 
+from fl_lightning.datamodules.partition.base import Partition
 from fl_lightning.datamodules.partition.dealing import check_alpha, dirichlet, whole
-from fl_lightning.engine.federation.partition import Ints, Partition
+from fl_lightning.datamodules.partition.parts import Ints
 
 
 class QuantitySkew(Partition):

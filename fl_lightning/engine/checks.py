@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
 from fl_lightning.engine.federation.clients import names_of
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.rules.callback import FederatedCallback, Part, overrides
 from fl_lightning.engine.rules.work import LocalSettings
@@ -161,7 +161,7 @@ ONCE: dict[Part, str] = {
 }
 
 
-def check_rules(rules: Sequence[FederatedCallback], data: FederatedDataModule) -> None:
+def check_rules(rules: Sequence[FederatedCallback], data: FederatedData) -> None:
     """Refuse a chain in which one rule undoes another rule's work, and a rule that lacks the proxy set it needs."""
     _check_chain(rules)
     needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
@@ -189,7 +189,7 @@ def _check_chain(rules: Sequence[FederatedCallback]) -> None:
             raise ConfigurationError(f"{first} and {second} do not go together: {reasons[0]}")
 
 
-def check_data(data: FederatedDataModule, max_epochs: int | None) -> None:
+def check_data(data: FederatedData, max_epochs: int | None) -> None:
     """Refuse clients' names that are missing or equal, and a sampler or a trace that is invalid in some round.
 
     All cohorts of a sampler with a last round are drawn, so that a mistake in round 17 is reported before round 1.

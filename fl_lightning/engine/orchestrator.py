@@ -24,8 +24,7 @@ from fl_lightning.arguments import picklable_defaults
 from fl_lightning.engine import checks
 from fl_lightning.engine.aggregation import aggregate, step_server
 from fl_lightning.engine.devices.strategy import busy, waits
-from fl_lightning.engine.federation.data import PADDING, ClientIds
-from fl_lightning.engine.federation.draws import Dealing
+from fl_lightning.engine.federation.data import PADDING, ClientIds, Dealing
 from fl_lightning.engine.hosting.guard import Guard
 from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from

@@ -21,8 +21,8 @@ import fl_lightning.callbacks
 import fl_lightning.datamodules
 import fl_lightning.models  # noqa: F401
 from fl_lightning.commands import counted
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
-from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.fit import overview

@@ -11,8 +11,8 @@ from rich.text import Text
 from torch import Tensor
 
 from fl_lightning.commands import counted
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.federation.clients import names_of
-from fl_lightning.engine.federation.data import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.pictures import bubbles
 

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.configs import resolve_configs

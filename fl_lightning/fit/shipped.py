@@ -20,14 +20,14 @@ from fl_lightning.datamodules import (
     Augmentation,
     BoxData,
     Corruption,
+    FederatedDataModule,
     ImageData,
     LabelledData,
+    Partition,
     PublishedImages,
     VisionData,
 )
 from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.data import FederatedDataModule
-from fl_lightning.engine.federation.partition import Partition
 from fl_lightning.engine.federation.sampling import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class

@@ -10,7 +10,7 @@ import numpy as np
 from jsonargparse import ArgumentParser
 from numpy.typing import NDArray
 
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import Cell
 from fl_lightning.fit.reading import config_of

@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from fl_lightning.engine.federation.clients import data_fingerprint, names_of
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.engine.rules.server import Server
@@ -178,7 +178,7 @@ class RunTracking(Callback):
             run.log({"round": round}, step=max(run.step, STEPS * round), commit=False)
 
 
-def environment(trainer: Trainer, data: FederatedDataModule) -> dict[str, Any]:
+def environment(trainer: Trainer, data: FederatedData) -> dict[str, Any]:
     """Collect the facts of a run.
 
     Returns:

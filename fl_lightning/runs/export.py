@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.saving import check_state, own_names
 from fl_lightning.engine.rules.server import evaluating
@@ -192,7 +192,7 @@ def _example(module: LightningModule, config: Mapping[str, Any]) -> Any:
         return module.example_input_array
     if not config:
         raise ConfigurationError("export: a program needs an example input: pass example, or set example_input_array")
-    data: Any = _make(FederatedDataModule, _class_in(config, "data"))
+    data: Any = _make(FederatedData, _class_in(config, "data"))
     data.prepare_data()
     data.setup("fit")
     loader = data.val_dataloader()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from torch import Tensor
 from torchvision.transforms import v2  # type: ignore[import-untyped]  # it ships no types
 
@@ -19,7 +18,6 @@ from fl_lightning.errors import ConfigurationError
 Operation = tuple[str, int | None, bool]  # name, level, negative
 Outcome = tuple[Operation | None, Operation | None]  # what becomes of an image
 
-POLICIES = ["cifar10", "imagenet", "svhn"]
 ALL = [RandomFlip(), RandomCrop(), RandomCrop(padding=1), AutoAugment(), AutoAugment("imagenet"), AutoAugment("svhn")]
 
 # Cubuk et al. (2019), table 7, row by row: operation, probability, magnitude (- where the operation has none).
@@ -108,12 +106,8 @@ def test_crops_by_hand() -> None:
         *((0, 1, 0, 3), (1, 2, 3, 4), (2, 0, 4, 0)),
         *((0, 3, 0, 0), (3, 4, 0, 0), (4, 0, 0, 0)),
     }
-
-
-def test_crops_of_images_that_are_not_square() -> None:
-    """[1 2] with a black pixel around it: the middle row gives 01, 12 and 20, the others nothing."""
-    crops = seeded(0, RandomCrop(1), torch.tensor([[1, 2]], dtype=torch.uint8).repeat(500, 1, 1, 1))
-    assert {tuple(crop.flatten().tolist()) for crop in crops} == {(0, 0), (0, 1), (1, 2), (2, 0)}
+    wide = seeded(0, RandomCrop(1), image[:1].repeat(500, 1, 1, 1))  # only the middle row of its crops holds something
+    assert {tuple(crop.flatten().tolist()) for crop in wide} == {(0, 0), (0, 1), (1, 2), (2, 0)}
 
 
 def test_crop_offsets_are_uniform() -> None:
@@ -165,8 +159,7 @@ def torchvision_seeds(policy: str) -> dict[Outcome, int]:
     return seeds
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "channels"), [("cifar10", 3), ("imagenet", 1), ("svhn", 3)])
 def test_auto_augment_is_torchvisions_bit_for_bit(policy: str, channels: int) -> None:
     """Whatever torchvision can do to an image, in either sign, the batch does to its rows: two rows of each outcome."""
     seeds = torchvision_seeds(policy)
@@ -182,23 +175,13 @@ def test_auto_augment_is_torchvisions_bit_for_bit(policy: str, channels: int) ->
         assert torch.equal(augmented[row], reference), outcome
 
 
-def test_yaml_names_augmentations_briefly() -> None:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--augment", type=list[Augmentation])
-    listed = ["RandomCrop", "RandomFlip", {"class_path": "AutoAugment", "init_args": {"policy": "svhn"}}]
-    made = parser.instantiate(parser.parse_object({"augment": listed})).augment
-    assert [type(augmentation) for augmentation in made] == [RandomCrop, RandomFlip, AutoAugment]
-    assert made[2].policy == v2.AutoAugmentPolicy.SVHN
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: RandomFlip(-0.1), r"RandomFlip.p must be in \[0, 1\].*got -0.1"),
-        (lambda: RandomFlip(1.1), r"RandomFlip.p must be in \[0, 1\].*got 1.1"),
         (lambda: RandomFlip(math.nan), r"RandomFlip.p must be in \[0, 1\].*got nan"),
-        (lambda: RandomCrop(0), "RandomCrop.padding must be a whole number of pixels >= 1, got 0"),
-        (lambda: RandomCrop(1.5), "RandomCrop.padding must be a whole number of pixels >= 1, got 1.5"),  # type: ignore[arg-type]
+        (lambda: RandomCrop(0), "RandomCrop.padding must be at least 1, got 0"),
+        (lambda: RandomCrop(1.5), "RandomCrop.padding must be a whole number, got 1.5"),  # type: ignore[arg-type]
         (lambda: AutoAugment("cifar100"), "AutoAugment.policy must be 'cifar10', .* got 'cifar100'"),  # type: ignore[arg-type]
         (lambda: Augmentation()(torch.zeros(1)), "Augmentation must define __call__"),
     ],

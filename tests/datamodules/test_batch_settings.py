@@ -2,79 +2,55 @@
 
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit, rows, run
+from command import TINY, fit, refused
+from jsonargparse import ArgumentParser
 
-from fl_lightning import datamodules
-from fl_lightning.datamodules import CIFAR10, Digits, RandomFlip, Shapes, Tensors
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning import FederatedDataModule, datamodules
+from fl_lightning.datamodules import RandomFlip, Tensors
+from fl_lightning.datamodules.settings import Federation, Images, Labelled, Published
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.reading import config_of
 
-SHIPPED = [
-    cls
-    for cls in vars(datamodules).values()
-    if inspect.isclass(cls) and issubclass(cls, FederatedDataModule) and cls is not FederatedDataModule
-]
-REQUIRED = {
-    "BoxData": ["--data.image_size", "8"],
-    "ImageFolder": ["--data.root", "here", "--data.image_size", "8"],
-    "FlowerDatasets": ["--data.source", "mine"],
-    "HuggingFace": ["--data.train", "here"],
-    "PartitionedData": ["--data.datamodule", "LightningDataModule"],
-    "Table": ["--data.train", "my.csv", "--data.target", "y"],
-}
+SHIPPED = [cls for cls in vars(datamodules).values() if inspect.isclass(cls) and issubclass(cls, FederatedDataModule)]
 MINE = """
+from pathlib import Path
+
 from torch.utils.data import default_collate
 
 
-def halved(examples):
-    inputs, labels = default_collate(examples)
-    return [inputs.float() / 510, labels]
+def noted(examples):
+    Path("called").touch()
+    return default_collate(examples)
 """
 
 
 @pytest.mark.parametrize("cls", SHIPPED, ids=lambda cls: cls.__name__)
-def test_every_data_module_takes_both(cls: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    Path("mine.py").write_text(MINE)
-    Path("tiny.yaml").write_text(TINY)
-    name = f"fl_lightning.datamodules.{cls.__name__}"
-    changed = ["--data", name, "--data.collate_fn", "mine.halved", "--data.drop_last", "true"]
-    changed += REQUIRED.get(cls.__name__, [])
-    settings = config_of(["--config", "tiny.yaml", *changed])["data"]["init_args"]
-    assert (settings["collate_fn"], settings["drop_last"]) == ("mine.halved", True)
+def test_every_data_module_takes_both(cls: type) -> None:
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, "data")
+    assert {"collate_fn", "drop_last"} <= vars(parser.get_defaults().data).keys()
 
 
 def test_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits in batches that the user's function halves: half the inputs, so another loss than without it."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
-    Path("tiny.yaml").write_text(TINY)
-    Path("mine.yaml").write_text(TINY + "    collate_fn: mine.halved\n    drop_last: true\n")
-    losses = []
-    for config in ("tiny.yaml", "mine.yaml"):
-        fit(config=config)
-        losses.append(rows(f"runs/{config[:4]}/version_0/metrics.csv")[0]["train/loss"])
-    assert losses[0] != losses[1]
-    assert "collate_fn: mine.halved" in Path("runs/mine/version_0/config.yaml").read_text()
+    Path("tiny.yaml").write_text(TINY + "    collate_fn: mine.noted\n    drop_last: true\n")
+    fit()
+    assert Path("called").exists()
+    assert "collate_fn: mine.noted" in Path("runs/tiny/version_0/config.yaml").read_text()
 
 
 def test_a_function_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
-    result = run("fit", "--config", "tiny.yaml", "--data.collate_fn", "nowhere.pad")
-    assert result.status == 2
-    reason = "No module named 'nowhere'"
-    assert result.err == (
-        "fl-lightning: error: data.collate_fn: expected a function, as in my_module.my_function, got something else: "
-        f"{reason}\n"
-    )
+    said = refused("fit", "--config", "tiny.yaml", "--data.collate_fn", "nowhere.pad")
+    expected = "data.collate_fn: expected a function, as in my_module.my_function, got something else: "
+    assert said == expected + "No module named 'nowhere'"
 
 
 def test_augment_and_collate_fn_exclude_each_other() -> None:
@@ -82,6 +58,24 @@ def test_augment_and_collate_fn_exclude_each_other() -> None:
     pair = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
     with pytest.raises(ConfigurationError, match="expected augment or collate_fn, got both"):
         Tensors(train=pair, test=pair, augment=RandomFlip(), collate_fn=tuple)
+
+
+@pytest.mark.parametrize(
+    ("cls", "known"),
+    [
+        (FederatedDataModule, Federation),
+        (datamodules.LabelledData, Labelled),
+        (datamodules.ImageData, Images),
+        (datamodules.PublishedImages, Published),
+    ],
+)
+def test_editors_know_the_arguments_that_a_base_class_takes(cls: type, known: Any) -> None:
+    own = [base.__init__ for base in cls.__mro__ if issubclass(base, FederatedDataModule)]
+    taken = [inspect.signature(init).parameters.values() for init in own]
+    named = {
+        each.name: each.annotation for each in chain(*taken) if each.name != "self" and each.kind != each.VAR_KEYWORD
+    }
+    assert known.__annotations__ == named
 
 
 class Own(FederatedDataModule):
@@ -96,16 +90,8 @@ class Own(FederatedDataModule):
 ONE = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
 TAKING: dict[str, Callable[[Any], FederatedDataModule]] = {
     "Own": Own,
-    "PartitionedData": lambda number: FederatedDataModule.from_loaders(
-        list(zip(*ONE, strict=True)), num_clients=number
-    ),
-    "a stated partition": lambda number: FederatedDataModule.from_loaders(
-        [0, 1], num_clients=number, partition=[[0], [1]]
-    ),
+    "PartitionedData": lambda number: FederatedDataModule.from_loaders([0, 1], num_clients=number),
     "Tensors": lambda number: Tensors(train=ONE, test=ONE, num_clients=number),
-    "Digits": lambda number: Digits(num_clients=number),
-    "Shapes": lambda number: Shapes(num_clients=number),
-    "CIFAR10": lambda number: CIFAR10(num_clients=number),
 }
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,30 +56,27 @@ def test_decodes_once(source: Source) -> None:
         assert read.dtype == torch.uint8
     assert source.decoded == 1
     assert [path.suffix for path in source.entries()] == [".safetensors"]
-
-
-def test_without_a_cache_decodes_every_time(source: Source, tmp_path: Path) -> None:
-    assert torch.equal(source.read(cache=None), source.read(cache=None))
+    source.read(cache=None)
     assert source.decoded == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["images"]
+    assert len(source.entries()) == 1
 
 
-@pytest.mark.parametrize("change", ["time", "size", "name", "fewer"])
-def test_changed_files_are_decoded_again(source: Source, change: str) -> None:
+def touched(file: Path) -> None:
+    os.utime(file, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns + 1))
+
+
+def resized(file: Path) -> None:
+    before = file.stat()
+    file.write_bytes(b"another")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [touched, resized, lambda file: file.rename(file.with_name("c.png"))])
+def test_changed_files_are_decoded_again(source: Source, change: Callable[[Path], Path | None]) -> None:
     """Nor is the old entry kept: one of 8 bytes is there before and after."""
     source.read()
     (old,) = source.entries()
-    file = Path(source.files[1])
-    before = file.stat()
-    if change == "time":
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
-    elif change == "size":
-        file.write_bytes(b"another")
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    elif change == "name":
-        source.files[1] = str(file.rename(file.with_name("c.png")))
-    else:
-        del source.files[1]
+    source.files[1] = str(change(Path(source.files[1])) or source.files[1])
     new = IMAGES.flip(0).contiguous()
     assert torch.equal(source.read(images=new), new)
     assert source.decoded == 2
@@ -109,27 +107,25 @@ def test_a_folder_has_one_entry_whatever_leads_to_it(source: Source, tmp_path: P
     assert source.decoded == 1
 
 
-@pytest.mark.parametrize("damage", ["empty", "half", "flipped", "junk", "reshaped", "foreign"])
-def test_a_damaged_entry_is_made_again(source: Source, damage: str) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: b"x" * 1000,
+        lambda content: content.replace(b"[2,1,2,2]", b"[1,2,2,2]"),
+        lambda content: content.replace(b'"images"', b'"imagex"'),  # a sound file of another tensor
+    ],
+)
+def test_a_damaged_entry_is_made_again(source: Source, damage: Callable[[bytes], bytes]) -> None:
     source.read()
     (entry,) = source.entries()
     content = entry.read_bytes()
-    if damage == "empty":
-        entry.write_bytes(b"")
-    elif damage == "half":
-        entry.write_bytes(content[: len(content) // 2])
-    elif damage == "flipped":
-        entry.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    elif damage == "junk":
-        entry.write_bytes(b"x" * 1000)
-    elif damage == "reshaped":
-        entry.write_bytes(content.replace(b"[2,1,2,2]", b"[1,2,2,2]"))
-    else:  # a sound file of another tensor
-        entry.write_bytes(content.replace(b'"images"', b'"imagex"'))
+    entry.write_bytes(damage(content))
     with pytest.warns(UserWarning, match="is damaged: the file is deleted and made again") as caught:
         assert torch.equal(source.read(), IMAGES)
     assert len(caught) == 1
-    assert source.decoded == 2
     assert entry.read_bytes() == content
     source.read()
     assert source.decoded == 2

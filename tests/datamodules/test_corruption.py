@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -109,23 +110,18 @@ def test_many_clients() -> None:
     assert int((after != labels).sum()) == 50_000
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
-def test_refuses_share(share: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected share of corrupted clients in \[0, 1\], got"):
-        LabelSwap(share)
-
-
-@pytest.mark.parametrize("pair", [(1, 1), (-1, 2), (0, 1, 2), (4,)])
-def test_refuses_pair(pair: tuple[int, int]) -> None:
-    with pytest.raises(ConfigurationError, match="expected pair to be two different classes >= 0, got"):
-        LabelSwap(0.5, pair)
-
-
-def test_refuses_classes_that_are_not_there() -> None:
-    labels, parts = torch.zeros(4, dtype=torch.int64), [torch.arange(4)]
-    with pytest.raises(ConfigurationError, match=r"two classes below 10 to swap, got pair=\(3, 10\)"):
-        corrupt(LabelSwap(0.5, (3, 10)), labels, parts)
-    with pytest.raises(ConfigurationError, match="two classes below 1 to swap, got pair=None"):
-        corrupt(LabelSwap(0.5), labels, parts, num_classes=1)
-    with pytest.raises(ConfigurationError, match="Corruption must define corrupt"):
-        corrupt(Corruption(), labels, parts)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LabelSwap(-0.1), r"expected share of corrupted clients in \[0, 1\], got -0.1"),
+        (lambda: LabelSwap(math.nan), r"expected share of corrupted clients in \[0, 1\], got nan"),
+        (lambda: LabelSwap(0.5, (1, 1)), r"expected pair to be two different classes >= 0, got \(1, 1\)"),
+        (lambda: LabelSwap(0.5, (-1, 2)), "expected pair to be two different classes >= 0"),
+        (lambda: LabelSwap(0.5, (0, 1, 2)), "expected pair to be two different classes"),  # type: ignore[arg-type]
+        (lambda: LabelSwap(0.5, (3, 10)), r"two classes below 10 to swap, got pair=\(3, 10\)"),
+        (Corruption, "Corruption must define corrupt"),
+    ],
+)
+def test_refusals(make: Callable[[], Corruption], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        corrupt(make(), torch.zeros(4, dtype=torch.int64), [torch.arange(4)])

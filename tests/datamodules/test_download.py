@@ -5,11 +5,9 @@ import gzip
 import hashlib
 import multiprocessing
 import os
-import pickle
 import re
 import signal
 import socket
-import struct
 import tarfile
 import threading
 import time
@@ -23,12 +21,22 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run
-from image_files import write_idx, write_tiny
+from image_files import write_cifar, write_idx, write_qmnist, write_tiny
 from torchvision import datasets
 
 import fl_lightning.datamodules.download as downloading
-from fl_lightning.datamodules import CIFAR10, CIFAR100, EMNIST, MNIST, QMNIST, FashionMNIST, TinyImageNet, tiny_imagenet
+from fl_lightning.datamodules import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    MNIST,
+    QMNIST,
+    FashionMNIST,
+    TinyImageNet,
+    VisionData,
+)
 from fl_lightning.datamodules.download import ABANDONED_S, download_whole
+from fl_lightning.datamodules.tiny_imagenet import URL as TINY_IMAGENET
 from fl_lightning.errors import ConfigurationError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*may be half unpacked")
@@ -98,37 +106,24 @@ def nowhere() -> str:
         return f"http://127.0.0.1:{free.getsockname()[1]}/"
 
 
-def local_mnist(server: Server, count: int = 5) -> Any:
+def local_mnist(server: Server, folder: Path, count: int = 5) -> Any:
     """Torchvision's MNIST with some images of noise in each set, from the local server."""
-    resources, noise = [], np.random.default_rng(0)
-    for split in ("train", "t10k"):
-        images = struct.pack(">4i", 0x0803, count, 28, 28) + noise.bytes(784 * count)
-        labels = struct.pack(">2i", 0x0801, count) + bytes(k % 10 for k in range(count))
-        for name, content in ((f"{split}-images-idx3-ubyte.gz", images), (f"{split}-labels-idx1-ubyte.gz", labels)):
-            resources.append((name, server.add(name, gzip.compress(content))))
+    noise, labels = np.random.default_rng(0).integers(0, 256, (count, 28, 28), np.uint8), np.arange(count) % 10
+    splits = ("train", "t10k")
+    write_idx(folder / "made", dict.fromkeys(splits, noise), dict.fromkeys(splits, labels.astype(np.uint8)))
+    names = [name for name, _ in datasets.MNIST.resources]
+    resources = [(name, server.add(name, zipped(folder / "made" / Path(name).stem))) for name in names]
     return type("MNIST", (datasets.MNIST,), {"mirrors": [server.url], "resources": resources})
 
 
-def local_cifar10(server: Server, folder: Path) -> Any:
-    """Torchvision's CIFAR-10 with four images in each file, labelled 0 to 3, from the local server."""
-    sums = {}
-    (folder / "cifar-10-batches-py").mkdir(parents=True)
-    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch", "batches.meta"):
-        batch = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 3], "label_names": list("abcdefghij")}
-        content = pickle.dumps(batch)
-        (folder / "cifar-10-batches-py" / name).write_bytes(content)
-        sums[name] = hashlib.md5(content).hexdigest()
-    with tarfile.open(folder / "made.tar.gz", "w:gz") as archive:
-        archive.add(folder / "cifar-10-batches-py", "cifar-10-batches-py")
-    md5 = server.add("cifar-10-python.tar.gz", (folder / "made.tar.gz").read_bytes())
-    tables = {
-        "url": server.url + "cifar-10-python.tar.gz",
-        "tgz_md5": md5,
-        "train_list": [[f"data_batch_{n}", sums[f"data_batch_{n}"]] for n in range(1, 6)],
-        "test_list": [["test_batch", sums["test_batch"]]],
-        "meta": {**datasets.CIFAR10.meta, "md5": sums["batches.meta"]},
-    }
-    return type("CIFAR10", (datasets.CIFAR10,), tables)
+def local_qmnist(server: Server, folder: Path) -> Any:
+    """Torchvision's QMNIST with two writers' images in each set."""
+    write_qmnist(folder, {"train": [2100, 7], "test": [2599, 0]})
+    resources: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    for path in sorted((folder / "QMNIST" / "raw").iterdir()):
+        address = server.url + f"{path.name}.gz"
+        resources[path.name.split("-")[1]].append((address, server.add(f"{path.name}.gz", zipped(path))))
+    return type("QMNIST", (datasets.QMNIST,), {"resources": resources})
 
 
 def local_emnist(server: Server, folder: Path) -> Any:
@@ -136,28 +131,37 @@ def local_emnist(server: Server, folder: Path) -> Any:
     pixels, labels = np.zeros((3, 28, 28), np.uint8), np.array([46, 0, 1], np.uint8)
     splits = [f"emnist-balanced-{part}" for part in ("train", "test")]
     write_idx(folder, dict.fromkeys(splits, pixels), dict.fromkeys(splits, labels))
-    with zipfile.ZipFile(folder / "made.zip", "w") as archive:
+    with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
         for path in sorted(folder.glob("*-ubyte")):
-            archive.writestr(f"gzip/{path.name}.gz", gzip.compress(path.read_bytes()))
-    md5 = server.add("gzip.zip", (folder / "made.zip").read_bytes())
+            archive.writestr(f"gzip/{path.name}.gz", zipped(path))
+    md5 = server.add("gzip.zip", (folder / "gzip.zip").read_bytes())
     return type("EMNIST", (datasets.EMNIST,), {"url": server.url + "gzip.zip", "md5": md5})
 
 
-def local_qmnist(server: Server) -> Any:
-    """Torchvision's QMNIST with two images in each set; a label's third number is the writer's."""
-    resources = {}
-    for split in ("train", "test"):
-        images = struct.pack(">4i", 0x0803, 2, 28, 28) + bytes(784 * 2)
-        labels = struct.pack(">3i", 0x0C02, 2, 8) + np.array([[7, 4, 2100, 0, 37, 1, 0, 0]] * 2, ">i4").tobytes()
-        names = (f"qmnist-{split}-images-idx3-ubyte.gz", f"qmnist-{split}-labels-idx2-int.gz")
-        sums = [server.add(name, gzip.compress(content)) for name, content in zip(names, (images, labels), strict=True)]
-        resources[split] = [(server.url + name, md5) for name, md5 in zip(names, sums, strict=True)]
-    return type("QMNIST", (datasets.QMNIST,), {"resources": resources})
+def local_cifar10(server: Server, folder: Path) -> Any:
+    """Torchvision's CIFAR-10 with two images in each file, from the local server."""
+    source, made = datasets.CIFAR10, folder / "cifar-10-batches-py"
+    write_cifar(made, source)
+    sums = {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in made.iterdir()}
+    with tarfile.open(folder / source.filename, "w:gz") as archive:
+        archive.add(made, made.name)
+    tables = {
+        "url": server.url + source.filename,
+        "tgz_md5": server.add(source.filename, (folder / source.filename).read_bytes()),
+        "train_list": [[name, sums[name]] for name, _ in source.train_list],
+        "test_list": [["test_batch", sums["test_batch"]]],
+        "meta": {**source.meta, "md5": sums["batches.meta"]},
+    }
+    return type("CIFAR10", (source,), tables)
+
+
+def zipped(path: Path) -> bytes:
+    return gzip.compress(path.read_bytes())
 
 
 @pytest.fixture
-def mnist(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    source = local_mnist(server)
+def mnist(server: Server, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    source = local_mnist(server, tmp_path_factory.mktemp("mnist"), 400)  # more than is kept in memory
     monkeypatch.setattr(MNIST, "source", source)
     return source
 
@@ -178,7 +182,7 @@ def test_a_download_that_breaks_off_is_no_data(tmp_path: Path, server: Server, m
         data.setup("fit")
     server.share, server.requests = 1.0, 0
     data.prepare_data()
-    assert data.load(train=True)[1].tolist() == list(range(5))
+    assert len(data.load(train=True)[1]) == 400
     assert shown(tmp_path / "data") == ["MNIST"]
     assert shown(tmp_path / "data" / "MNIST" / "raw") == sorted(Path(name).stem for name in server.files)
     assert server.requests == 4
@@ -186,36 +190,36 @@ def test_a_download_that_breaks_off_is_no_data(tmp_path: Path, server: Server, m
     assert server.requests == 4
 
 
-def test_cifar_is_fetched_whole(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CIFAR10, "source", local_cifar10(server, tmp_path / "made"))
-    data = CIFAR10(root=str(tmp_path / "data"), num_clients=2)
+@pytest.mark.parametrize(
+    ("data_class", "make", "labels", "requests"),
+    [
+        (CIFAR10, local_cifar10, [0, 9, 1, 9, 2, 9, 3, 9, 4, 9], 1),
+        (EMNIST, local_emnist, [46, 0, 1], 1),
+        (QMNIST, local_qmnist, [0, 1], 4),
+    ],
+)
+def test_each_is_fetched_whole(
+    data_class: type[VisionData],
+    make: Callable[[Server, Path], Any],
+    labels: list[int],
+    requests: int,
+    tmp_path: Path,
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Damaged files are not replaced."""
+    monkeypatch.setattr(data_class, "source", make(server, tmp_path / "made"))
+    data = data_class(root=str(tmp_path / "data"))
     assert "downloads the data" in str(data.missing())
     data.prepare_data()
     assert data.missing() is None
-    assert shown(tmp_path / "data") == ["cifar-10-batches-py"]
-    assert data.load(train=True)[1].tolist() == [0, 1, 2, 3] * 5
-    (tmp_path / "data" / "cifar-10-batches-py" / "batches.meta").unlink()
-    assert "damaged or incomplete" in str(data.missing())
-    with pytest.raises(ConfigurationError, match=r"delete .*cifar-10-batches-py and fetch them again"):
+    folder = tmp_path / "data" / data_class.folder
+    assert shown(folder) == sorted(data.files())
+    assert data.load(train=True)[1].tolist() == labels
+    (folder / data.files()[0]).unlink()
+    with pytest.raises(ConfigurationError, match=f"damaged or incomplete files: delete {folder} and fetch them again"):
         data.prepare_data()
-    assert server.requests == 1
-
-
-def test_emnist_is_fetched_whole(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EMNIST, "source", local_emnist(server, tmp_path / "made"))
-    data = EMNIST(root=str(tmp_path / "data"))
-    data.prepare_data()
-    assert data.load(train=True)[1].tolist() == [46, 0, 1]
-    assert shown(tmp_path / "data" / "EMNIST" / "raw") == sorted(data.files())
-    assert EMNIST("letters", root=str(tmp_path / "data")).missing() is not None  # the archive here has one split
-
-
-def test_qmnist_is_fetched_whole(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(QMNIST, "source", local_qmnist(server))
-    data = QMNIST(root=str(tmp_path / "data"))
-    data.prepare_data()
-    assert data.load(train=False)[1].tolist() == [7, 7]
-    assert shown(tmp_path / "data" / "QMNIST" / "raw") == sorted(data.files())
+    assert server.requests == requests
 
 
 def test_tiny_imagenet_is_fetched_whole(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,38 +241,31 @@ def test_tiny_imagenet_is_fetched_whole(tmp_path: Path, server: Server, monkeypa
     assert sum(data.sizes.tolist()) == 200
 
 
-def test_a_run_as_typed_fetches_its_data(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_a_command_as_typed_fetches_its_data(
+    tmp_path: Path, server: Server, mnist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Into the data folder, once; standard error tells where to, and the files' sizes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FL_LIGHTNING_DATA", "sets")
-    monkeypatch.setattr(MNIST, "source", local_mnist(server, 400))
     monkeypatch.setattr(downloading, "LINE_S", 0.0)
-    short = ("--trainer.max_epochs", 1, "--trainer.limit_val_batches", 1)
-    first = run("fit", "--config", "mnist_gh.yaml", *short)
+    first = run("data", "--config", "mnist_gh.yaml")
     assert first.status == 0, first.err
     assert f"downloading MNIST to {tmp_path / 'sets'}\n" in first.err
     assert "train-images-idx3-ubyte.gz: 313.7 kB of 313.7 kB\n" in first.err  # 400 x 784 bytes, and what gzip adds
-    assert shown(tmp_path) == ["runs", "sets"]
     assert shown(tmp_path / "sets") == ["MNIST"]
-    again = run("fit", "--config", "mnist_gh.yaml", *short)
+    again = run("data", "--config", "mnist_gh.yaml")
     assert (again.status, again.err) == (0, "")
     assert server.requests == 4
 
 
-@pytest.mark.parametrize("command", ["fit", "test", "data"])
+@pytest.mark.parametrize("command", ["fit", "data"])
 def test_without_a_network_there_is_one_line(
-    command: str, tmp_path: Path, nowhere: str, server: Server, monkeypatch: pytest.MonkeyPatch
+    command: str, tmp_path: Path, nowhere: str, mnist: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It names the address, the folder, the files and how to name another folder; nothing was begun."""
     monkeypatch.chdir(tmp_path)
-    source = local_mnist(server)
-    source.mirrors = [nowhere]
-    monkeypatch.setattr(MNIST, "source", source)
-    began = time.monotonic()
+    mnist.mirrors = [nowhere]
     result = run(command, "--config", "mnist_gh.yaml", "--data.root", "sets")
-    assert time.monotonic() - began < PATIENCE_S
     assert result.status == 2
     message = result.err.splitlines()[-1]
     assert result.err.count("\n") == 2  # the other line says what is downloaded
@@ -326,11 +323,8 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_what_a_killed_process_leaves_is_no_data(
-    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_leaves_is_no_data(tmp_path: Path, server: Server, mnist: Any) -> None:
     """A process is killed amid a file; what it left is gone after the next one, which gets all files."""
-    monkeypatch.setattr(MNIST, "source", local_mnist(server, 400))  # more than is kept in memory
     server.share = 0.5
     server.released.clear()
     process = FORK.Process(target=prepare, args=(tmp_path / "data", tmp_path / "said"))
@@ -408,7 +402,7 @@ def test_every_address_is_https() -> None:
     data = [cls() for cls in (MNIST, FashionMNIST, EMNIST, QMNIST, CIFAR10, CIFAR100)]
     addresses = [url for each in data for archive in each.archives() for url in archive.urls]
     assert len(addresses) == 4 + 4 + 1 + 4 + 1 + 1
-    assert all(re.match(r"https://[\w.-]+/", address) for address in [*addresses, tiny_imagenet.URL])
+    assert all(re.match(r"https://[\w.-]+/", address) for address in [*addresses, TINY_IMAGENET])
 
 
 def test_files_with_another_sum_are_refused(tmp_path: Path, server: Server, mnist: Any) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from command import run
 from torch import Tensor
 from toy import Linear, trainer
 
@@ -16,17 +15,6 @@ from fl_lightning.errors import ConfigurationError
 datasets: Any = pytest.importorskip("datasets")
 flower: Any = pytest.importorskip("flwr_datasets")
 partitioners: Any = pytest.importorskip("flwr_datasets.partitioner")
-YAML = """
-model:
-  client: {class_path: ImageClassifier, init_args: {network: TwoNN}}
-data:
-  class_path: FlowerDatasets
-  init_args:
-    source:
-      class_path: flwr_datasets.FederatedDataset
-      init_args: {dataset: csv, partitioners: {train: 4}}
-      dict_kwargs: {data_files: my.csv, cache_dir: cache}
-"""
 ROWS = {"x": [float(i) for i in range(12)], "label": [0, 1, 2] * 4, "user": ["b", "a", "c", "c"] * 3}
 
 
@@ -56,12 +44,6 @@ def test_every_example_is_at_the_partitioners_client() -> None:
     parts = values(FlowerDatasets(made))
     assert parts == [list(made.load_partition(k)["x"]) for k in range(3)]
     assert sorted(x for part in parts for x in part) == list(range(12))
-
-
-def test_natural_ids() -> None:
-    data = FlowerDatasets(partitioner(partitioners.NaturalIdPartitioner(partition_by="user")))
-    assert sorted(data.sizes.tolist()) == [3, 3, 6]
-    assert sorted(map(sorted, values(data)))[0] == [0, 4, 8]
 
 
 def test_natural_ids_name_the_clients() -> None:
@@ -102,14 +84,7 @@ def test_a_federated_dataset_of_files(tmp_path: Path) -> None:
 
 def test_a_partitioner_has_no_splits() -> None:
     made = partitioner(partitioners.IidPartitioner(num_partitions=3))
-    with pytest.raises(ConfigurationError, match="expected a FederatedDataset, or a Partitioner and a test set"):
-        FlowerDatasets(made, test="test")
+    for source in (made, "mnist"):
+        with pytest.raises(ConfigurationError, match="expected a FederatedDataset, or a Partitioner and a test set"):
+            FlowerDatasets(source, test="test")
     assert len(next(iter(FlowerDatasets(made, test=made.dataset).val_dataloader()))["x"]) == 12
-
-
-def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    datasets.Dataset.from_dict(ROWS).to_csv("my.csv")
-    Path("tiny.yaml").write_text(YAML)
-    shown = run("data", "--config", "tiny.yaml")
-    assert "12 training examples; 4 of 4 clients" in shown.out, shown.err

@@ -1,5 +1,6 @@
 """HuggingFace: data sets made in memory, by a client column and by a partition."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,7 @@ import pytest
 import torch
 from command import run
 from torch import Tensor
-from toy import Linear, trainer
 
-from fl_lightning import FederatedOrchestrator
 from fl_lightning.datamodules import ClassesPerClient, HuggingFace
 from fl_lightning.errors import ConfigurationError
 
@@ -42,12 +41,8 @@ def test_clients_of_a_column() -> None:
     assert set(batch) == {"x", "label"}
     assert (batch["x"].dtype, sorted(batch["x"][:, 0].tolist())) == (torch.float32, [1, 4])
     assert batch["label"].tolist() == [1, 1]
-
-
-def test_tuples_of_columns() -> None:
-    data = HuggingFace(rows(), client="user", columns=["x", "label"])
-    (batch,) = data.client_batches(0, torch.Generator())
-    assert [part.tolist() for part in batch] == [[[3, 1]], [0]]
+    (pair,) = HuggingFace(rows(), client="user", columns=["x", "label"]).client_batches(0, torch.Generator())
+    assert [part.tolist() for part in pair] == [[[3, 1]], [0]]
 
 
 def test_a_partition_by_label() -> None:
@@ -57,13 +52,9 @@ def test_a_partition_by_label() -> None:
         rows().rename_column("label", "kind"), label="kind", num_clients=3, partition=ClassesPerClient(1)
     )
     assert firsts(other) == firsts(data)
-
-
-def test_without_classes() -> None:
-    """Targets that are no classes do not stop a partition that needs none."""
-    data = HuggingFace(rows(label=[0.5] * 6), num_clients=2)
-    assert data.sizes.tolist() == [3, 3]
-    assert data.class_counts() is None
+    unclassed = HuggingFace(rows(label=[0.5] * 6), num_clients=2)  # does not stop a partition that needs no classes
+    assert unclassed.sizes.tolist() == [3, 3]
+    assert unclassed.class_counts() is None
 
 
 def test_texts_of_different_length() -> None:
@@ -78,22 +69,6 @@ def test_texts_of_different_length() -> None:
 def test_the_data_sets_own_transform_stays() -> None:
     own = rows().with_transform(lambda batch: {"x": [torch.tensor(x) * 100 for x in batch["x"]]})
     assert firsts(HuggingFace(own, partition=[[2], [0, 1]])) == [[200], [0, 100]]
-
-
-def test_in_a_run() -> None:
-    seen: list[int] = []
-
-    class Reads(Linear):
-        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-            seen.append(len(batch["label"]))
-            return self.w.sum()
-
-        def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-            seen.append(-len(batch["label"]))
-
-    data = HuggingFace(rows(), test=rows(), client="user", batch_size=2, drop_last=True)
-    trainer().fit(FederatedOrchestrator(Reads(1), on_bad_update="raise"), datamodule=data)
-    assert seen == [1, 2, 2, -2, -2, -2]
 
 
 @pytest.mark.parametrize(
@@ -117,11 +92,7 @@ def test_splits_of_a_folder(tmp_path: Path, splits: list[str], val: int | None, 
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rows().save_to_disk("my")
-    model = [
-        "--model.client=ImageClassifier",
-        "--model.client.network=TwoNN",
-        "--model.client.optimizer=torch.optim.SGD",
-    ]
+    model = ["--model.client=ImageClassifier", "--model.client.network=TwoNN"]
     shown = run("data", *model, "--data=HuggingFace", "--data.train=my", "--data.client=user")
     assert "6 training examples; 3 of 3 clients" in shown.out, shown.err
 
@@ -142,3 +113,9 @@ def test_refuses_other_data(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as caught:
         HuggingFace(**{"train": rows()} | change)
     assert "\n" not in str(caught.value)
+
+
+def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'fl-lightning\[huggingface\]'$"):
+        HuggingFace("my_folder", client="user")

@@ -63,19 +63,6 @@ def test_fewer_examples() -> None:
     assert train_rows(Tiny(num_clients=3, train_examples=60)) == train_rows(Tiny(num_clients=3))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"train_examples": 0}, "train_examples must be at least 1, or null for all examples, got 0"),
-        ({"test_examples": 31}, "expected test_examples of at most 30, the examples that Tiny has, got 31: lower"),
-        ({"test_examples": 19, "proxy_per_class": 4}, "expected test_examples of at most 18"),
-    ],
-)
-def test_more_examples_than_there_are(settings: dict[str, int], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        Tiny(**settings).setup("fit")  # type: ignore[arg-type]
-
-
 def test_loads_once() -> None:
     data = Tiny()
     data.setup("fit")
@@ -84,34 +71,33 @@ def test_loads_once() -> None:
     assert data.loads == 2  # the training and the test set
 
 
-def test_the_seed_decides_the_partition() -> None:
-    parts = [[part.tolist() for part in Tiny(seed=seed)._loaded.parts] for seed in (0, 0, 1)]
-    assert parts[0] == parts[1] != parts[2]
+def test_the_seed_decides() -> None:
+    """The partition, the long tail and the proxy set; the partition does not depend on the proxy set."""
+
+    def drawn(seed: int, **settings: Any) -> tuple[Any, Any]:
+        data = Tiny(num_clients=3, seed=seed, **settings)
+        return train_rows(data), sorted(rows(data.proxy_dataloader() or ()))
+
+    for settings in ({}, {"long_tail": 4}, {"proxy_per_class": 4}):
+        first, again, other = (drawn(seed, **settings) for seed in (0, 0, 1))
+        assert first == again
+        assert first[0] != other[0]
+        assert first[1] != other[1] or not first[1]
+    assert drawn(0, proxy_per_class=4)[0] == drawn(0)[0]
 
 
 def test_evaluation_is_the_whole_test_set_in_order() -> None:
     data = Tiny(eval_batch_size=12)
+    inputs, before = data._dealt.evaluation.tensors[0], torch.get_rng_state()
     for loader in (data.val_dataloader(), data.test_dataloader()):
         batches = list(loader)
+        assert [x.data_ptr() - inputs.data_ptr() for x, _ in batches] == [0, 48, 96]  # of 4 bytes each: nothing copied
         assert len(loader) == 3
         assert [len(labels) for _, labels in batches] == [12, 12, 6]
         assert rows(batches) == list(range(30))
         assert torch.cat([labels for _, labels in batches]).tolist() == [0, 1, 2] * 10
-    assert data.proxy_dataloader() is None
-
-
-def test_an_evaluation_batch_is_a_slice() -> None:
-    """It shares the memory of the test set: nothing was copied, example by example or otherwise."""
-    data = Tiny(eval_batch_size=12)
-    inputs = data._loaded.evaluation.tensors[0]
-    assert [b[0].data_ptr() - inputs.data_ptr() for b in data.val_dataloader()] == [0, 48, 96]  # of 4 bytes each
-
-
-def test_evaluation_draws_nothing_from_the_global_generator() -> None:
-    data = Tiny()
-    before = torch.get_rng_state()
-    list(data.val_dataloader())
     assert torch.equal(torch.get_rng_state(), before)
+    assert data.proxy_dataloader() is None
 
 
 def test_proxy_set_is_balanced_and_left_out_of_evaluation() -> None:
@@ -129,13 +115,6 @@ def test_proxy_set_is_balanced_and_left_out_of_evaluation() -> None:
     assert sorted(rows(data.test_dataloader())) == evaluated
 
 
-def test_the_seed_decides_the_proxy_set_and_not_the_partition() -> None:
-    sets = [sorted(rows(Tiny(proxy_per_class=4, seed=seed).proxy_dataloader())) for seed in (0, 0, 1)]
-    assert sets[0] == sets[1] != sets[2]
-    with_proxy, without = Tiny(proxy_per_class=4)._loaded, Tiny()._loaded
-    assert all(torch.equal(a, b) for a, b in zip(with_proxy.parts, without.parts, strict=True))
-
-
 def test_proxy_order_comes_from_the_global_generator() -> None:
     loader = Tiny(proxy_per_class=4).proxy_dataloader()
     orders = []
@@ -144,19 +123,6 @@ def test_proxy_order_comes_from_the_global_generator() -> None:
         orders.append(rows(loader))
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2])
-
-
-@pytest.mark.parametrize("name", ["num_clients", "proxy_batch_size", "eval_batch_size"])
-def test_refuses_arguments_below_one(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name} must be at least 1, got 0"):
-        Tiny(**{name: 0})  # type: ignore[arg-type]  # the three are ints
-
-
-def test_refuses_bad_proxy_sets() -> None:
-    with pytest.raises(ConfigurationError, match="proxy_per_class must be at least 0, got -1"):
-        Tiny(proxy_per_class=-1)
-    with pytest.raises(ConfigurationError, match="expected proxy_per_class below 10, the number of images of class 0"):
-        Tiny(proxy_per_class=10).proxy_dataloader()
 
 
 def test_clients_hold_out_a_share_of_their_examples() -> None:
@@ -174,12 +140,7 @@ def test_clients_hold_out_a_share_of_their_examples() -> None:
         assert held == [row for row in order if row in held]
         assert trained == [row for row in order if row in trained]
     assert data.sizes.tolist() == [15, 15, 15]
-
-
-def test_nothing_is_held_out_unless_asked_for() -> None:
-    data = Tiny(num_clients=3)
-    assert all(not list(data.held_out_batches(k)) for k in range(3))
-    assert data.sizes.tolist() == [20, 20, 20]
+    assert not any(list(whole.held_out_batches(k)) for k in range(3))
 
 
 class InTurn(Partition):
@@ -219,19 +180,6 @@ def test_one_example_at_least_stays_in_training(share: float, held: list[int]) -
     assert data.sizes.tolist() == [n - h for n, h in zip((0, 1, 2, 3, 54), held, strict=True)]
 
 
-def test_the_partition_is_drawn_before_anything_is_held_out() -> None:
-    with_held_out, without = Tiny(held_out=0.3, num_clients=4), Tiny(num_clients=4)
-    for k in range(4):
-        both = rows(with_held_out.held_out_batches(k)) + rows([with_held_out.client_dataset(k)[:]])
-        assert sorted(both) == sorted(rows([without.client_dataset(k)[:]]))
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0, 2, float("nan")])
-def test_refuses_shares_outside_the_range(share: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"held_out must be in \[0, 1\).* got"):
-        Tiny(held_out=share)
-
-
 def test_a_proxy_set_of_training_examples_is_in_no_client() -> None:
     """4 of each class leave 16; the test set stays whole, and targets stay with their inputs."""
     data = Tiny(num_clients=3, proxy_per_class=4, proxy_source="train")
@@ -247,7 +195,7 @@ def test_a_proxy_set_of_training_examples_is_in_no_client() -> None:
 def test_a_long_tailed_proxy_set(source: Any) -> None:
     """4 · 4^(-c / 2) is 4, 2, 1."""
     data = Tiny(proxy_per_class=4, proxy_long_tail=4, proxy_source=source)
-    assert torch.bincount(data._loaded.proxy.tensors[1]).tolist() == [4, 2, 1]
+    assert torch.bincount(data._dealt.proxy.tensors[1]).tolist() == [4, 2, 1]
     assert len(rows(data.val_dataloader())) == (23 if source == "test" else 30)
 
 
@@ -270,12 +218,7 @@ def test_a_long_tailed_training_set() -> None:
     assert len(rows(data.val_dataloader())) == 30
     both = Tiny(num_clients=2, long_tail=4, proxy_per_class=4, proxy_source="train")
     assert both.class_counts().sum(0).tolist() == [16, 8, 4]
-    assert torch.bincount(both._loaded.proxy.tensors[1]).tolist() == [4, 4, 4]
-
-
-def test_the_seed_decides_the_long_tail() -> None:
-    kept = [sorted(chain(*train_rows(Tiny(long_tail=4, seed=seed)))) for seed in (0, 0, 1)]
-    assert kept[0] == kept[1] != kept[2]
+    assert torch.bincount(both._dealt.proxy.tensors[1]).tolist() == [4, 4, 4]
 
 
 def test_class_counts() -> None:
@@ -314,27 +257,42 @@ def test_groups_stay_together() -> None:
     assert sum(map(len, parts)) == 28
 
 
-def test_refuses_groups_that_are_unknown() -> None:
-    class Unknown(Tiny):
-        def groups(self) -> Tensor | None:
-            return None
-
-    with pytest.raises(
-        ConfigurationError, match=r"Natural keeps groups together, but Unknown knows no groups: .*groups\(\)"
-    ):
-        Unknown(partition=Natural()).setup("fit")
-    with pytest.raises(ConfigurationError, match="Tiny knows no column hospital: leave column out, or define"):
-        Tiny(partition=Natural("hospital")).setup("fit")
+class Unknown(Tiny):
+    def groups(self) -> Tensor | None:
+        return None
 
 
-@pytest.mark.parametrize("name", ["long_tail", "proxy_long_tail"])
-@pytest.mark.parametrize("ratio", [0.5, float("nan")])
-def test_refuses_ratios_below_one(name: str, ratio: float) -> None:
-    with pytest.raises(ConfigurationError, match="long_tail and proxy_long_tail must be at least 1"):
-        Tiny(**{name: ratio})  # type: ignore[arg-type]  # both are floats
-
-
-def test_refuses_other_proxy_sources() -> None:
-    source: Any = "validation"
-    with pytest.raises(ConfigurationError, match="proxy_source must be 'test' or 'train', got 'validation'"):
-        Tiny(proxy_source=source)
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (Tiny, {"num_clients": 0}, "num_clients must be at least 1, got 0"),
+        (Tiny, {"proxy_batch_size": 0}, "proxy_batch_size must be at least 1, got 0"),
+        (Tiny, {"eval_batch_size": 0}, "eval_batch_size must be at least 1, got 0"),
+        (Tiny, {"num_clients": 61}, "num_clients must be at most 60, the number of training examples, got 61: lower"),
+        (Tiny, {"train_examples": 0}, "train_examples must be at least 1, got 0"),
+        (
+            Tiny,
+            {"test_examples": 31},
+            "expected test_examples of at most 30, the examples that Tiny has, got 31: lower",
+        ),
+        (Tiny, {"test_examples": 19, "proxy_per_class": 4}, "expected test_examples of at most 18"),
+        (Tiny, {"proxy_per_class": -1}, "proxy_per_class must be at least 0, got -1"),
+        (Tiny, {"proxy_per_class": 10}, "expected proxy_per_class below 10, the number of images of class 0"),
+        (Tiny, {"proxy_source": "validation"}, "proxy_source must be 'test' or 'train', got 'validation'"),
+        (Tiny, {"held_out": -0.1}, r"held_out must be in \[0, 1\).* got -0.1"),
+        (Tiny, {"held_out": 1.0}, r"held_out must be in \[0, 1\).* got 1.0"),
+        (Tiny, {"held_out": float("nan")}, r"held_out must be in \[0, 1\).* got nan"),
+        (Tiny, {"long_tail": 0.5}, "long_tail and proxy_long_tail must be at least 1, .* got 0.5 and 1.0"),
+        (
+            Tiny,
+            {"proxy_long_tail": float("nan")},
+            "long_tail and proxy_long_tail must be at least 1, .* got 1.0 and nan",
+        ),
+        (Unknown, {"partition": Natural()}, r"Natural keeps groups .*, but Unknown knows no groups: .*groups\(\)"),
+        (Tiny, {"partition": Natural("hospital")}, "Tiny knows no column hospital: leave column out, or define"),
+        (LabelledData, {}, r"LabelledData must define load\(train\)"),
+    ],
+)
+def test_refusals(cls: type[LabelledData], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        cls(**settings).setup("fit")

@@ -57,15 +57,10 @@ def test_each_value_is_a_client_in_sorted_order() -> None:
     assert data.sizes.tolist() == [1, 2, 3]
     inputs, _ = data.client_dataset(1)[:]
     assert (inputs.dtype, inputs.tolist()) == (torch.float32, [[50, 0], [80, 1]])
-
-
-def test_names_of_ones_own_replace_the_values() -> None:
-    """Codes become names in the order of the codes; without names, the codes are the names, as texts."""
+    assert ages(table(client="client", partition=Natural("hospital"))) == ages(data)
     coded = FRAME.assign(hospital=[30, 20, 30, 10, 20, 30])
     assert table(coded).client_names == ["10", "20", "30"]
-    named = table(coded, client_names=["bern", "oslo", "rome"])
-    assert named.client_names == ["bern", "oslo", "rome"]
-    assert ages(named) == ages(table())
+    assert table(coded, client_names=["bern", "oslo", "rome"]).client_names == ["bern", "oslo", "rome"]
 
 
 def test_classes_are_numbered_in_sorted_order() -> None:
@@ -90,6 +85,8 @@ def test_regression() -> None:
     assert listed.client_dataset(1)[:][1].shape == (2, 1)
     assert two.client_dataset(1)[:][1].flatten().tolist() == pytest.approx([0.2, 50, 0.5, 80])
     assert one.class_counts() is None
+    others = table(FRAME.drop(columns="outcome"), target="risk", features=None)  # all other columns are features
+    assert others.client_dataset(0)[:][0].tolist() == [[70, 0]]
     assert one.class_names == []
 
 
@@ -109,23 +106,6 @@ def test_the_task_decides_about_whole_numbers() -> None:
         assert floats.client_dataset(1)[:][1].tolist() == [1, 4]
         assert table(days.assign(stay=[0, 1, 2, 0, 1, 2]), target="stay").class_names == [0, 1, 2]
         assert table(target="smokes", features=["age"]).class_names == [False, True]
-
-
-def test_all_other_columns_are_features_by_default() -> None:
-    data = table(FRAME.drop(columns="outcome"), target="risk", features=None)
-    assert data.client_dataset(0)[:][0].tolist() == [[70, 0]]
-
-
-def test_natural_with_a_column() -> None:
-    """The same as client."""
-    data = table(client="client", partition=Natural("hospital"))
-    assert data.client_names == ["bern", "oslo", "rome"]
-    assert ages(data) == ages(table())
-
-
-def test_a_misspelt_column() -> None:
-    with pytest.raises(ConfigurationError, match=r"columns \w+, outcom, .*; did you mean outcome\?$"):
-        table(target="outcom").setup("fit")
 
 
 def test_a_test_table() -> None:
@@ -190,11 +170,9 @@ def test_a_parquet_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"client": "ward"},
-            "expected the train table to have the columns ward, outcome, age, smokes, got hosp",
-        ),
+        ({"client": "ward"}, "expected the train table to have the columns ward, outcome, age, smokes, got hosp"),
         ({"target": "death"}, "expected the train table to have the columns hospital, death"),
+        ({"target": "outcom"}, r"columns \w+, outcom, .*; did you mean outcome\?$"),
         ({"features": ["height"]}, "expected the train table to have the columns .*height"),
         ({"test": FRAME[["age"]]}, "expected the test table to have the columns outcome, age, smokes, got age"),
         ({"features": ["age", "outcome"]}, "expected columns of numbers, got other values in outcome: encode"),
@@ -205,10 +183,7 @@ def test_a_parquet_file(tmp_path: Path) -> None:
         ({"train": FRAME.assign(outcome=["a", None] * 3)}, "expected column outcome to be complete, got 3 missing"),
         ({"train": FRAME.assign(hospital=["a", 1] * 3)}, "expected column hospital to hold values of one type"),
         ({"train": [1, 2]}, "expected train to be a pandas DataFrame or the path of a CSV or parquet file, got list"),
-        (
-            {"train": "nowhere.csv"},
-            "expected a CSV or parquet file in .*nowhere.csv, got 'No such.*point train to",
-        ),
+        ({"train": "nowhere.csv"}, "a CSV or parquet file in .*nowhere.csv, got 'No such.*point train to"),
         ({"test": "nowhere.csv"}, "point test to such a file"),
         ({"test_share": 1.0}, r"expected test or a test_share in \[0, 1\).*got test_share=1.0 and 1000"),
         ({"test_share": 0.5, "test": FRAME}, "got test_share=0.5 beside test"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toy import GivenData
 
-from fl_lightning.engine.federation.draws import Dealing
+from fl_lightning.engine.federation.data import Dealing
 
 SIZES = [1, 5, 2, 4, 3]
 

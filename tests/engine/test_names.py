@@ -54,13 +54,10 @@ def test_without_names_messages_have_the_number_alone() -> None:
         fitted(GivenData(ROWS), max_update_norm=10)
 
 
-def test_a_name_that_is_the_number_is_written_once() -> None:
+def test_texts_of_names() -> None:
+    """A name that is the number is written once; numbers of one's own class become texts."""
     data = GivenData(ROWS, client_names=["0", "zero"])
     assert [data.client_label(client) for client in (0, 1)] == ["0", "1 (zero)"]
-
-
-def test_numbers_of_ones_own_class_become_texts() -> None:
-    data = GivenData(ROWS)
     data.client_names = [101, 102]  # type: ignore[list-item]  # as a user without a type checker may
     assert names_of(data) == ["101", "102"]
 

@@ -79,7 +79,8 @@ def test_the_modules_loaders_serve_where_the_data_module_has_none(data: type[Sil
     assert trainer().predict(orchestrator, datamodule=clients) == [3.0]
     log.clear()
     trainer().test(orchestrator, datamodule=clients, verbose=False)
-    assert log == ["data prepare", "module prepares", "tests on 2"]
+    trainer().validate(FederatedOrchestrator(Whole(log)), verbose=False)  # without a data module
+    assert log == ["data prepare", "module prepares", "tests on 2", "module prepares", "validates on 1"]
 
 
 def test_the_next_module_brings_its_own_loaders() -> None:
@@ -106,12 +107,6 @@ def test_the_next_module_brings_its_own_loaders() -> None:
     assert log == ["data prepare", "module prepares", "validates on 7"]
     trainer().fit(FederatedOrchestrator(Plain(2)), datamodule=clients)
     assert "val_dataloader" not in vars(clients)
-
-
-def test_without_a_data_module() -> None:
-    log: list[str] = []
-    trainer().validate(FederatedOrchestrator(Whole(log)), verbose=False)
-    assert log == ["module prepares", "validates on 1"]
 
 
 class Trains(Linear):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from command import HANG, TINY, check_refused, contents, fit, process, refused, run
 
-from fl_lightning.datamodules.places import data_folder
+from fl_lightning.datamodules.published import data_folder
 
 MINE = """
 from fl_lightning import FederatedCallback

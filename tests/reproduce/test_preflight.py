@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from command import TINY, run
 
-from fl_lightning.datamodules.places import data_folder
+from fl_lightning.datamodules.published import data_folder
 
 MINE = """
 from fl_lightning.models import ImageClassifier
@@ -131,7 +131,7 @@ def test_arguments_of_the_data_are_looked_at_before_training() -> None:
     """The other cell is not trained either."""
     result = run(*sweep("--grid", "data.batch_size=-1,32"))
     assert result.status == 2
-    assert result.err.startswith("fl-lightning: error: tiny -1: batch_size and clients_per_batch must be at least 1")
+    assert result.err.startswith("fl-lightning: error: tiny -1: batch_size must be at least 1")
     assert not Path("runs").exists()
 
 

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
@@ -22,10 +23,11 @@ from fl_lightning.engine.federation.batches import (
     in_memory,
     unchanged,
 )
-from fl_lightning.engine.federation.partition import Parts
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+LOADERS = ("val_dataloader", "test_dataloader", "predict_dataloader")
 SAMPLED = 16  # largest number of clients whose examples (two of each client) are in a fingerprint
 
 
@@ -48,6 +50,8 @@ class ClientData(LightningDataModule):
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any] | None
 
+    _borrowed: Sequence[str] = ()  # loaders of the client module that stand in for the data module's own
+
     #: Whether the transfer hooks treat each example of a batch alone, so that the batches of several clients may go
     #: through them together; a subclass that overrides a transfer hook must set this attribute again.
     by_example: ClassVar[bool] = False
@@ -67,15 +71,11 @@ class ClientData(LightningDataModule):
 
     def client_num_samples(self, client: int) -> int:
         """Return n_k, the client's number of training examples."""
-        parts = self._client_parts()
-        return len(self._examples(client)) if parts is None else int(parts.sizes[client])
+        return len(self._examples(client))
 
     @cached_property
     def sizes(self) -> Tensor:
         """(N,) numbers of training examples, one per client."""
-        own = type(self).client_num_samples is not ClientData.client_num_samples
-        if not own and (parts := self._client_parts()) is not None:
-            return parts.sizes
         if not hasattr(self, "num_clients"):
             raise ConfigurationError(f"{type(self).__name__} has no num_clients: define it, or choose another")
         check_at_least(1, num_clients=self.num_clients)
@@ -84,6 +84,26 @@ class ClientData(LightningDataModule):
     def class_counts(self) -> Tensor | None:
         """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
         return None
+
+    def held_out_batches(self, client: int) -> Iterable[Any]:
+        """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
+        return ()
+
+    def proxy_dataloader(self) -> DataLoader[Any] | None:
+        """Return a loader of the server's proxy set, for rules that learn on a proxy set; None without a proxy set."""
+        return None
+
+    def borrow_loaders(self, module: LightningModule | None) -> None:
+        """Use a module's evaluation loaders where this data module defines none; drop those borrowed before.
+
+        Args:
+            module: the client module; None to only drop the loaders borrowed before.
+        """
+        for name in self._borrowed:
+            del self.__dict__[name]
+        self._borrowed = [n for n in LOADERS if is_overridden(n, module) and not is_overridden(n, self)]
+        for name in self._borrowed:
+            setattr(self, name, getattr(module, name))
 
     def num_batches(self, num_samples: int) -> int:
         """Return the number of batches in one epoch of a client with ``num_samples`` examples."""
@@ -125,10 +145,6 @@ class ClientData(LightningDataModule):
         total = len(examples)
         count = self.num_batches(total) * self.batch_size
         return examples, torch.randperm(total, generator=order)[:count]
-
-    def _client_parts(self) -> Parts | None:
-        """Return each client's rows of the training set that a partition deals; None for clients with other data."""
-        return None
 
     def _examples(self, client: int) -> Examples:
         try:

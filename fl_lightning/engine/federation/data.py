@@ -1,297 +1,215 @@
-"""FederatedDataModule: the clients' data and batches. PartitionedData: an ordinary data set, dealt to clients."""
+"""FederatedData: a data module as the engine sees it; draws the clients of each round, and deals them to devices."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+import builtins
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
-from typing_extensions import override
+from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.batches import TrainingBatch, gather
-from fl_lightning.engine.federation.draws import PADDING, ClientIds, CohortDraws
-from fl_lightning.engine.federation.partition import Partition, Parts, Stated
-from fl_lightning.engine.federation.sampling import ClientSampler, UniformSampler
-from fl_lightning.engine.federation.sources import Dealt, Loaders, column_of, deal, training_data
-from fl_lightning.errors import ConfigurationError, check_at_least
-from fl_lightning.seeding import numpy_generator
+from fl_lightning.engine.federation.availability import Availability, Turnout
+from fl_lightning.engine.federation.clients import ClientData
+from fl_lightning.engine.federation.sampling import ClientSampler
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import generator
 
-TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
-OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
-LOADERS = ("val_dataloader", "test_dataloader", "predict_dataloader")
-
-__all__ = [  # noqa: RUF022  # the classes first
-    "FederatedDataModule",
-    "PartitionedData",
-    "TrainingBatch",
-    "ClientIds",
-    "PADDING",
-    "LOADERS",
-    "TRANSFER_HOOKS",
-]
+PADDING = -1  # stands in place of a client id where a device has no client left to train
 
 
-class FederatedDataModule(CohortDraws):
-    """Holds the data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
-
-    The Trainer's training batches are the client ids of each round's cohort; the batches on which a client trains come
-    from :meth:`client_batches`. A client without data is never drawn.
-
-    Args:
-        batch_size: number of examples in a client's batch.
-        participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
-        sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
-        availability: model of the clients that can take part in a round, drop out or are late; by default, every client
-            can take part, and every update arrives.
-        client_names: N different names, of the clients 0, 1, …, N - 1, which messages, tables and plots show; settings
-            and metrics use the clients' numbers. A subclass may define ``client_names`` itself.
-        clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
-            0.6 ms, so group tiny clients.
-        num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
-        seed: the seed of the cohorts and, in subclasses, of the partition.
-        drop_last: whether to leave out a client's last batch if that batch is smaller than ``batch_size``; a client's
-            only batch always stays. The client's number of examples, n_k, counts all examples.
-        collate_fn: function that makes a client's batch from a list of its examples, for examples that cannot be
-            stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
-            the function draws are seeded for each batch.
-
-    Raises:
-        ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
-            1, ``num_workers`` is less than 0, or ``client_names`` are given to a subclass whose names are a property;
-            when training begins, ``client_names`` are not N different names.
-    """
-
-    def __init__(
-        self,
-        batch_size: int = 32,
-        participation: int | float = 1.0,
-        sampler: ClientSampler | None = None,
-        clients_per_batch: int = 1,
-        num_workers: int = 0,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        availability: Availability | None = None,
-        client_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__()
-        if batch_size < 1 or clients_per_batch < 1:
-            raise ConfigurationError(
-                f"batch_size and clients_per_batch must be at least 1, got {batch_size} and {clients_per_batch}"
-            )
-        if not participation > 0 or (isinstance(participation, float) and participation > 1):  # also refuses nan
-            raise ConfigurationError(
-                "participation must be a share in (0, 1] or a whole number of clients per round, "
-                f"got {participation}: 0.2 draws a fifth of the clients, 5 draws five"
-            )
-        check_at_least(0, num_workers=num_workers)
-        self.batch_size = batch_size
-        self.participation = participation
-        self.sampler = sampler or UniformSampler()
-        self.availability = availability
-        self.clients_per_batch = clients_per_batch
-        self.num_workers = num_workers
-        self.seed = seed
-        self.drop_last = drop_last
-        self.collate_fn = collate_fn
-        self._borrowed: list[str] = []
-        if client_names is not None:
-            try:
-                self.client_names = client_names
-            except AttributeError:
-                raise ConfigurationError(
-                    f"{type(self).__name__} names its clients itself, got client_names, too: leave client_names out"
-                ) from None
-
-    @staticmethod
-    def from_datamodule(datamodule: LightningDataModule, **settings: Any) -> "PartitionedData":
-        """Make an ordinary LightningDataModule federated.
-
-        Args:
-            datamodule: the data module, whose training set is dealt to the clients.
-            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
-        """
-        return PartitionedData(datamodule, **settings)
-
-    @staticmethod
-    def from_loaders(
-        train: Any,
-        val: Any = None,
-        test: Any = None,
-        predict: Any = None,
-        batch_size: int | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        **settings: Any,
-    ) -> "PartitionedData":
-        """Make DataLoaders or datasets federated.
-
-        Args:
-            train: DataLoader or dataset, whose examples are dealt to the clients.
-            val: DataLoader, several of them, or dataset to validate on.
-            test: data to test on, like ``val``.
-            predict: data to predict on, like ``val``.
-            batch_size: number of examples in a batch; by default that of the loader ``train``, and 32 for datasets.
-            collate_fn: function that makes a batch of examples; by default that of the loader ``train``.
-            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
-        """
-        loaders = Loaders(train, batch_size or 32, collate_fn, val=val, test=test, predict=predict)
-        return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
-
-    def missing(self) -> str | None:
-        """Return one line on which data are missing and how to get them; None if the data are there, or not known.
-
-        The method looks for files; it neither reads nor downloads them. ``prepare_data`` downloads what can be
-        downloaded, and raises an error for the rest.
-        """
-        return None
-
-    def downloads(self) -> bool:
-        """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
-        return False
-
-    def held_out_batches(self, client: int) -> Iterable[Any]:
-        """Return batches of examples that the client keeps back from training for its evaluation; none by default."""
-        return ()
-
-    def proxy_dataloader(self) -> DataLoader[Any] | None:
-        """Return a loader of the server's proxy set, for rules that learn on a proxy set; None without a proxy set."""
-        return None
-
-    def borrow_loaders(self, module: LightningModule | None) -> None:
-        """Use a module's evaluation loaders where this data module defines none; drop those borrowed before.
-
-        Args:
-            module: the client module; None to only drop the loaders borrowed before.
-        """
-        for name in self._borrowed:
-            del self.__dict__[name]
-        self._borrowed = [n for n in LOADERS if is_overridden(n, module) and not is_overridden(n, self)]
-        for name in self._borrowed:
-            setattr(self, name, getattr(module, name))
+class ClientIds(list[int]):
+    """A batch of the Trainer's training data: the ids of the clients to train."""
 
 
-class PartitionedData(FederatedDataModule):
-    """Deals the training set of an ordinary LightningDataModule to clients.
-
-    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` are used unchanged. Each fit
-    deals the training set again, with the same seed.
-
-    Args:
-        datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
-        num_clients: N, the number of clients; leave it out with a stated partition, which sets N. With
-            ``Natural(column)``, each value of the column is a client by default.
-        partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
-            one integer or string for each example, which stands for its client. The distinct values in sorted order are
-            the clients 0, 1, … By default, random parts whose sizes differ by at most one.
-        labels: (n,) class (for ``Natural``, group) of each training example, integers or strings. By default, the
-            second tensor of a TensorDataset, the dataset's ``targets`` or ``labels``, or the second entry or the entry
-            ``label`` of its examples.
-        batch_size: number of examples in a client's batch; by default that of ``train_dataloader``.
-        drop_last: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
-        collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
-        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+@dataclass(frozen=True)
+class Dealing:
+    """Says how a fit deals the clients of each round to its devices, and in which order a device trains its clients.
 
     Attributes:
-        client_names: the given names; by default, the values of a column or of a stated partition that gives the client
-            of each example, else None.
-
-    Raises:
-        ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
-            iterable, the partition does not fit, or there are no labels for a partition by label.
+        num_steps: function that counts the batches on which a client trains, given its id and the round; None for the
+            batches of one epoch.
+        rank: this device's number, from 0 to ``devices`` - 1.
+        devices: number of devices.
+        group_size: number of clients that train at once; a group of them is one of the Trainer's batches.
+        in_order: whether clients that train one after another do so in order of id on several devices, too, as where
+            updates are summed as they arrive; otherwise the largest client comes first.
     """
 
-    def __init__(
-        self,
-        datamodule: LightningDataModule,
-        num_clients: int | None = None,
-        partition: Partition | Sequence[Any] | None = None,
-        labels: Sequence[Any] | None = None,
-        batch_size: int | None = None,
-        drop_last: bool | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        **federation: Any,
-    ) -> None:
-        super().__init__(batch_size=32 if batch_size is None else batch_size, **federation)
-        self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
-        self.datamodule, self.labels = datamodule, labels
-        self.partition = partition if isinstance(partition, Partition | None) else Stated(partition)
-        self._late = ["sizes"]  # attributes that a new fit finds again
-        if isinstance(self.partition, Stated):
-            num_clients = len(self.partition.parts) if num_clients is None else num_clients
-            self.__dict__.setdefault("client_names", self.partition.names)
-        if num_clients is None and (self.partition is None or self.partition.column is None):
+    num_steps: Callable[[int, int], int] | None = None
+    rank: int = 0
+    devices: int = 1
+    group_size: int = 1
+    in_order: bool = False
+
+
+class FederatedData(ClientData):
+    """Draws the clients of each round, and deals them to the devices.
+
+    Attributes:
+        participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
+        sampler: the sampler that draws each round's cohort.
+        availability: model of the clients that can take part, drop out or are late; None if all updates arrive.
+        clients_per_batch: number of clients that the Trainer sees as one batch, if they train one after another.
+        seed: the seed of the cohorts.
+        dealing: the order and the devices of a round's clients; the orchestrator sets this attribute at a fit's start.
+    """
+
+    participation: int | float
+    sampler: ClientSampler
+    availability: Availability | None
+    clients_per_batch: int
+    seed: int
+    dealing: Dealing = Dealing()
+    _last: tuple[Tensor, tuple[Any, ...], list[int]] | None = None  # sizes, settings and clients of the last draw
+
+    @property
+    def num_with_data(self) -> int:
+        """Number of clients that have data; no other client can take part."""
+        return int((self.sizes > 0).sum())
+
+    @property
+    def cohort_size(self) -> int:
+        """K, the number of clients per round, unless the sampler draws fewer.
+
+        K is ``participation`` of all N clients, and at most the number of clients that have data.
+
+        Raises:
+            ConfigurationError: no client has data, or ``participation`` is larger than the number of clients.
+        """
+        with_data = self.num_with_data
+        if not with_data:
+            raise ConfigurationError(f"none of the {self.num_clients} clients has data: check the partition")
+        share = isinstance(self.participation, float)
+        wanted = max(1, round(self.participation * self.num_clients)) if share else int(self.participation)
+        if wanted > self.num_clients:
             raise ConfigurationError(
-                "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"
+                f"participation asks for {wanted} clients per round, but there are {self.num_clients}"
             )
-        if num_clients is None:
-            self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
-        else:
-            check_at_least(1, num_clients=num_clients)
-            self.num_clients = num_clients
-            self.__dict__.setdefault("client_names", None)
-        self.prepare_data_per_node = datamodule.prepare_data_per_node
-        for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
-            if is_overridden(name, datamodule) and not is_overridden(name, self):
-                setattr(self, name, getattr(datamodule, name))
+        return min(wanted, with_data)
 
-    @override
-    def prepare_data(self) -> None:
-        self.datamodule.trainer = self.trainer
-        self.datamodule.prepare_data()
+    def cohort(self, round: int) -> list[int]:
+        """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
 
-    @override
-    def setup(self, stage: str) -> None:
-        self.datamodule.trainer = self.trainer
-        self.datamodule.setup(stage)
-        if stage == "fit":
-            for name in self._late:
-                self.__dict__.pop(name, None)
-            self._dealt = self._deal()
+        Returns:
+            The clients that train, whose updates arrive; with ``availability`` there may be none.
 
-    @cached_property
-    def num_clients(self) -> int:  # type: ignore[override]  # a column is known on loading only
-        """N, the number of clients."""
-        return len(self._dealt.parts)
+        Raises:
+            ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
+                client without data.
+        """
+        if self.availability is not None:
+            return list(self.turnout(round).arrived)
+        return list(self._once(round, lambda: self._draw(self.sizes, self.cohort_size, round)))
 
-    @cached_property
-    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
-        """The names of the clients; None for numbers alone."""
-        return self._dealt.names
+    def turnout(self, round: int) -> Turnout:
+        """Draw the clients that are selected for a round (1, 2, …), and what becomes of them.
 
-    @override
-    def client_dataset(self, client: int) -> Dataset[Any]:
-        examples: Any = self._dealt.examples
-        rows: Any = self._dealt.parts[client]
-        in_memory = gather(examples, rows[:0]) is not None  # others may want indices that are integers
-        return Subset(examples, rows if in_memory else rows.tolist())
+        Raises:
+            ConfigurationError: as for :meth:`cohort`.
+        """
+        simulation = self.availability
+        if simulation is None:
+            return Turnout(arrived=tuple(self.cohort(round)))
+        sizes = self.sizes * simulation.present(self.num_clients, round, self.seed)
+        count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
+        selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])
+        return simulation.turnout(
+            selected, self.cohort_size, lambda client: self._num_steps(client, round), round, self.seed
+        )
 
-    @override
-    def _client_parts(self) -> Parts:
-        return self._dealt.parts
+    def _once(self, round: int, draw: Callable[[], list[int]]) -> list[int]:
+        """Draw a round's clients, or return the last draw if it was the same: a draw goes through all N clients."""
+        drawn_by = (round, self.seed, self.participation, self.sampler, self.availability)
+        if self._last is None or self._last[0] is not self.sizes or self._last[1] != drawn_by:
+            self._last = (self.sizes, drawn_by, draw())
+        return self._last[2]
 
-    @override
-    def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of examples per client and class; None if labels are unknown or are not classes."""
-        return self._dealt.class_counts()
+    def _num_steps(self, client: int, round: int) -> int:
+        """Return the number of batches that a client trains on in a round; without a fit, in one epoch."""
+        counted = self.dealing.num_steps
+        return self.num_batches(int(self.sizes[client])) if counted is None else counted(client, round)
 
-    @cached_property
-    def _dealt(self) -> Dealt:  # also deals for code that reads the data without a Trainer, or before its setup
-        self.datamodule.prepare_data()
-        self.datamodule.setup("fit")
-        return self._deal()
+    def _draw(self, sizes: Tensor, count: int, round: int) -> list[int]:
+        """Draw clients of a round with the sampler.
 
-    def _deal(self) -> Dealt:
-        examples, loader = training_data(self.datamodule)
-        for name, value in self._given.items():
-            setattr(self, name, loader[name] if value is None else value)
-        draws = numpy_generator(self.seed, "partition")
-        if self.partition is None or self.partition.column is None:
-            return deal(examples, self.partition, self.num_clients, self.labels, draws)
-        column = column_of(examples, self.partition.column, self.datamodule)
-        if "num_clients" not in self._late:
-            return deal(examples, self.partition, self.num_clients, self.labels, draws, column)
-        each = Stated(column.tolist())  # a client for each value
-        return deal(examples, each, len(each.parts), self.labels, draws)
+        Args:
+            sizes: (N,) numbers of training examples; 0 for clients that cannot take part.
+            count: largest number of clients to draw.
+            round: the round's number, 1, 2, …
+        """
+        drawn = self.sampler.draw(sizes, count, round, generator(self.seed, "cohort", round))
+        clients, name = sorted(int(k) for k in drawn), type(self.sampler).__name__
+        if not 0 < len(clients) <= count or len(set(clients)) < len(clients):
+            raise ConfigurationError(
+                f"expected {name} to draw 1 to {count} distinct clients, as participation says, got "
+                f"{clients} for round {round}"
+            )
+        strangers = [k for k in clients if not 0 <= k < self.num_clients or not sizes[k]]
+        if strangers:
+            there = " and are available" if self.availability else ""
+            raise ConfigurationError(
+                f"expected {name} to draw clients from 0 to {self.num_clients - 1} that have data{there}, got "
+                f"{strangers} in round {round}"
+            )
+        return clients
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Return a loader of this device's share of the cohort, in batches of ``clients_per_batch`` client ids."""
+        self.cohort_size  # noqa: B018  # raises what is wrong with a client's data; Lightning hides errors of len()
+        return DataLoader(_Ids(), batch_sampler=_CohortBatches(self), collate_fn=ClientIds)
+
+    def _in_turn(self, round: int) -> list[int]:
+        """Return a round's clients in the order in which they are dealt."""
+        cohort, dealing = self.cohort(round), self.dealing
+        if dealing.group_size > 1:
+            return sorted(cohort, key=lambda client: -self._num_steps(client, round))
+        if dealing.devices > 1 and not dealing.in_order:
+            return sorted(cohort, key=lambda client: -int(self.sizes[client]))
+        return cohort
+
+
+class _Ids(Dataset[int]):
+    """A dataset whose examples are their own indices: the client ids and the padding."""
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class _CohortBatches:
+    """Yields lists of client ids: this device's share of the cohort, padded to one length for all devices and rounds.
+
+    Single clients, or groups of clients that train at once, are dealt to the devices by size, the largest first, back
+    and forth (0, 1, 1, 0, …), so that the devices have similar work in total and at any time. Where updates are summed
+    as they arrive, clients train in order of id.
+    """
+
+    def __init__(self, data: FederatedData) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return ceil(self._hands() / self._hands_per_batch())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        dealing, trainer = self.data.dealing, self.data.trainer
+        cohort, size = self.data._in_turn(trainer.current_epoch + 1 if trainer else 1), dealing.group_size
+        hands = [cohort[start : start + size] for start in range(0, len(cohort), size)]
+        mine = [hand for i, hand in enumerate(hands) if _dealt_to(i, dealing.devices) == dealing.rank]
+        mine += [[PADDING]] * (self._hands() - len(mine))
+        several = self._hands_per_batch()
+        for start in range(0, len(mine), several):
+            yield [*chain.from_iterable(mine[start : start + several])]
+
+    def _hands(self) -> int:
+        """Return the number of clients, or of groups, that each device is dealt, padding included."""
+        dealing = self.data.dealing
+        return ceil(ceil(self.data.cohort_size / dealing.group_size) / dealing.devices)
+
+    def _hands_per_batch(self) -> int:
+        return self.data.clients_per_batch if self.data.dealing.group_size == 1 else 1
+
+
+def _dealt_to(index: int, devices: int) -> int:
+    """Return the device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
+    return min(index % (2 * devices), -(index + 1) % (2 * devices))

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torchmetrics import Metric
 from typing_extensions import override
 
-from fl_lightning.engine.federation.data import LOADERS, TRANSFER_HOOKS, FederatedDataModule
+from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
+from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_in, renamed
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.inference import leave_inference_mode
@@ -125,7 +126,7 @@ class ClientHost(Server):
         self.client.on_fit_end()
 
     def _lend_loaders(self, module: LightningModule | None) -> None:
-        if isinstance(data := self.trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]  # as above
+        if isinstance(data := self.trainer.datamodule, FederatedData):  # type: ignore[attr-defined]  # as above
             data.borrow_loaders(module)
 
     # Checkpoints

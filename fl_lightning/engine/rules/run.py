@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.engine.federation.data import FederatedDataModule
+from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.module.logged import MetricLog
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
@@ -70,7 +70,7 @@ class LocalRun:
         module: LightningModule,
         flat: FlatParameters,
         state: ModuleState,
-        data: FederatedDataModule,
+        data: FederatedData,
         client: int,
         round: int,
         anchor: Tensor,

@@ -17,7 +17,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fl_lightning.engine.federation.data import TRANSFER_HOOKS, ClientIds, FederatedDataModule
+from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
+from fl_lightning.engine.federation.data import ClientIds, FederatedData
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
@@ -69,14 +70,14 @@ class Server(LightningModule):
         return self.rounds_done + 1
 
     @property
-    def data(self) -> FederatedDataModule:
+    def data(self) -> FederatedData:
         """The run's data module.
 
         Raises:
             ConfigurationError: the Trainer has no data module, or not a FederatedDataModule.
         """
         data = self.trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer outside its __init__
-        if not isinstance(data, FederatedDataModule):
+        if not isinstance(data, FederatedData):
             raise ConfigurationError(
                 f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
             )

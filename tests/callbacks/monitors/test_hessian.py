@@ -12,7 +12,7 @@ from toy import Manual, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import HessianMonitor
-from fl_lightning.engine.federation.data import TrainingBatch
+from fl_lightning.engine.federation.batches import TrainingBatch
 
 
 class Points(FederatedDataModule):

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
-from fl_lightning.engine.federation.data import TRANSFER_HOOKS
+from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares

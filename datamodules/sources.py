@@ -1,8 +1,8 @@
 """Ordinary loaders and data sets, as the source of the clients' data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,13 @@ from torch.utils.data import (
     default_collate,
 )
 
+from fl_lightning.datamodules.dealt import Dealt
+from fl_lightning.datamodules.partition import Partition, Stated
+from fl_lightning.datamodules.partition.base import check_enough
+from fl_lightning.datamodules.partition.parts import Parts
 from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples, unchanged
-from fl_lightning.engine.federation.partition import Partition, Parts, Stated, check_enough, equal_owners, rows_of
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.seeding import isolated, seed_globals
+from fl_lightning.seeding import isolated, numpy_generator, seed_globals
 
 STORED = ("targets", "labels")  # attributes in which data sets keep their labels, and keys of examples
 COLUMN = (list, tuple, np.ndarray, Tensor)  # classes of a column beside those of pandas
@@ -140,12 +143,12 @@ def column_of(examples: Examples, name: str, datamodule: LightningDataModule) ->
         return columns.get(name, own if isinstance(own, COLUMN) else None)
 
     values = stored(examples, find)
+    keys: set[str] = set()
     if values is None:
         with isolated(CPU):
-            seed_globals(0, CPU)
-            keys = set(first) if isinstance(first := examples[0], Mapping) else set()
-            if name in keys:
-                values = np.asarray([_plain(examples[index][name]) for index in range(len(examples))])
+            keys = set(first) if isinstance(first := examples[0], Mapping) else keys
+        if name in keys:
+            values = _read(examples, itemgetter(name))
     if values is None:
         raise ConfigurationError(
             f"expected a column {name} in the training set, got {', '.join(sorted(known | keys)) or 'none'}: name "
@@ -177,22 +180,16 @@ def _complete(values: NDArray[Any], name: str) -> NDArray[Any]:
     return plain
 
 
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def read_labels(examples: Examples) -> NDArray[Any]:
-    """Read the label of every example: its second entry, or the entry ``label``, ``labels`` or ``targets``.
-
-    Raises:
-        ConfigurationError: an example has no such entry.
-    """
+def _read(examples: Examples, entry: Callable[[Any], Any]) -> NDArray[Any]:
+    """Read an entry of every example."""
     with isolated(CPU):
         seed_globals(0, CPU)
-        return np.asarray([_label(examples[index]) for index in range(len(examples))])
+        values = (entry(examples[index]) for index in range(len(examples)))
+        return np.asarray([value.tolist() if isinstance(value, Tensor) else value for value in values])
 
 
 def _label(example: Any) -> Any:
+    """Return the label of an example: its second entry, or the entry ``label``, ``targets`` or ``labels``."""
     if isinstance(example, Mapping):
         key: Any = next((key for key in ("label", *STORED) if key in example), None)
     else:
@@ -202,93 +199,53 @@ def _label(example: Any) -> Any:
             f"expected examples (input, label) or with an entry label, got {type(example).__name__}: give labels=, one "
             "class for each training example"
         )
-    return _plain(example[key])
-
-
-def classes_of(labels: Any, num_examples: int) -> Tensor | None:
-    """Number the classes of labels from 0 in sorted order: (n,) int64; None if the labels are not classes."""
-    values = np.asarray(labels)
-    if values.shape != (num_examples,) or values.dtype.kind not in "iubSU":
-        return None
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1])
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """A training set, dealt to clients.
-
-    Attributes:
-        examples: the training set.
-        parts: each client's example indices.
-        classes: (n,) class of each example, numbered from 0; None if the classes are unknown.
-        names: the name of each client; None for clients without names.
-    """
-
-    examples: Examples
-    parts: Parts
-    classes: Tensor | None
-    names: list[str] | None = None
-
-    def class_counts(self) -> Tensor | None:
-        """Return the (N, C) numbers of examples per client and class; None if the classes are unknown."""
-        if self.classes is None:
-            return None
-        most = int(self.classes.max()) + 1
-        return torch.stack([self.classes[part].bincount(minlength=most) for part in self.parts])
+    return example[key]
 
 
 def deal(
-    examples: Examples,
-    partition: Partition | None,
-    num_clients: int,
-    labels: Any,
-    generator: np.random.Generator,
-    column: NDArray[Any] | None = None,
+    examples: Examples, partition: Partition, num_clients: int, labels: Any, groups: NDArray[Any] | None, seed: int
 ) -> Dealt:
     """Deal a training set to clients.
 
     Args:
         examples: the training set, n examples.
-        partition: the partition; None for equal random parts.
+        partition: the partition.
         num_clients: N >= 1, the number of clients.
         labels: (n,) class or group of each example, or None to look for the labels in the training set.
-        generator: source of all randomness.
-        column: (n,) values of the column by which the partition deals; None for a partition without a column.
+        groups: (n,) values of the column by which the partition deals; None for a partition without a column.
+        seed: the run's seed.
 
     Raises:
         ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
             does not fit.
     """
-    count = len(examples)
+    count, by = len(examples), "nothing" if groups is not None else partition.by
     if not isinstance(partition, Stated):
         check_enough(num_clients, count)
-    found = stored(examples, _labels) if labels is None else labels
-    classes = None if found is None else classes_of(found, count)
-    if labels is not None and classes is None:
-        raise _no_classes("labels", labels, count)
-    if partition is None:
-        return Dealt(examples, rows_of(equal_owners(count, num_clients, generator), num_clients), classes)
-    if column is not None:
-        groups = torch.from_numpy(np.unique(column, return_inverse=True)[1])
-        return Dealt(examples, Parts.of(partition.split(groups, num_clients, generator)), classes)
-    if partition.by == "groups" and labels is None:
+    if by == "groups" and labels is None:
         raise ConfigurationError(
             f"{type(partition).__name__} keeps groups together: name a column, or give labels=, the group of each "
             "training example"
         )
-    if classes is None and partition.by != "nothing":
-        found = read_labels(examples) if found is None else found
-        classes = classes_of(found, count)
-        if classes is None:
-            raise _no_classes(f"the labels, by which {type(partition).__name__} deals,", found, count)
-    numbers = torch.zeros(count, dtype=torch.int64) if classes is None else classes
+    found = stored(examples, _labels) if labels is None else np.asarray(labels)
+    if found is None and by == "labels":
+        found = _read(examples, _label)
+    classes = None if found is None else _numbered(found, count)
+    if classes is None and found is not None and (labels is not None or by != "nothing"):
+        what = "labels" if labels is not None else f"the labels, by which {type(partition).__name__} deals,"
+        raise ConfigurationError(
+            f"expected {what} to be integers or strings ({count},), one for each training example, got {found.dtype} "
+            f"{found.shape}: give labels=, or a partition without labels such as IID"
+        )
+    numbers = classes if groups is None else _numbered(groups, count)
+    numbers = torch.zeros(count, dtype=torch.int64) if numbers is None else numbers
+    parts = partition.split(numbers, num_clients, numpy_generator(seed, "partition"))
     names = partition.names if isinstance(partition, Stated) else None
-    return Dealt(examples, Parts.of(partition.split(numbers, num_clients, generator)), classes, names)
+    return Dealt(examples=examples, parts=Parts.of(parts), classes=classes, names=names)
 
 
-def _no_classes(what: str, values: Any, count: int) -> ConfigurationError:
-    got = np.asarray(values)
-    return ConfigurationError(
-        f"expected {what} to be integers or strings ({count},), one for each training example, got {got.dtype} "
-        f"{got.shape}: give labels=, or a partition without labels such as IID"
-    )
+def _numbered(values: NDArray[Any], count: int) -> Tensor | None:
+    """Number the distinct values from 0 in sorted order: (n,) int64; None if the values are not classes."""
+    if values.shape != (count,) or values.dtype.kind not in "iubSU":
+        return None
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1])

@@ -25,47 +25,12 @@ from torch.utils.data import (
 from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
-from fl_lightning.datamodules import ClassesPerClient, Natural, QuantitySkew
-from fl_lightning.engine.federation.data import PartitionedData
+from fl_lightning.datamodules import ClassesPerClient, Natural, PartitionedData, QuantitySkew
 from fl_lightning.errors import ConfigurationError
 
 LABELS = [0, 1, 2, 0, 1, 2, 0, 1]
 ROWS = TensorDataset(torch.arange(8.0)[:, None], torch.tensor(LABELS))
-MINE = """
-import torch
-from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-ROWS = TensorDataset(torch.randn(60, 64), torch.arange(60) % 10)
-
-
-class Points(LightningDataModule):
-    def __init__(self, batch_size: int = 5):
-        super().__init__()
-        self.batch_size = batch_size
-
-    def train_dataloader(self):
-        return DataLoader(ROWS, batch_size=self.batch_size, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(ROWS, batch_size=60)
-"""
-YAML = """
-trainer: {max_epochs: 2, accelerator: cpu}
-model:
-  client:
-    class_path: ImageClassifier
-    init_args:
-      network: {class_path: TwoNN, init_args: {in_features: 64}}
-      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
-data:
-  class_path: PartitionedData
-  init_args:
-    datamodule: {class_path: mine.Points, init_args: {batch_size: 4}}
-    num_clients: 3
-    partition: {class_path: fl_lightning.datamodules.Dirichlet, init_args: {alpha: 0.5}}
-"""
+REAL = TensorDataset(torch.arange(8.0)[:, None], torch.rand(8))  # for regression
 
 
 class Ordinary(LightningDataModule):
@@ -117,6 +82,14 @@ def made(train: Any = ROWS, **settings: Any) -> FederatedDataModule:
     return FederatedDataModule.from_loaders(train, **settings)
 
 
+def refuses(message: str, source: Any, **settings: Any) -> None:
+    """Dealing the source's examples to clients is refused in one line."""
+    make = FederatedDataModule.from_datamodule if isinstance(source, LightningDataModule) else made
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        make(source, **settings).setup("fit")
+    assert "\n" not in str(caught.value)
+
+
 def values(data: FederatedDataModule) -> list[list[int]]:
     """The first entry of each client's examples."""
     datasets: list[Any] = [data.client_dataset(client) for client in range(data.num_clients)]
@@ -124,7 +97,10 @@ def values(data: FederatedDataModule) -> list[list[int]]:
 
 
 def test_a_data_module_serves_as_it_is() -> None:
-    """Two clients of four in batches of three: drop_last leaves three each. The validation sum is -10 · 28."""
+    """Two clients of four in batches of three: drop_last leaves three each. The validation sum is -10 · 28.
+
+    Settings that are given win over those of its loader.
+    """
     own = Ordinary()
     data = FederatedDataModule.from_datamodule(own, num_clients=2)
     assert not data.prepare_data_per_node
@@ -139,27 +115,9 @@ def test_a_data_module_serves_as_it_is() -> None:
     assert data.state_dict() == {"epoch": 7}
     trainer().validate(FederatedOrchestrator(module), datamodule=data, verbose=False)
     assert own.heard[3:] == ["prepare_data", "setup other", "teardown other"]
-
-
-def test_settings_win_over_the_loaders() -> None:
-    data = FederatedDataModule.from_datamodule(
-        Ordinary(), num_clients=2, batch_size=2, drop_last=False, collate_fn=tuple, participation=1, seed=5
-    )
-    data.setup("fit")
-    assert (data.batch_size, data.drop_last, data.collate_fn, data.seed) == (2, False, tuple, 5)
-
-
-def test_each_fit_deals_anew() -> None:
-    """A module that makes other training data in each setup does not validate on what another setup trained on."""
-
-    class Growing(Ordinary):
-        def setup(self, stage: str) -> None:
-            self.rows: Any = ConcatDataset([getattr(self, "rows", ROWS), ROWS])
-
-    data = FederatedDataModule.from_datamodule(Growing(), num_clients=2)
-    assert data.sizes.tolist() == [8, 8]
-    data.setup("fit")
-    assert data.sizes.tolist() == [12, 12]
+    given = FederatedDataModule.from_datamodule(own, 2, tuple, num_clients=2, drop_last=False, seed=5)
+    given.setup("fit")
+    assert (given.batch_size, given.drop_last, given.collate_fn, given.seed) == (2, False, tuple, 5)
 
 
 def test_own_numbers_of_examples_count() -> None:
@@ -194,13 +152,11 @@ def test_loaders_and_datasets() -> None:
     assert "predict_dataloader" not in vars(data)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_equal_parts_by_default(seed: int) -> None:
-    parts = values(made(num_clients=3, seed=seed))
-    assert sorted(map(len, parts)) == [2, 3, 3]
-    assert sorted(value for part in parts for value in part) == list(range(8))
-    assert parts == values(made(num_clients=3, seed=seed))
-    assert parts != values(made(num_clients=3, seed=seed + 1))
+def test_equal_parts_by_default() -> None:
+    first, again, other = (values(made(num_clients=3, seed=seed)) for seed in (0, 0, 1))
+    assert sorted(map(len, first)) == [2, 3, 3]
+    assert sorted(value for part in first for value in part) == list(range(8))
+    assert first == again != other
 
 
 @pytest.mark.parametrize(
@@ -210,7 +166,6 @@ def test_equal_parts_by_default(seed: int) -> None:
         ([np.array([2]), torch.tensor([], dtype=torch.int64)], None, [[2], []]),
         (["b", "a", "c", "b", "b", "b", "b", "a"], ["a", "b", "c"], [[1, 7], [0, 3, 4, 5, 6], [2]]),
         (np.array([9, 9, 9, 9, -1, 9, 9, 9]), ["-1", "9"], [[4], [0, 1, 2, 3, 5, 6, 7]]),
-        (torch.tensor([0, 1] * 4), ["0", "1"], [[0, 2, 4, 6], [1, 3, 5, 7]]),
         (pd.Series(["x", "y"] * 4, index=range(5, 13)), ["x", "y"], [[0, 2, 4, 6], [1, 3, 5, 7]]),
     ],
 )
@@ -235,64 +190,42 @@ class Items(Dataset[Any]):
         return self.make(torch.tensor(index), LABELS[index])
 
 
-class WithTargets(Items):
-    targets = LABELS
+class Storing(Items):
+    """Examples (input, ) or dicts, and what the data set stores about them."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda x, y: (x,))
-
-
-class WithLabels(Items):
-    labels = np.array(["cat", "dog", "emu", "cat", "dog", "emu", "cat", "dog"])
-
-    def __init__(self) -> None:
-        super().__init__(lambda x, y: (x,))
+    def __init__(self, make: Any = lambda x, y: (x,), **stored: Any) -> None:
+        super().__init__(make)
+        self.__dict__ |= stored
 
 
 @pytest.mark.parametrize(
     "dataset",
     [
         ROWS,
-        Subset(ROWS, range(8)),
         ConcatDataset([Subset(ROWS, range(3)), Subset(ROWS, range(3, 8))]),
-        WithTargets(),
-        WithLabels(),
+        Storing(targets=LABELS),
+        Storing(labels=np.array(["cat", "dog", "emu"])[LABELS]),
         Items(lambda x, y: (x, y)),
         Items(lambda x, y: [x, torch.tensor(y)]),
+        *(Items(lambda x, y, key=key: {0: x, key: y}) for key in ("label", "labels", "targets")),  # type: ignore[misc]
     ],
 )
 def test_labels_are_found(dataset: Any) -> None:
     """Three clients of one class each: rows 0, 3, 6; 1, 4, 7; 2, 5."""
     data = made(dataset, num_clients=3, partition=ClassesPerClient(1))
     assert sorted(map(sorted, values(data))) == [[0, 3, 6], [1, 4, 7], [2, 5]]
-    counts = data.class_counts()
-    assert counts is not None
+    counts: Any = data.class_counts()
     assert sorted(counts.tolist()) == [[0, 0, 2], [0, 3, 0], [3, 0, 0]]
 
 
-@pytest.mark.parametrize("key", ["label", "labels", "targets"])
-def test_labels_of_dicts(key: str) -> None:
-    data = made(Items(lambda x, y: {"x": x, key: y}), num_clients=3, partition=ClassesPerClient(1))
-    assert sorted(data.sizes.tolist()) == [2, 3, 3]
-
-
-def test_labels_given_by_hand() -> None:
+@pytest.mark.parametrize("partition", [ClassesPerClient(1), Natural()])
+def test_labels_given_by_hand(partition: Any) -> None:
     """The given labels win: two classes, or two groups."""
-    halves = ["left"] * 4 + ["right"] * 4
-    for partition in (ClassesPerClient(1), Natural()):
-        data = made(num_clients=2, partition=partition, labels=halves)
-        assert sorted(map(sorted, values(data))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    data = made(num_clients=2, partition=partition, labels=["left"] * 4 + ["right"] * 4)
+    assert sorted(map(sorted, values(data))) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 HOSPITALS = ["rome", "oslo", "rome", "bern", "oslo", "rome", "rome", "bern"]
-
-
-class Visits(Items):
-    """Examples that store a column."""
-
-    def __init__(self, **columns: Any) -> None:
-        super().__init__(lambda x, y: (x, y))
-        self.__dict__ |= columns
 
 
 class Patients(Items):
@@ -312,15 +245,14 @@ class Rows(Ordinary):
 
 
 VISITS = {
-    "a list": Visits(hospital=HOSPITALS),
-    "an array": Visits(hospital=np.array(HOSPITALS)),
-    "a series": Visits(hospital=pd.Series(HOSPITALS)),
-    "numbers": Visits(hospital=torch.tensor([30, 2, 30, 1, 2, 30, 30, 1])),
-    "a table": Visits(table=pd.DataFrame({"hospital": HOSPITALS, "age": range(8)})),
+    "a list": Storing(hospital=HOSPITALS),
+    "a series": Storing(hospital=pd.Series(HOSPITALS)),
+    "numbers": Storing(hospital=torch.tensor([30, 2, 30, 1, 2, 30, 30, 1])),
+    "a table": Storing(table=pd.DataFrame({"hospital": HOSPITALS, "age": range(8)})),
     "a property": Patients(lambda x, y: (x, y)),
     "a key": Items(lambda x, y: {"x": x, "hospital": HOSPITALS[int(x)]}),
     "a key of numbers": Items(lambda x, y: {"x": x, "hospital": torch.tensor(ord(HOSPITALS[int(x)][0]))}),
-    "below": ConcatDataset([Subset(Visits(hospital=HOSPITALS), range(k, k + 4)) for k in (0, 4)]),
+    "below": ConcatDataset([Subset(Storing(hospital=np.array(HOSPITALS)), range(k, k + 4)) for k in (0, 4)]),
 }
 
 
@@ -354,37 +286,24 @@ def test_a_column_of_the_data_modules_own_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "settings", "message"),
+    ("columns", "message"),
     [
-        (
-            {"age": list(range(8))},
-            {},
-            "expected a column hospital in the training set, got age: name another, or give the",
-        ),
-        ({"hospital": [*HOSPITALS[:6], None, None]}, {}, "column hospital to be complete, got 2 missing values: fill"),
-        ({"hospital": [1.0, float("nan")] * 4}, {}, "column hospital to be complete, got 4 missing values: fill"),
-        ({"hospital": [0.5] * 8}, {}, "expected column hospital to hold integers or texts, got float64: convert"),
-        ({"hospital": HOSPITALS}, {"num_clients": 4}, "got 3 groups for num_clients=4: lower num_clients"),
+        ({"age": list(range(8))}, "expected a column hospital in the training set, got age: name another, or give the"),
+        ({"hospital": [*HOSPITALS[:6], None, None]}, "column hospital to be complete, got 2 missing values: fill"),
+        ({"hospital": [1.0, float("nan")] * 4}, "column hospital to be complete, got 4 missing values: fill"),
+        ({"hospital": [0.5] * 8}, "expected column hospital to hold integers or texts, got float64: convert"),
     ],
 )
-def test_refuses_other_columns(columns: dict[str, Any], settings: dict[str, Any], message: str) -> None:
-    for source in (Visits(**columns), Visits(table=pd.DataFrame(columns))):
-        with pytest.raises(ConfigurationError, match=message) as caught:
-            made(source, partition=Natural("hospital"), **settings).setup("fit")
-        assert "\n" not in str(caught.value)
-
-
-def test_examples_without_columns_have_none() -> None:
-    with pytest.raises(ConfigurationError, match="a column hospital in the training set, got none: name another"):
-        made(partition=Natural("hospital")).setup("fit")
-    with pytest.raises(ConfigurationError, match="a column hospital in the training set, got label, x: name another"):
-        made(Items(lambda x, y: {"x": x, "label": y}), partition=Natural("hospital")).setup("fit")
+@pytest.mark.parametrize("way", ["attribute", "table"])
+def test_refuses_other_columns(way: str, columns: dict[str, Any], message: str) -> None:
+    source = Storing(**columns) if way == "attribute" else Storing(table=pd.DataFrame(columns))
+    refuses(message, source, partition=Natural("hospital"))
 
 
 def test_a_partition_without_labels_reads_none() -> None:
-    data = made(Items(lambda x, y: x), num_clients=2, partition=QuantitySkew(1.0))
-    assert int(data.sizes.sum()) == 8
-    assert data.class_counts() is None
+    for data in (made(Items(lambda x, y: x), num_clients=2, partition=QuantitySkew(1.0)), made(REAL, num_clients=2)):
+        assert int(data.sizes.sum()) == 8
+        assert data.class_counts() is None
 
 
 class Stream(IterableDataset[Any]):
@@ -397,73 +316,46 @@ class Pair(Ordinary):
         return [super().train_dataloader()] * 2
 
 
+TEXTS = Items(lambda x, y: x)
+KEYS = Items(lambda x, y: {"x": x, "label": y})
+BY_CLASS = {"num_clients": 2, "partition": ClassesPerClient(1)}
+TWO = {"num_clients": 2}
+
+
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "settings", "message"),
     [
-        (Stream(), "expected the train data to be a dataset with __len__ and __getitem__.*got Stream"),
-        (DataLoader(Stream()), r"expected the dataset of Loaders.train_dataloader\(\) to be .* got Stream"),
-        (DataLoader(ROWS, batch_size=None), "to have a batch_size, got batch_size=None"),
-        (DataLoader(ROWS, batch_sampler=[[0], [1, 2]]), "to have a batch_size, got list"),
-        (DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 8, 8)), "once, got WeightedRandomSampler: .* Subset"),
-        (Pair(), r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return a single DataLoader"),
+        (Stream(), TWO, "expected the train data to be a dataset with __len__ and __getitem__.*got Stream"),
+        (DataLoader(Stream()), TWO, r"expected the dataset of Loaders.train_dataloader\(\) to be .* got Stream"),
+        (DataLoader(ROWS, batch_size=None), TWO, "to have a batch_size, got batch_size=None"),
+        (DataLoader(ROWS, batch_sampler=[[0], [1, 2]]), TWO, "to have a batch_size, got list"),
+        (DataLoader(ROWS, sampler=WeightedRandomSampler([1.0] * 8, 8)), TWO, "once, got WeightedRandomSampler: .* Sub"),
+        (Pair(), TWO, r"expected Pair.train_dataloader\(\) to return one DataLoader, got list: return a single Data"),
+        (ROWS, {}, "expected num_clients, a stated partition or Natural with a column, got none of them: set num_cl"),
+        (ROWS, {"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
+        (ROWS, {"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
+        (ROWS, {"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for"),
+        (ROWS, {"partition": [0.5, 1.5]}, r"expected partition to be a Partition, .* got \[0.5, 1.5\]: convert it"),
+        (ROWS, {"partition": [[0.5], [1.5]]}, "expected partition to be a Partition"),
+        (ROWS, {"partition": []}, "expected partition to be a Partition"),
+        (ROWS, TWO | {"partition": Natural()}, "Natural keeps groups together: name a column, or give labels="),
+        (ROWS, TWO | {"labels": [0.5] * 8}, r"expected labels to be integers or strings \(8,\).*float64 \(8,\)"),
+        (ROWS, TWO | {"labels": [1, 2]}, r"expected labels to be integers or strings \(8,\).*int64 \(2,\)"),
+        (REAL, BY_CLASS, r"the labels, by which ClassesPerClient deals, to be .* float32"),
+        (TEXTS, BY_CLASS, r"expected examples \(input, label\) .* got Tensor: give labels="),
+        (ROWS, {"partition": Natural("hospital")}, "a column hospital in the training set, got none: name another"),
+        (KEYS, {"partition": Natural("hospital")}, "a column hospital in the training set, got label, x: name another"),
+        (VISITS["a list"], {"partition": Natural("hospital"), "num_clients": 4}, "got 3 groups for num_clients=4: low"),
     ],
 )
-def test_refuses_other_sources(source: Any, message: str) -> None:
-    def make() -> FederatedDataModule:
-        if isinstance(source, LightningDataModule):
-            return FederatedDataModule.from_datamodule(source, num_clients=2)
-        return made(source, num_clients=2)
-
-    with pytest.raises(ConfigurationError, match=message) as caught:
-        make().setup("fit")
-    assert "\n" not in str(caught.value)
+def test_refuses_other_sources_and_partitions(source: Any, settings: dict[str, Any], message: str) -> None:
+    refuses(message, source, **settings)
 
 
 def test_a_loader_that_draws_from_a_subset() -> None:
     """A common way to split training and validation: the clients get the training part alone."""
     data = made(DataLoader(ROWS, sampler=SubsetRandomSampler([5, 3])), num_clients=1)
     assert sorted(values(data)[0]) == [3, 5]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({}, "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"),
-        ({"partition": [[0], [1]], "num_clients": 3}, "expected num_clients=2, as the partition states, got 3"),
-        ({"partition": [[0], [8]]}, "expected partition to state indices from 0 to 7, got 0 to 8"),
-        ({"partition": ["a", "b"]}, "expected partition to state the clients of 8 examples, got 2: give one for each"),
-        ({"partition": [0.5, 1.5]}, r"expected partition to be a Partition, .* got \[0.5, 1.5\]: convert it"),
-        ({"partition": [[0.5], [1.5]]}, "expected partition to be a Partition"),
-        ({"partition": []}, "expected partition to be a Partition"),
-        ({"partition": Natural(), "num_clients": 2}, "Natural keeps groups together: name a column, or give labels="),
-        ({"labels": [0.5] * 8, "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*float64 \(8,\)"),
-        ({"labels": [1, 2], "num_clients": 2}, r"expected labels to be integers or strings \(8,\).*int64 \(2,\)"),
-    ],
-)
-def test_refuses_other_partitions(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
-        made(**settings).setup("fit")
-    assert "\n" not in str(caught.value)
-
-
-def test_regression_has_no_classes_to_deal_by() -> None:
-    rows = TensorDataset(torch.ones(8, 1), torch.rand(8))
-    with pytest.raises(ConfigurationError, match=r"the labels, by which ClassesPerClient deals, to be .* float32"):
-        made(rows, num_clients=2, partition=ClassesPerClient(1)).setup("fit")
-    assert made(rows, num_clients=2).class_counts() is None
-    with pytest.raises(ConfigurationError, match=r"expected examples \(input, label\) .* got Tensor: give labels="):
-        made(Items(lambda x, y: x), num_clients=2, partition=ClassesPerClient(1)).setup("fit")
-
-
-def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("mine.py").write_text(MINE)
-    Path("tiny.yaml").write_text(YAML)
-    fit()
-    assert "mine.Points" in Path("runs/tiny/version_0/config.yaml").read_text()
-    shown = run("data", "--config", "tiny.yaml", "--data.datamodule.batch_size", "6")
-    assert shown.status == 0, shown.err
-    assert "60 training examples" in shown.out
 
 
 OWN = """
@@ -494,42 +386,54 @@ class Hospitals(PartitionedData):
         super().__init__(Stays(file), **federation)
         self.save_hyperparameters()
 """
-COLUMN_YAML = (
-    YAML.partition("data:")[0]
-    + """
-data:
-  class_path: PartitionedData
-  init_args:
-    datamodule: {class_path: own.Stays, init_args: {file: stays.csv, batch_size: 5}}
-    partition: {class_path: Natural, init_args: {column: hospital}}
-"""
-)
-SUBCLASS_YAML = (
-    YAML.partition("data:")[0]
-    + """
+YAML = """
+trainer: {max_epochs: 2, accelerator: cpu}
+model:
+  client:
+    class_path: ImageClassifier
+    init_args:
+      network: {class_path: TwoNN, init_args: {in_features: 64}}
+      optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
 data:
   class_path: own.Hospitals
   init_args: {file: stays.csv, partition: {class_path: Natural, init_args: {column: hospital}}}
 """
-)
+
+ORDINARY_YAML = """
+data:
+  class_path: PartitionedData
+  init_args:
+    datamodule: {class_path: own.Stays, init_args: {file: stays.csv}}
+    num_clients: 3
+    partition: {class_path: fl_lightning.datamodules.Dirichlet, init_args: {alpha: .inf}}
+"""
 
 
-@pytest.mark.parametrize(("config", "batch_size"), [(COLUMN_YAML, 5), (SUBCLASS_YAML, 4)])
-def test_a_users_data_module_with_a_column_from_yaml(
-    config: str, batch_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Arguments of the user's module reach it, also if a subclass makes it in its constructor; a run goes on."""
+@pytest.fixture
+def stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 stays in three hospitals, and a config, in the working directory."""
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     rows = pd.DataFrame(np.zeros((24, 64)), columns=[f"x{k}" for k in range(64)])
     rows.assign(label=0, hospital=["rome", "oslo", "bern"] * 8).to_csv("stays.csv", index=False)
-    Path("tiny.yaml").write_text(config)
+    Path("tiny.yaml").write_text(YAML)
+
+
+@pytest.mark.usefixtures("stays")
+def test_a_users_data_module_from_yaml() -> None:
+    """Its arguments reach it; the partition and the batches are the options'."""
+    Path("tiny.yaml").write_text(YAML.partition("data:")[0] + ORDINARY_YAML)
+    shown = run("data", "--config", "tiny.yaml", "--data.datamodule.batch_size", 5)
+    assert "24 training examples; 3 of 3 clients" in shown.out, shown.err
+    assert "local steps per epoch: 2 to 2" in shown.out
+
+
+@pytest.mark.usefixtures("stays")
+def test_a_users_subclass_makes_its_data_module_and_a_run_goes_on() -> None:
     fit()
     fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
     names = np.load("runs/tiny/version_0/arrays/partition.npz")["names"]
     assert names.tolist() == ["bern", "oslo", "rome"]
-    shown = run("data", "--config", "tiny.yaml").out
-    assert f"local steps per epoch: {-(-8 // batch_size)} to {-(-8 // batch_size)}" in shown
     settings = torch.load("runs/tiny/version_0/checkpoints/last.ckpt").get("datamodule_hyper_parameters", {})
-    assert settings.get("file", "stays.csv") == "stays.csv"
+    assert settings["file"] == "stays.csv"
     assert "partition" not in settings, "no object, which weights_only could not load"

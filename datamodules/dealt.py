@@ -1,0 +1,90 @@
+"""Dealt: one training set, dealt to clients."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.engine.federation.batches import Examples, in_memory, take
+from fl_lightning.seeding import numpy_generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dealt:
+    """A training set, dealt to clients.
+
+    Attributes:
+        examples: the training set.
+        parts: the rows of the training set on which each client trains.
+        classes: (n,) int64 class of each example; None if the classes are unknown.
+        num_classes: C, the number of classes, if some of them may not occur; 0 for one more than the largest class.
+        names: the name of each client; None for clients without names.
+        kept: the examples that clients keep back from training, and the rows that are each client's own; None if the
+            clients keep none.
+    """
+
+    examples: Examples
+    parts: Parts
+    classes: Tensor | None
+    num_classes: int = 0
+    names: Sequence[str] | None = None
+    kept: tuple[TensorDataset, Parts] | None = None
+
+    def dataset(self, client: int) -> Subset[Any]:
+        """Return the examples on which a client trains."""
+        examples: Any = self.examples
+        rows: Any = self.parts[client]
+        tensors = in_memory(examples, rows[:0]) is not None  # other data sets may want indices that are integers
+        return Subset(examples, rows if tensors else rows.tolist())
+
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of examples per client and class; None if the classes are unknown."""
+        if self.classes is None:
+            return None
+        clients, classes = len(self.parts), self.num_classes or int(self.classes.max()) + 1
+        owners = torch.arange(clients).repeat_interleave(self.parts.sizes)
+        cells = owners * classes + self.classes[self.parts.rows]
+        return torch.bincount(cells, minlength=clients * classes).view(clients, classes)
+
+    def kept_batches(self, client: int, batch_size: int) -> Iterator[list[Tensor]]:
+        """Yield the examples that a client keeps back from training, in batches, in order."""
+        if self.kept is not None:
+            dataset, parts = self.kept
+            for rows in torch.split(parts[client], batch_size):
+                if len(rows):  # torch.split makes one empty batch of no rows
+                    yield [take(tensor, rows) for tensor in dataset.tensors]
+
+
+def hold_out(parts: Parts, share: float, seed: int) -> tuple[Parts, Parts]:
+    """Draw the examples that each client keeps back from training; at least one example stays in training.
+
+    Args:
+        parts: each client's examples.
+        share: share to keep back, in [0, 1), rounded to whole examples.
+        seed: the run's seed.
+
+    Returns:
+        The examples of each client that stay in training, and those that it keeps back.
+    """
+    kept = torch.zeros(len(parts.rows), dtype=torch.bool)
+    counts = torch.zeros_like(parts.sizes)
+    starts = (parts.sizes.cumsum(0) - parts.sizes).tolist()
+    for client, (start, size) in enumerate(zip(starts, parts.sizes.tolist(), strict=True)) if share else ():
+        if (count := min(round(share * size), size - 1)) > 0:
+            draws = numpy_generator(seed, "held out", client).choice(size, count, replace=False)
+            kept[torch.from_numpy(start + np.asarray(draws))] = True
+            counts[client] = count
+    return Parts(parts.rows[~kept], parts.sizes - counts), Parts(parts.rows[kept], counts)
+
+
+def in_order(dataset: TensorDataset, batch_size: int) -> DataLoader[Any]:
+    """Return a loader of a data set in memory, in order; each batch is one slice of a tensor."""
+    batches = [slice(i, i + batch_size) for i in range(0, len(dataset), batch_size)]
+    # Without a generator of its own, the DataLoader would draw a seed for its workers from the global one, and training
+    # would depend on how often the model is evaluated.
+    return DataLoader(dataset, batch_size=None, sampler=batches, generator=torch.Generator())
