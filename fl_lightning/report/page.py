@@ -20,7 +20,7 @@ from fl_lightning.report.parts import Chart, Section, Table
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
 from fl_lightning.report.verdict import table, verdict
-from fl_lightning.runs.catalogue import KNOWN, is_item
+from fl_lightning.runs.catalogue import catalogue, is_item
 from fl_lightning.runs.critical import critical_round
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
@@ -187,14 +187,14 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
     """
     groups = SECTIONS[section][1]
     named = {group for _, others in SECTIONS.values() for group in others}
-    order = {name: position for position, name in enumerate(KNOWN)}
+    order = {name: position for position, name in enumerate(catalogue())}
 
     def belongs(metric: str) -> bool:
         group = metric.partition("/")[0]
         return group in groups if groups else group not in named and group != "test"
 
     single = [name for name in dict.fromkeys(metrics) if not is_item(name)]
-    found = [name for name in single if belongs(name) and (name in KNOWN or not name.startswith(NO_CURVE))]
+    found = [name for name in single if belongs(name) and (name in order or not name.startswith(NO_CURVE))]
     alone = [
         name
         for name in found

@@ -20,7 +20,7 @@ from wandb_workspaces.reports.v2.interface import (
     SummaryMetric,
 )
 
-from fl_lightning.runs.catalogue import CATALOGUE
+from fl_lightning.runs.catalogue import catalogue
 
 ACCURACY, CONFLICT = "val/top1", "conflict/ratio"
 METHODS = ("experiment", "method", "settings")  # config entries that are the same in runs that differ only in the seed
@@ -104,7 +104,7 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
         case "Accuracy":
             made.insert(0, _bar("accuracy in the last round", ACCURACY, by_seed))
         case "Test":
-            tested = [metric for metric in CATALOGUE if metric.name.startswith("test/")]
+            tested = [metric for metric in catalogue().values() if metric.name.startswith("test/")]
             made += [_bar(metric.title.lower(), metric.name, by_seed) for metric in tested]
         case "Conflict":
             made += [_conflict_and_accuracy(), _pictures("cosines of updates", "conflict/cosines")]
@@ -120,9 +120,9 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
 def lines(section: Section) -> dict[str, list[str]]:
     """Collect the line plots of a section: names of metrics by title; a star at the end stands for many metrics."""
     plots: dict[str, list[str]] = {}
-    for metric in CATALOGUE:
-        if metric.panel and metric.name.partition("/")[0] in section.groups:
-            plots.setdefault(metric.panel, []).append(metric.name)
+    for name, metric in catalogue().items():
+        if metric.panel and name.partition("/")[0] in section.groups:
+            plots.setdefault(metric.panel, []).append(name)
     return plots
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
-from fl_lightning.runs.catalogue import FIRST_COLUMNS
 
+FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")  # of metrics.csv; the others follow by name
 BLOCK = 2**16  # bytes to read at first from the end of a file
 
 

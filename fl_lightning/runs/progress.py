@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.runs.catalogue import PROGRESS
 from fl_lightning.runs.timer import RoundTimer
 
+SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
 HIDDEN = ("v_num",)
 GAP = "  "
 MOST = 3  # validation metrics that are shown if the module has chosen none by prog_bar
@@ -306,7 +306,7 @@ class RoundProgress(ProgressBar):
         if not any(name.startswith("val") for name in metrics):  # the module logs them without prog_bar
             names = [name for name in trainer.callback_metrics if name.startswith("val")]
             metrics |= {name: float(trainer.callback_metrics[name]) for name in names[:MOST]}
-        ranks = {name: rank for rank, name in enumerate(PROGRESS)}
+        ranks = {name: rank for rank, name in enumerate(SHOWN_FIRST)}
         shown = [name for name in metrics if name not in HIDDEN]
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
         return [f"{name} {float(metrics[name]):.4f}" for name in shown]  # type: ignore[arg-type]
