@@ -10,7 +10,7 @@ from command import TINY, run
 from job_folders import finished, under_way, waiting
 from rich.console import Console
 
-import fl_lightning.reproduce.progress
+import fl_lightning.runs.progress
 from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
@@ -119,7 +119,7 @@ def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatc
     """Bar and table are there from the first frame to the last; the failure stands above them."""
     text = io.StringIO()
     terminal = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-    monkeypatch.setattr(fl_lightning.reproduce.progress, "Console", lambda **_: terminal)
+    monkeypatch.setattr(fl_lightning.runs.progress, "Console", lambda **_: terminal)
     result = run(*SWEEP)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).replace("\r", "\n").splitlines()
     bars = [line.split() for line in shown if line.startswith("runs ")]
