@@ -27,7 +27,7 @@ import yaml
 from fl_lightning import FederatedCallback, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
 from fl_lightning.fit.shipped import first_sentence
-from fl_lightning.runs.catalogue import DECLARED, Metric
+from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]
 MEASURES = ROOT / "docs" / "reference" / "measures.md"
@@ -174,13 +174,15 @@ def declared() -> dict[type[object], tuple[Metric, ...]]:
 
 
 def catalogue() -> str:
-    """Make the text of the catalogue of declared metrics."""
+    """Make the text of the catalogue of metrics, of which the first part is written by hand."""
+    own, marker, _ = FILE.read_text().partition("\n# make lists")
     metrics = [metric for each in declared().values() for metric in each]
     left_out = ("name", "formula")
     facts = {
         m.name: {name: value for name, value in vars(m).items() if value and name not in left_out} for m in metrics
     }
-    return "# make lists writes this file\n" + yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+    listed = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+    return f"{own}{marker} writes what follows: what the classes of callbacks declare\n{listed}"
 
 
 def metric_tables() -> dict[str, list[str]]:
@@ -245,7 +247,7 @@ def with_lists(text: str, lists: dict[str, list[str]]) -> str:
 def written() -> dict[Path, str]:
     """Return the up-to-date text of every file that holds a list."""
     files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
-    return {ROOT / "callbacks" / "__init__.py": exports(), DECLARED: catalogue(), **files}
+    return {ROOT / "callbacks" / "__init__.py": exports(), FILE: catalogue(), **files}
 
 
 def without(module: str) -> str:

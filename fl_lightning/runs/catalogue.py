@@ -44,58 +44,8 @@ class Metric:
         return re.sub("<.*>", "*", self.name)
 
 
-# What modules and the engine log. DECLARED holds what the classes of callbacks declare; make lists writes the file.
-OWN: Final = (
-    Metric(
-        "val/top1",
-        "Validation accuracy",
-        "Share of examples whose most likely class is the right one.",
-        percent=True,
-        panel="accuracy",
-        paper="top1",
-        axis="top-1 accuracy",
-    ),
-    Metric(
-        "val/top3",
-        "Validation accuracy, top 3",
-        "Share of examples whose right class is among the three most likely ones.",
-        percent=True,
-        panel="top-3 accuracy",
-        paper="top3",
-    ),
-    Metric("val/loss", "Validation loss", "Mean loss over the validation examples: lower is better.", panel="loss"),
-    Metric(
-        "val/map50",
-        "Validation mAP50",
-        "Mean average precision at an overlap of 0.5: 1 is best, -1 without any box.",
-        paper="map50",
-    ),
-    Metric(
-        "train/loss", "Training loss", "Mean over the clients' local steps, weighted by their examples.", panel="loss"
-    ),
-    Metric("test/top1", "Test accuracy", percent=True),
-    Metric("test/top3", "Test accuracy, top 3", percent=True),
-    Metric("test/loss", "Test loss"),
-    *(
-        Metric(f"clients/{name}", title, caption, panel="clients of a round")
-        for name, title, caption in (
-            ("selected", "Clients selected", "Clients drawn for the round."),
-            ("arrived", "Clients that arrive", "Clients whose updates are in time."),
-            ("dropped", "Clients that drop out", "Selected clients that never send an update."),
-            (
-                "late",
-                "Clients that are late",
-                "Selected clients whose update arrives after the deadline, or after enough other updates.",
-            ),
-            (
-                "quarantined",
-                "Clients left out",
-                "Clients of the round that raised an error, or whose update was not finite or too large.",
-            ),
-        )
-    ),
-)
-DECLARED = Path(__file__).with_name("catalogue.yaml")
+# What modules and the engine log, and below a marker what classes of callbacks declare, which make lists writes.
+FILE = Path(__file__).with_name("catalogue.yaml")
 # Groups in the order in which reports show them; "" stands for all that are not named here.
 GROUPS: Final = (
     *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "held_out"),
@@ -108,8 +58,8 @@ ERRORS: Final = frozenset({"mae", "mse", "rmse", "mape", "nll", "perplexity", "p
 @cache
 def catalogue() -> Mapping[str, Metric]:
     """Return all known metrics by key, in the order in which reports show them."""
-    declared = read_yaml(DECLARED, DECLARED.read_text(encoding="utf-8"))
-    metrics = [*OWN, *(Metric(name, **facts) for name, facts in declared.items())]
+    content = read_yaml(FILE, FILE.read_text(encoding="utf-8"))
+    metrics = [Metric(name, **facts) for name, facts in content.items()]
     return {metric.key: metric for metric in sorted(metrics, key=lambda metric: _rank(metric.name))}
 
 
