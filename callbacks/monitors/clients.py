@@ -86,6 +86,7 @@ class ClientMonitor(Monitor):
             "Training accuracy",
             "Mean over the clients' local steps, weighted by their examples.",
             percent=True,
+            quality=True,
             panel="local training accuracy",
         ),
         Metric(

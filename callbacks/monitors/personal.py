@@ -44,10 +44,12 @@ def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
     for name, called in NAMES.items():
         whole, percent = f"{title} {called}", name != "loss"
         panel = whole.lower()
-        yield Metric(f"{group}/{name}/<k>", panel, percent=percent, panel=f"{panel} of clients")
+        yield Metric(f"{group}/{name}/<k>", panel, percent=percent, quality=True, panel=f"{panel} of clients")
         for measure, words in over.items():
             about = f"{caption}: {words}, each client counted once."
-            yield Metric(f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent=percent, panel=panel)
+            yield Metric(
+                f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent=percent, quality=True, panel=panel
+            )
 
 
 class PersonalEvaluation(Monitor):
@@ -81,6 +83,7 @@ class PersonalEvaluation(Monitor):
                 f"own/{name}",
                 f"Own models' {called}: mean by examples",
                 percent=name != "loss",
+                quality=True,
                 panel=f"own models' {called}",
             )
             for name, called in NAMES.items()

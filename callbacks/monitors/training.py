@@ -37,6 +37,7 @@ class TrainingEvaluation(Monitor):
             "Share of all clients' training examples whose most likely class under the new global model is the right "
             "one.",
             percent=True,
+            quality=True,
             panel="global model on training examples: accuracy",
             paper="train_top1",
             axis="training accuracy of the global model",
@@ -46,12 +47,14 @@ class TrainingEvaluation(Monitor):
             "Global model's training accuracy, top 3",
             "Share of all clients' training examples whose right class is among the three most likely ones.",
             percent=True,
+            quality=True,
             panel="global model on training examples: accuracy",
         ),
         Metric(
             "global_train/loss",
             "Global model's training loss",
             "Mean loss of the new global model over all clients' training examples.",
+            quality=True,
             panel="global model on training examples: loss",
         ),
     )

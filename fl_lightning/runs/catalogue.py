@@ -24,6 +24,7 @@ class Metric:
         caption: meaning of the metric, in a sentence.
         formula: what the documentation adds to the caption, as Markdown: a formula, its source.
         percent: whether the metric is a share, shown in per cent.
+        quality: whether more or less of it is better, as of loss and accuracy; :func:`lower_is_better` tells which.
         panel: title of the W&B panel that draws the metric; "" for none.
         paper: name of the metric in the papers' tables, which print shares in per cent; "" if no table has the metric.
         axis: title of the metric's axis in a figure; "" for the metric's name.
@@ -34,6 +35,7 @@ class Metric:
     caption: str = ""
     formula: str = ""
     percent: bool = False
+    quality: bool = False
     panel: str = ""
     paper: str = ""
     axis: str = ""
@@ -119,10 +121,13 @@ def lower_is_better(name: str) -> bool:
 def is_quality(name: str) -> bool:
     """Whether more or less of a metric is better: loss and accuracy are qualities, a conflict ratio or γ is not.
 
-    >>> is_quality("val/top1"), is_quality("held_out/loss_mean"), is_quality("conflict/ratio")
+    A group with declared qualities holds qualities alone, such as those that a module of one's own logs.
+
+    >>> is_quality("val/top1"), is_quality("held_out/f1_mean"), is_quality("conflict/ratio")
     (True, True, False)
     """
-    return name.partition("/")[0] in ("val", "test", "train", "global_train", "held_out", "own")
+    group = name.partition("/")[0]
+    return any(metric.quality for metric in catalogue().values() if metric.name.partition("/")[0] == group)
 
 
 def is_item(name: str, prefix: str = ".*") -> bool:
