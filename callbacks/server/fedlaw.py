@@ -117,6 +117,7 @@ class FedLAW(FederatedCallback):
             "fedlaw/gamma",
             "Shrinking factor γ",
             "Below 1 the server shrinks the new model, as weight decay does.",
+            formula="See [FedLAW](fedlaw.md).",
             panel="shrinking factor γ",
             paper="gamma_learned",
         ),
