@@ -4,8 +4,9 @@
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``attacks`` or
 ``monitors``, a YAML in ``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from
-the first sentence of each docstring, the arguments and ``settles``. The page of commands gets the ``--help`` of each
-command as it is printed. A test checks that the files are up to date.
+the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the catalogue,
+which reports read without importing torch. The page of commands gets the ``--help`` of each command as it is printed. A
+test checks that the files are up to date.
 """
 
 import contextlib
@@ -23,11 +24,13 @@ from unittest.mock import patch
 
 import yaml
 
-from fl_lightning import FederatedCallback
+from fl_lightning import FederatedCallback, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
 from fl_lightning.fit.shipped import first_sentence
+from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]
+MEASURES = ROOT / "docs" / "reference" / "measures.md"
 FOLDERS = {
     "server": "Rules that act on the server",
     "client": "Rules that act on clients",
@@ -50,6 +53,7 @@ OTHER = "settle nothing that another could undo"
 ARGUMENTS = 4  # the most arguments of a class that a table shows
 CONFIGS = 3  # the most configs of a class that a table shows
 LIKE_FIT = ("validate", "test", "predict", "data")  # commands whose help repeats that of fit after its first section
+END = "<!-- end -->"  # the comment after a list on a page
 WIDTH = "90"  # of the terminal that helps are printed for
 
 
@@ -163,6 +167,48 @@ def by_kind() -> list[str]:
     return ["| | |", "|---|---|", *rows]
 
 
+def declared() -> dict[type[object], tuple[Metric, ...]]:
+    """Find the metrics that callbacks declare, by the callback's class."""
+    classes = [*(cls for folder in FOLDERS for cls in callbacks(folder)), RoundTimer, TrafficMonitor]
+    return {cls: vars(cls)["metrics"] for cls in classes if "metrics" in vars(cls)}
+
+
+def catalogue() -> str:
+    """Make the text of the catalogue of metrics, of which the first part is written by hand."""
+    own, marker, _ = FILE.read_text().partition("\n# make lists")
+    metrics = [metric for each in declared().values() for metric in each]
+    left_out = ("name", "formula")
+    facts = {
+        m.name: {name: value for name, value in vars(m).items() if value and name not in left_out} for m in metrics
+    }
+    listed = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
+    return f"{own}{marker} writes what follows: what the classes of callbacks declare\n{listed}"
+
+
+def metric_tables() -> dict[str, list[str]]:
+    """Make a table of metrics for each callback that has a place for one on the page of measures.
+
+    One more table has all other metrics that the page does not define.
+    """
+    rest, text = "metrics of other callbacks", MEASURES.read_text()
+    tables, others = dict[str, list[str]](), list[str]()
+    elsewhere = re.sub(f"(?s){begin(rest)}.*?{END}", "", text)
+    names = re.findall(r"`([\w<>]+(?:/[\w<>]+)+)`", elsewhere)
+    defined = re.compile("|".join(re.sub("<.*?>", "[^/]+", name) for name in names))
+    for cls, metrics in declared().items():
+        rows = {m.name: f"| `{m.name}` | {f'{m.caption} {m.formula}'.strip() or m.title} |" for m in metrics}
+        if begin(name := f"metrics of {cls.__name__}") in text:
+            tables[name] = ["| metric | definition |", "|---|---|", *rows.values()]
+        else:
+            others += [f"| `{cls.__name__}` {rows[name]}" for name in rows if not defined.fullmatch(name)]
+    return {**tables, rest: ["| logged by | metric | definition |", "|---|---|---|", *others]}
+
+
+def begin(name: str) -> str:
+    """Return the comment before a list on a page."""
+    return f"<!-- make lists: {name} -->"
+
+
 def help_of(command: str) -> list[str]:
     """Make the lines of a block that holds what ``fl-lightning COMMAND --help`` prints."""
     printed = io.StringIO()
@@ -182,7 +228,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server")},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
-        ROOT / "docs" / "reference" / "measures.md": {"monitors": table("monitors")},
+        MEASURES: {"monitors": table("monitors"), **metric_tables()},
         ROOT / "docs" / "reference" / "commands.md": {f"help {name}": help_of(name) for name in COMMANDS},
     }
 
@@ -190,18 +236,18 @@ def pages() -> dict[Path, dict[str, list[str]]]:
 def with_lists(text: str, lists: dict[str, list[str]]) -> str:
     """Replace the lists in a page's text; each list stands between two comments."""
     for name, lines in lists.items():
-        begin, end = f"<!-- make lists: {name} -->", "<!-- end -->"
-        if begin not in text:
-            raise SystemExit(f"a page must hold {begin} and {end}, and one does not")
-        before, rest = text.split(begin, 1)
-        text = "\n".join([before + begin, *lines, end + rest.split(end, 1)[1]])
+        start = begin(name)
+        if start not in text:
+            raise SystemExit(f"a page must hold {start} and {END}, and one does not")
+        before, rest = text.split(start, 1)
+        text = "\n".join([before + start, *lines, END + rest.split(END, 1)[1]])
     return text
 
 
 def written() -> dict[Path, str]:
     """Return the up-to-date text of every file that holds a list."""
     files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
-    return {ROOT / "callbacks" / "__init__.py": exports(), **files}
+    return {ROOT / "callbacks" / "__init__.py": exports(), FILE: catalogue(), **files}
 
 
 def without(module: str) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, LocalRun, Monitor, Server, log_each, norms, share_removed
+from fl_lightning.runs.catalogue import Metric
 
 TOP1 = "clients/top1"
 
@@ -58,6 +59,58 @@ class ClientMonitor(Monitor):
 
     A module that optimizes manually (``automatic_optimization = False``) is refused. The monitor changes nothing.
     """
+
+    metrics = (
+        Metric(
+            "clients/top1/<k>",
+            "training accuracy",
+            formula="Mean training accuracy over client k's local batches, each before its step.",
+            percent=True,
+            panel="training accuracy of clients",
+        ),
+        Metric(
+            "clients/loss/<k>",
+            "training loss",
+            formula="Mean training loss over client k's local steps, as the client rules have changed it.",
+            panel="training loss of clients",
+        ),
+        Metric("clients/update_norm/<k>", "update norm", formula="‖Δ_k‖", panel="size of clients' updates"),
+        Metric(
+            "clients/removed/<k>",
+            "removed",
+            formula="‖Δ_k − Δ'_k‖ / ‖Δ_k‖; not logged for a zero update.",
+            panel="removed from clients' updates",
+        ),
+        Metric(
+            "train/top1",
+            "Training accuracy",
+            "Mean over the clients' local steps, weighted by their examples.",
+            percent=True,
+            quality=True,
+            panel="local training accuracy",
+        ),
+        Metric(
+            "updates/norm_mean",
+            "Mean length of an update",
+            "How far a client's training moves the model; mean over the clients.",
+            formula="‖Δ_k‖",
+            panel="size and drift of updates",
+        ),
+        Metric(
+            "updates/norm_max",
+            "Largest length of an update",
+            "The largest distance that one client's training moves the model.",
+            formula="‖Δ_k‖",
+            panel="size and drift of updates",
+        ),
+        Metric(
+            "updates/drift",
+            "Client drift",
+            "Mean distance of the clients' updates from the combined update.",
+            formula="‖Δ_k − ū‖",
+            panel="size and drift of updates",
+        ),
+    )
 
     stacks = True
 

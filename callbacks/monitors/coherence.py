@@ -6,6 +6,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedDataModule, Monitor, Server, cosines, log_each, pairs
+from fl_lightning.runs.catalogue import Metric
 from fl_lightning.runs.critical import critical_round as critical_round  # a public name of this module
 
 
@@ -58,6 +59,30 @@ class CoherenceMonitor(Monitor):
 
     The last two need a data module whose ``class_counts()`` returns counts, not None.
     """
+
+    metrics = (
+        Metric(
+            "coherence/local",
+            "Client coherence",
+            "Positive while the clients' updates strengthen each other (FedLAW, Definition 5.1).",
+            formula="1/K Σ_{i≠j} λ_i λ_j cos(Δ_i, Δ_j), each pair in both orders.",
+            panel="coherence",
+        ),
+        Metric(
+            "coherence/heterogeneity",
+            "Heterogeneity coherence",
+            "Cosine between the class shares of the cohort and of the federation; 1 if they are equal.",
+            formula="D_cohort = Σ λ_k D_k and D = Σ n_j D_j / Σ n_j, by class shares D_k (Definition 5.2).",
+            panel="coherence",
+        ),
+        Metric(
+            "cohort/share/<class>",
+            "share of a class",
+            formula="Share of the class in D_cohort (FedLAW, Fig. 7).",
+            percent=True,
+            panel="classes in the cohort",
+        ),
+    )
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -21,6 +21,7 @@ from fl_lightning import (
     share_removed,
 )
 from fl_lightning.engine.rules.callback import rules_of
+from fl_lightning.runs.catalogue import Metric
 from fl_lightning.runs.pictures import draw_cosines
 
 
@@ -94,6 +95,80 @@ class ConflictMonitor(Monitor):
     Raises:
         ConfigurationError: ``every`` is negative.
     """
+
+    metrics = (
+        Metric(
+            "conflict/ratio",
+            "Conflict ratio",
+            "Share of the pairs of clients whose updates point against each other (negative cosine).",
+            formula="Over the pairs i < j: Δ_i · Δ_j < 0 (FedGH).",
+            percent=True,
+            panel="conflict ratio",
+        ),
+        Metric(
+            "conflict/ratio_after",
+            "Conflict ratio, after correction",
+            "Share of the pairs of corrected updates that point against each other (negative cosine).",
+            formula="Δ' in place of Δ.",
+            percent=True,
+            panel="conflict ratio",
+        ),
+        Metric(
+            "conflict/weighted_ratio",
+            "Weighted conflict ratio",
+            "Conflict ratio in which each pair is weighted by the product of its two aggregation weights.",
+            formula="Σ λ_i λ_j over the pairs in conflict / Σ λ_i λ_j over all; 0 if one client has all the weight.",
+            percent=True,
+            panel="conflict ratio, weighted",
+        ),
+        Metric(
+            "conflict/mean_cosine",
+            "Mean cosine",
+            "Mean cosine over all pairs of updates: 1 is the same direction, 0 is unrelated.",
+            formula="The cosine with a zero update is 0.",
+            panel="mean cosine",
+        ),
+        Metric(
+            "conflict/mean_cosine_after",
+            "Mean cosine, after correction",
+            "Mean cosine over all pairs of corrected updates.",
+            panel="mean cosine",
+        ),
+        Metric(
+            "conflict/min_cosine",
+            "Smallest cosine",
+            "Cosine of the two updates that disagree most: −1 is opposite.",
+            panel="least cosine",
+            paper="min_cosine",
+        ),
+        Metric(
+            "conflict/min_cosine_after",
+            "Smallest cosine, after correction",
+            "Cosine of the two corrected updates that disagree most.",
+            panel="least cosine",
+        ),
+        Metric(
+            "conflict/removed",
+            "Size of the correction",
+            "How far the rules moved an update, relative to the update's length; mean over the clients.",
+            formula="‖Δ_k − Δ'_k‖ / ‖Δ_k‖ over the clients whose update is not zero.",
+            panel="removed by the rules",
+        ),
+        Metric(
+            "conflict/angle",
+            "Angle to the plain mean",
+            "Degrees between the combined update and the mean of the updates weighted by examples.",
+            formula="Between ū and FedAvg's Σ n_k Δ_k.",
+            panel="turned by the rules, in degrees",
+        ),
+        Metric(
+            "conflict/layer/<name>",
+            "Conflict ratio by layer",
+            formula="`conflict/ratio` of the layer's part of Δ, weights and biases together; only with `layers`.",
+            percent=True,
+            panel="conflict ratio by layer",
+        ),
+    )
 
     def __init__(self, every: int = 0, layers: bool = False) -> None:
         if not every >= 0:  # also refuses nan

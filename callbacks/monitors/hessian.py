@@ -7,6 +7,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, Monitor, Server, is_due
 from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenvalues, training_loss
 from fl_lightning.errors import check_at_least
+from fl_lightning.runs.catalogue import Metric
 
 
 class HessianMonitor(Monitor):
@@ -30,6 +31,33 @@ class HessianMonitor(Monitor):
     Raises:
         ConfigurationError: an argument is less than 1; the module optimizes manually.
     """
+
+    metrics = (
+        Metric(
+            "hessian/eigenvalue_1",
+            "Largest eigenvalue",
+            "Curvature of the loss in its sharpest direction: small at a flat minimum.",
+        ),
+        Metric(
+            "hessian/eigenvalue_<i>",
+            "eigenvalue",
+            formula="The `count` eigenvalues of largest magnitude, with their signs (FedLAW, Fig. 10).",
+            panel="largest eigenvalues of the Hessian",
+        ),
+        Metric(
+            "hessian/ratio_1_5",
+            "Ratio of the eigenvalues 1 and 5",
+            "Near 1 if the five sharpest directions have about the same curvature.",
+            formula="λ₁ / λ₅ (FedLAW, Fig. 10).",
+            panel="largest over fifth",
+        ),
+        Metric(
+            "parameters/norm",
+            "Norm of the parameters",
+            "Euclidean norm of the global model's trainable parameters.",
+            panel="norm of the parameters",
+        ),
+    )
 
     streams = True
 

@@ -1,6 +1,6 @@
 """PersonalEvaluation: how well the models serve each client."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
 from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
 from fl_lightning.errors import check_at_least
-from fl_lightning.runs.catalogue import lower_is_better
+from fl_lightning.runs.catalogue import Metric, lower_is_better
 
 OWN = "own/"
+NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics
 
 
 def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
@@ -35,6 +36,20 @@ def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
     """
     worst = values.topk(-(-len(values) // 10), largest=largest_is_worst).values
     return {"mean": float(values.mean()), "worst": float(worst.mean()), "spread": float(values.std(correction=0))}
+
+
+def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
+    """Name the metrics of a module that logs top1, top3 and loss, for the global model or the participants' own."""
+    over = {"mean": "mean", "worst": "worst tenth of the clients", "spread": "standard deviation over the clients"}
+    for name, called in NAMES.items():
+        whole, percent = f"{title} {called}", name != "loss"
+        panel = whole.lower()
+        yield Metric(f"{group}/{name}/<k>", panel, percent=percent, quality=True, panel=f"{panel} of clients")
+        for measure, words in over.items():
+            about = f"{caption}: {words}, each client counted once."
+            yield Metric(
+                f"{group}/{name}_{measure}", f"{whole}: {words}", about, percent=percent, quality=True, panel=panel
+            )
 
 
 class PersonalEvaluation(Monitor):
@@ -60,6 +75,20 @@ class PersonalEvaluation(Monitor):
             no client holds data out.
     """
 
+    metrics = (
+        *_metrics("held_out", "Held-out", "The global model on the examples that clients hold out"),
+        *_metrics("own", "Own models'", "The participants' own models on the examples that they hold out"),
+        *(
+            Metric(
+                f"own/{name}",
+                f"Own models' {called}: mean by examples",
+                percent=name != "loss",
+                quality=True,
+                panel=f"own models' {called}",
+            )
+            for name, called in NAMES.items()
+        ),
+    )
     streams = True
     stacks = True
 

@@ -10,6 +10,7 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
 from fl_lightning.engine.federation.batches import TrainingBatch
 from fl_lightning.errors import check_at_least
+from fl_lightning.runs.catalogue import Metric
 
 
 class TrainingEvaluation(Monitor):
@@ -28,6 +29,35 @@ class TrainingEvaluation(Monitor):
     Raises:
         ConfigurationError: ``every`` is less than 1; the module has no ``validation_step``, or one that logs nothing.
     """
+
+    metrics = (
+        Metric(
+            "global_train/top1",
+            "Global model's training accuracy",
+            "Share of all clients' training examples whose most likely class under the new global model is the right "
+            "one.",
+            percent=True,
+            quality=True,
+            panel="global model on training examples: accuracy",
+            paper="train_top1",
+            axis="training accuracy of the global model",
+        ),
+        Metric(
+            "global_train/top3",
+            "Global model's training accuracy, top 3",
+            "Share of all clients' training examples whose right class is among the three most likely ones.",
+            percent=True,
+            quality=True,
+            panel="global model on training examples: accuracy",
+        ),
+        Metric(
+            "global_train/loss",
+            "Global model's training loss",
+            "Mean loss of the new global model over all clients' training examples.",
+            quality=True,
+            panel="global model on training examples: loss",
+        ),
+    )
 
     streams = True
 

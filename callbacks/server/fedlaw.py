@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.errors import check_at_least, check_choice, check_positive
+from fl_lightning.runs.catalogue import Metric
 
 Mode = Literal["joint", "shrinking", "attentive", "swa"]
 Order = Literal["gamma first", "lambda first"]
@@ -110,6 +111,45 @@ class FedLAW(FederatedCallback):
     Raises:
         ConfigurationError: an argument is outside its range; "swa" with an odd number of epochs, or fewer than 14.
     """
+
+    metrics = (
+        Metric(
+            "fedlaw/gamma",
+            "Shrinking factor γ",
+            "Below 1 the server shrinks the new model, as weight decay does.",
+            formula="See [FedLAW](fedlaw.md).",
+            panel="shrinking factor γ",
+            paper="gamma_learned",
+        ),
+        Metric("fedlaw/weight/<k>", "weight", formula="Weight λ_k of client k.", panel="weights λ"),
+        Metric(
+            "fedlaw/ratio",
+            "Update against shrinking",
+            "Length of the global update divided by the length of the shrinking.",
+            formula="Not logged if γ = 1.",
+            panel="ratio of the two parts",
+        ),
+        Metric(
+            "fedlaw/global_gradient",
+            "Length of the global update",
+            "Length of the part of the server's step that the clients' updates make.",
+            formula="‖γ η_g Σ λ_k Δ_k‖",
+            panel="two parts of the step",
+        ),
+        Metric(
+            "fedlaw/shrinking_gradient",
+            "Length of the shrinking",
+            "Length of the part of the server's step that γ makes.",
+            formula="‖(1 − γ) w‖",
+            panel="two parts of the step",
+        ),
+        Metric(
+            "fedlaw/largest_weight",
+            "Largest weight",
+            "The largest of the weights λ that the server learned.",
+            panel="largest weight",
+        ),
+    )
 
     needs_proxy = True
     settles = frozenset({"weights", "shrinking"})

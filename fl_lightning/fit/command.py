@@ -47,8 +47,7 @@ from fl_lightning.runs.folder import RunFolder, check_experiment
 from fl_lightning.runs.lock import Holds
 from fl_lightning.runs.mlflow import continue_mlflow, open_store
 from fl_lightning.runs.recorded import run_callbacks
-from fl_lightning.runs.resuming import changed_settings, check_unchanged
-from fl_lightning.runs.tracked import tracked_run
+from fl_lightning.runs.resuming import changed_settings, check_unchanged, tracked_run
 from fl_lightning.runs.wandb import continue_wandb, offline_without_key
 from fl_lightning.runs.yaml_text import read_yaml
 

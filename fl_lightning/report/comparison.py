@@ -12,7 +12,7 @@ import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.report.methods import Method, logged
-from fl_lightning.runs.catalogue import KNOWN, is_item, lower_is_better
+from fl_lightning.runs.catalogue import catalogue, is_item, lower_is_better
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, holm, interval, p_above
 from fl_lightning.runs.settings import RULES
@@ -141,7 +141,7 @@ def default_metric(logged: Collection[str]) -> str:
         or the first at all.
     """
     validated = sorted(name for name in logged if name.startswith("val/") and not is_item(name))
-    order = (*FIRST, *validated, *KNOWN, *logged)
+    order = (*FIRST, *validated, *catalogue(), *logged)
     return next(name for name in order if name in logged)
 
 

@@ -16,7 +16,7 @@ from wandb_workspaces.workspaces import interface as workspaces
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.arguments import dashboard_arguments
 from fl_lightning.report.methods import CONFLICT
-from fl_lightning.runs.catalogue import CATALOGUE
+from fl_lightning.runs.catalogue import catalogue
 from fl_lightning.runs.wandb import has_wandb_key
 
 ACCURACY = "val/top1"
@@ -167,15 +167,15 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
             group, in a band from its smallest to its largest value.
     """
     plots: dict[str, list[str]] = {}  # a star at the end of a metric's name stands for many metrics
-    for metric in CATALOGUE:
-        if metric.panel and metric.name.partition("/")[0] in section.groups:
-            plots.setdefault(metric.panel, []).append(metric.name)
+    for name, metric in catalogue().items():
+        if metric.panel and name.partition("/")[0] in section.groups:
+            plots.setdefault(metric.panel, []).append(name)
     lines: list[Any] = [_line(title, metrics, by_seed) for title, metrics in plots.items()]
     match section.title:
         case "Accuracy":
             return [_bar("accuracy in the last round", ACCURACY, by_seed), *lines]
         case "Test":
-            tested = [metric for metric in CATALOGUE if metric.name.startswith("test/")]
+            tested = [metric for metric in catalogue().values() if metric.name.startswith("test/")]
             return [*lines, *(_bar(metric.title.lower(), metric.name, by_seed) for metric in tested)]
         case "Conflict":
             x, y = reports.SummaryMetric(CONFLICT), reports.SummaryMetric(ACCURACY)

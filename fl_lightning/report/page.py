@@ -20,7 +20,7 @@ from fl_lightning.report.parts import Chart, Section
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
 from fl_lightning.report.verdict import table, verdict
-from fl_lightning.runs.catalogue import KNOWN, is_item
+from fl_lightning.runs.catalogue import catalogue, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
 HERE = Path(__file__).parent
@@ -156,11 +156,11 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
     """
     groups = SECTIONS[section][1]
     named = {"test", *(group for _, others in SECTIONS.values() for group in others)}
-    order = {name: position for position, name in enumerate(KNOWN)}
+    order = {name: position for position, name in enumerate(catalogue())}
 
     def belongs(metric: str) -> bool:
         group = metric.partition("/")[0]
-        drawn = metric in KNOWN or not metric.startswith(NO_CURVE)
+        drawn = metric in order or not metric.startswith(NO_CURVE)
         return drawn and not is_item(metric) and (group in groups if groups else group not in named)
 
     found = [name for name in metrics if belongs(name)]

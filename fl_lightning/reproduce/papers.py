@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.fit.configs import CONFIGS, Cell, grid
-from fl_lightning.runs.catalogue import PAPER_NAMES
+from fl_lightning.runs.catalogue import in_papers
 from fl_lightning.runs.yaml_text import read_yaml
 
 
@@ -118,7 +118,7 @@ def _experiment(
     id: str, rows: list[dict[str, Any]], claims: Sequence[dict[str, Any]] = (), notes: Sequence[str] = (), **facts: Any
 ) -> Experiment:
     tested = tuple(Claim(**claim) for claim in claims)
-    measures = [name for name in PAPER_NAMES if any(name in row for row in rows)] + [claim.measure for claim in tested]
+    measures = [name for name in in_papers() if any(name in row for row in rows)] + [claim.measure for claim in tested]
     return Experiment(
         id=id,
         rows=tuple(rows),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -33,10 +32,35 @@ def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> 
     Returns:
         The jobs that failed.
     """
-    tracker = Tracker(planned, processes, shorter)
-    announce(_begun(len(tracker.jobs), len(tracker.finished)))
-    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
-    return _train_with_table(tracker, console) if console.is_terminal else _train_with_lines(tracker)
+    tracker, began = Tracker(planned, processes, shorter), time.monotonic()
+    display = Display(stderr=True, transient=True)  # the tables of the results follow
+    task = display.add_task("", total=len(tracker.jobs), left=tracker.left, elapsed=lambda: time.monotonic() - began)
+    display.say(_begun(len(tracker.jobs), len(tracker.finished)))
+
+    def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
+        finished, lost = tracker.update(busy, failed)
+        for line in tracker.news:
+            display.say(line)
+        for job in lost:
+            display.say(job.failure, style="red")
+        if display.disable:
+            for position, job in enumerate(finished, len(tracker.finished) - len(finished) + 1):
+                for line in lines(tracker, job, position):
+                    display.say(line)
+            return
+        failures = f", {len(tracker.failed)} failed" if tracker.failed else ""
+        words = f"runs {len(tracker.finished)}/{len(tracker.jobs)}{failures}"
+        display.update(task, description=words, completed=tracker.done())
+        display.below = cells(tracker, display.console.height)
+
+    report((), ())
+    with display:
+        return train(tracker.jobs, tracker.processes, report)
+
+
+def announce(words: str) -> None:
+    """Print a line on standard error if that is a terminal, where the live table is; else on standard output."""
+    Display(stderr=True).say(words)
 
 
 def _begun(runs: int, finished: int) -> str:
@@ -44,51 +68,6 @@ def _begun(runs: int, finished: int) -> str:
         return f"{counted(runs, 'run')}, finished before"
     before = f", {finished:,} finished before; starting the next …" if finished else "; starting the first …"
     return f"{counted(runs, 'run')}{before}"
-
-
-def announce(words: str) -> None:
-    """Print a line on standard error if that is a terminal, where the live table is; else on standard output."""
-    console = Console(stderr=True, force_terminal=sys.stderr.isatty())
-    if console.is_terminal:
-        console.print(words, highlight=False, markup=False)
-    else:
-        print(words, flush=True)
-
-
-def _train_with_table(tracker: Tracker, console: Console) -> list[Job]:
-    began = time.monotonic()
-
-    def elapsed() -> float:
-        return time.monotonic() - began
-
-    display = Display(console, transient=True)  # the tables of the results follow
-    task = display.add_task("", total=len(tracker.jobs), left=tracker.left, elapsed=elapsed)
-
-    def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
-        for job in tracker.update(busy, failed)[1]:
-            console.print(job.failure, style="red", highlight=False, markup=False)
-        for line in tracker.news:
-            console.print(line, highlight=False, markup=False)
-        lost = f", {len(tracker.failed)} failed" if tracker.failed else ""
-        words = f"runs {len(tracker.finished)}/{len(tracker.jobs)}{lost}"
-        display.update(task, description=words, completed=tracker.done())
-        display.below = cells(tracker, console.height)
-
-    report((), ())
-    with display:
-        return train(tracker.jobs, tracker.processes, report)
-
-
-def _train_with_lines(tracker: Tracker) -> list[Job]:
-    def report(busy: Sequence[Job], failed: Sequence[Job]) -> None:
-        finished, lost = tracker.update(busy, failed)
-        for line in [*tracker.news, *(job.failure for job in lost)]:
-            print(line, flush=True)
-        for position, job in enumerate(finished, len(tracker.finished) - len(finished) + 1):
-            for line in lines(tracker, job, position):
-                print(line, flush=True)
-
-    return train(tracker.jobs, tracker.processes, report)
 
 
 def lines(tracker: Tracker, job: Job, position: int) -> list[str]:

@@ -34,14 +34,13 @@ from fl_lightning.runs.loggers import log_environment, log_settings
 from fl_lightning.runs.mlflow import mlflow_facts
 from fl_lightning.runs.pictures import bubbles
 from fl_lightning.runs.python_runs import HEAD, record_of
-from fl_lightning.runs.resuming import changed_settings, check_unchanged
+from fl_lightning.runs.resuming import TRACKERS, changed_settings, check_unchanged
 from fl_lightning.runs.secrets import hidden, hidden_arguments
 from fl_lightning.runs.settings import RULES
 from fl_lightning.runs.wandb import wandb_facts, wandb_runs
 from fl_lightning.runs.yaml_text import read_yaml
 
 PACKAGES = ("fl-lightning", "torch", "lightning", "torchvision", "torchmetrics", "numpy")
-LOGGERS = ("wandb", "mlflow")  # entries of environment.yaml with the ids of runs in other places
 NOTHING: Mapping[str, Any] = {}
 STEPS = 1000  # W&B's steps per round; a round with more steps does no harm
 
@@ -125,7 +124,7 @@ class RunTracking(Callback):
                 self._record(trainer, cast(FederatedOrchestrator, pl_module), folder)
             before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
-            kept = {name: before[name] for name in LOGGERS if name in before}  # this fit may lack these loggers
+            kept = {name: before[name] for name in TRACKERS if name in before}  # this fit may lack these loggers
             content = facts | kept | wandb_facts(trainer) | mlflow_facts(trainer)
             path = inside(folder, ENVIRONMENT)
             with whole(path) as part:

@@ -1,4 +1,4 @@
-"""The files of a run folder: their names, and what the timings hold. Imports neither torch nor pandas.
+"""The files of a run folder: their names, where run folders are, what timings hold. Imports neither torch nor pandas.
 
 Every path in a run folder is made by :func:`inside`, so that no link leads a reader or a writer out of the folder.
 """
@@ -45,6 +45,32 @@ def read_mapping(folder: Path, name: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} is damaged: expected YAML with names and values; {MEND}")
     return content
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a path that is not a folder."""
+    if not path.is_dir():
+        raise _without_runs(path, "is not a folder" if path.exists() else "does not exist")
+
+
+def folders_in(path: Path) -> list[Path]:
+    """Find the run folders within a folder, or that folder itself if it is one.
+
+    Raises:
+        ConfigurationError: the folder holds no run folder.
+    """
+    check_folder(path)
+    if inside(path, METRICS).is_file():
+        return [path]
+    if not (found := [file.parent for file in path.rglob(METRICS)]):
+        raise _without_runs(path, "holds no run folder")
+    return found
+
+
+def _without_runs(path: Path, came: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"give a folder that fit has made, runs/<experiment>/<version>, or a folder of such folders: {path} {came}"
+    )
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import os
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
-from fl_lightning.runs.catalogue import FIRST_COLUMNS
 
+FIRST_COLUMNS = ("val/top1", "val/top3", "val/loss", "train/loss")  # of metrics.csv; the others follow by name
 BLOCK = 2**16  # bytes to read at first from the end of a file
 
 
@@ -103,16 +106,9 @@ class MetricsFile:
 
     def _with(self, round: int, row: Mapping[str, str]) -> Iterator[tuple[int, Mapping[str, str]]]:
         """Yield all rows, and values that are added to the row of a round."""
-        for number, values in self._rows():
-            if number < round:
-                yield number, values
-            elif number == round:
-                row = {**values, **row}
-            else:
-                yield round, row
-                round = number
-                row = values
-        yield round, row
+        merged = heapq.merge(self._rows(), [(round, row)], key=itemgetter(0))
+        for number, same in groupby(merged, key=itemgetter(0)):
+            yield number, {name: value for _, values in same for name, value in values.items()}
 
     def _rows(self) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield the round and the values of each row to keep."""

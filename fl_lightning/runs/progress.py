@@ -1,4 +1,4 @@
-"""RoundProgress: the progress display of a run."""
+"""The live display of a run, and of many runs: bars with times in a terminal, or else plain lines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.runs.catalogue import PROGRESS
 from fl_lightning.runs.timer import RoundTimer
 
+SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
 HIDDEN = ("v_num",)
 GAP = "  "
 MOST = 3  # validation metrics that are shown if the module has chosen none by prog_bar
@@ -110,27 +110,41 @@ class Time(ProgressColumn):
 
 
 class Display(Progress):
-    """Shows progress bars with times, and other lines below the bars.
+    """Shows progress bars with times, and other lines below the bars, if the output is a terminal.
 
     The descriptions of the tasks say how much is done. A narrow terminal shows shorter bars; a narrower one leaves out
     the elapsed time, then the bars.
 
     Args:
-        console: the terminal.
+        stderr: whether the display is on standard error in place of standard output.
         transient: whether the display disappears at the end.
 
     Attributes:
         below: lines below the bars.
+        disable: whether there is no terminal; then all that is said goes to standard output, line by line.
     """
 
     below: RenderableType = ""
 
-    def __init__(self, console: Console, transient: bool = False) -> None:
-        self._console = console
+    def __init__(self, stderr: bool = False, transient: bool = False) -> None:
+        watched = (sys.stderr if stderr else sys.stdout).isatty()  # a console is a terminal also if FORCE_COLOR is set
+        self._console = console = Console(stderr=stderr, force_terminal=watched)
         words, bar = TextColumn("{task.description}"), BarColumn(None, table_column=Column(max_width=40))
         # Columns, each with the width that the terminal needs to show it.
         self._choices = ((words, 0), (bar, 40), (Time("left"), 0), (Time("elapsed"), 60))
-        super().__init__(console=console, transient=transient)
+        super().__init__(console=console, transient=transient, disable=not console.is_terminal)
+
+    def say(self, words: str, style: str | None = None) -> None:
+        """Print a line, above the display if there is one."""
+        if self.disable:
+            print(words, flush=True)
+        else:
+            self.console.print(words, style=style, highlight=False, markup=False)
+
+    @override
+    def stop(self) -> None:
+        if not self.disable:  # rich would print an empty line
+            super().stop()
 
     @override
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -153,7 +167,7 @@ class RoundProgress(ProgressBar):
     def __init__(self, timer: RoundTimer) -> None:
         super().__init__()
         self.timer = timer
-        self._display: Display | None = None
+        self._display: Display | None = None  # while a fit is shown
         self._enabled = True
         self._told = False  # whether the estimate has been shown
 
@@ -167,27 +181,27 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._enabled:
+            return
         self._first, self._last = trainer.current_epoch, max(trainer.max_epochs or 0, 0)
         self._began, self._trained, self._told = time.perf_counter(), 0, False
         self._reach(self._first)
-        if not self._enabled:
-            return
-        console = Console(force_terminal=sys.stdout.isatty())  # where FORCE_COLOR is set, too
-        if console.is_terminal:
-            self._display = Display(console)
-            self._rounds = self._display.add_task("", total=self._last or None, left=self._left, elapsed=self._elapsed)
-            self._clients = self._display.add_task("")
-            self._show(trainer)
-            self._display.start()
-        else:
+        self._display = Display()
+        self._rounds = self._display.add_task("", total=self._last or None, left=self._left, elapsed=self._elapsed)
+        self._clients = self._display.add_task("")
+        self._show(trainer)
+        self._display.start()
+        if self._display.disable:
             which = f"rounds {self._first + 1} to {self._last}" if self._last else f"from round {self._first + 1}"
             size = self._cohort_size(trainer)
-            print(f"training {which}, {size} client{'' if size == 1 else 's'} each …", flush=True)
+            self._display.say(f"training {which}, {size} client{'' if size == 1 else 's'} each …")
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._display:
+            return
         self._trained, self._steps = 0, dict[int, int]()
-        if self._enabled and not self.timer.rounds:  # later rounds have a mean to go by
+        if not self.timer.rounds:  # later rounds have a mean to go by
             server, data = cast(Any, pl_module), trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
             self._steps = {client: server.num_steps(client, server.round) for client in data.cohort(server.round)}
         self._steps_done, self._all_steps = 0, sum(self._steps.values()) or self._cohort_size(trainer)
@@ -197,7 +211,7 @@ class RoundProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._enabled:
+        if not self._display:
             return
         cohort, before = self._cohort_size(trainer), self._trained
         clients = [client for client in batch if client != PADDING]
@@ -208,26 +222,25 @@ class RoundProgress(ProgressBar):
             if self._reached - self._began >= SOON_S:
                 self._foretell(trainer, pl_module)
             tenth = 10 * self._trained // cohort > 10 * before // cohort
-            if not self._display and tenth and (self._pace or 0) >= 10 * TENTH_S:
+            if self._display.disable and tenth and (self._pace or 0) >= 10 * TENTH_S:
                 done = f"round {trainer.current_epoch + 1}{self._of_all}"
-                print(GAP.join([done, f"clients {self._trained}/{cohort}", *self._time_left()]), flush=True)
+                self._display.say(GAP.join([done, f"clients {self._trained}/{cohort}", *self._time_left()]))
         self._show(trainer)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         done = cast(Server, pl_module).rounds_done
-        if done <= trainer.current_epoch:
+        if not self._display or done <= trainer.current_epoch:
             return  # the round was stopped half-way
         self._reach(done)
-        if self._enabled and done != self._last:
+        if done != self._last:
             self._foretell(trainer, pl_module)
         words = [*self._metrics(trainer, pl_module), self.timer.spoken]
-        if self._display:
-            self._display.below = Fitting(words)
-            self._show(trainer)
-        elif self._enabled:
+        if self._display.disable:
             left = self._time_left() if self._last > done else []
-            print(GAP.join([f"round {self._so_far}", *words, *left]), flush=True)
+            self._display.say(GAP.join([f"round {self._so_far}", *words, *left]))
+        self._display.below = Fitting(words)
+        self._show(trainer)
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -239,7 +252,7 @@ class RoundProgress(ProgressBar):
 
     def _foretell(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say once how long a round and the run take, and which options make a long run without a GPU shorter."""
-        if self._told or not (pace := self._pace):
+        if self._told or not self._display or not (pace := self._pace):
             return
         self._told, rounds = True, self._last - self._first
         words = f"{ESTIMATE}{duration(pace)} a round"
@@ -251,10 +264,7 @@ class RoundProgress(ProgressBar):
             data = trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
             fewer = " or --data.train_examples" if hasattr(data, "train_examples") else ""
             words += f"; {ADVICE}--trainer.max_epochs{fewer}"
-        if self._display:
-            self._display.console.print(words, highlight=False, markup=False)
-        else:
-            print(words, flush=True)
+        self._display.say(words)
 
     def _stop(self) -> None:
         if self._display:
@@ -306,7 +316,7 @@ class RoundProgress(ProgressBar):
         if not any(name.startswith("val") for name in metrics):  # the module logs them without prog_bar
             names = [name for name in trainer.callback_metrics if name.startswith("val")]
             metrics |= {name: float(trainer.callback_metrics[name]) for name in names[:MOST]}
-        ranks = {name: rank for rank, name in enumerate(PROGRESS)}
+        ranks = {name: rank for rank, name in enumerate(SHOWN_FIRST)}
         shown = [name for name in metrics if name not in HIDDEN]
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
         return [f"{name} {float(metrics[name]):.4f}" for name in shown]  # type: ignore[arg-type]

@@ -25,9 +25,9 @@ from fl_lightning.runs.files import (
     TIMINGS,
     RoundTime,
     array_file,
+    folders_in,
     read_mapping,
 )
-from fl_lightning.runs.finding import folders_in
 from fl_lightning.runs.settings import RULES, method_name, named_settings, seed_of
 
 # The values of config.yaml and environment.yaml that more is done with than to show them, each after what holds it.

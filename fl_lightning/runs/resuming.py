@@ -1,7 +1,8 @@
-"""Compare a run that goes on with its record: what changes its results is refused, or recorded."""
+"""Compare a run that goes on with its record: what changes its results, and whether it is the same run in trackers."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +18,17 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     Timer,
 )
+from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
+from fl_lightning.runs.files import ENVIRONMENT, TIMINGS, read_mapping
 from fl_lightning.runs.secrets import hidden
 from fl_lightning.runs.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
 
 SEED, CALLBACKS = "seed_everything", "trainer.callbacks"
+TRACKERS = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml
 # Callbacks that change no round, and may come and go.
 WATCHING = (
     *(Monitor, Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar),
@@ -90,3 +95,35 @@ def _class(path: Any) -> type | None:
         found = locate(str(path))
         return found if isinstance(found, type) else None
     return None
+
+
+@rank_zero_only
+def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
+    """Return the id of the run in W&B or MLflow that a run folder names, if training continues this run.
+
+    Neither W&B nor MLflow can delete rounds. So a run that goes back to an earlier round becomes a new run there.
+
+    Args:
+        folder: the run folder.
+        rounds: round after which training continues; None if nothing is trained.
+        tracker: "wandb" or "mlflow".
+    """
+    name, known = TRACKERS[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
+    if known is None:
+        return None
+    reached = _finished(inside(folder, TIMINGS))
+    if rounds is not None and reached > rounds:
+        print(
+            f"{name}: round {reached} is there already, and this run goes on from round {rounds}: it is a new one in "
+            f"{name}"
+        )
+        return None
+    return str(known["id"])
+
+
+def _finished(timings: Path) -> int:
+    """The last round that was trained to its end; 0 if there is none."""
+    if not timings.is_file():
+        return 0
+    with timings.open(newline="") as lines:
+        return max((int(row["round"]) for row in csv.DictReader(lines)), default=0)

@@ -24,12 +24,19 @@ from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
 from fl_lightning.inside import inside
+from fl_lightning.runs.catalogue import Metric
 from fl_lightning.runs.files import MEND, TIMINGS, RoundTime
 from fl_lightning.runs.folder import run_folder
 
 MIB = 2**20
-
-
+SECONDS = "seconds of a round"  # title of W&B's panels
+WALL = "Wall time since the last round ended, the sum of the parts below."
+PARTS = {
+    "local": "Local training; with several devices, until the last device has sent its updates.",
+    "server": "Aggregation, the server's step, and the rules' `refine` and `on_round_end`.",
+    "monitors": "The hooks of all monitors, except `loss`, which is part of local training.",
+    "rest": "Evaluation, logging, checkpoints, other callbacks of Lightning.",
+}
 RECENT = 100  # number of last rounds from which the pace of a run is computed
 _NAMES = [field.name for field in fields(RoundTime)]
 
@@ -44,6 +51,16 @@ class RoundTimer(Monitor):
     Attributes:
         rounds: times of this fit's last rounds, at most ``RECENT``.
     """
+
+    metrics = (
+        Metric("time/seconds", "Seconds of a round", formula=WALL, panel=SECONDS, axis="seconds"),
+        *(
+            Metric(
+                f"time/{part}", f"Seconds of a round: {part}", formula=words, panel=f"{SECONDS} by part", axis="seconds"
+            )
+            for part, words in PARTS.items()
+        ),
+    )
 
     streams = True
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 from fl_lightning.engine.rules.callback import Monitor, rules_of
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
+from fl_lightning.runs.catalogue import Metric
 
 
 class TrafficMonitor(Monitor):
@@ -31,6 +32,32 @@ class TrafficMonitor(Monitor):
     Attributes:
         total: bytes sent since round 1, down and up.
     """
+
+    metrics = (
+        Metric(
+            "bytes/down",
+            "Bytes to the clients",
+            "Bytes that the server would send in a round: the model, and the tensors that rules broadcast.",
+            formula="K · (P + B + broadcasts)",
+            panel="bytes of a round",
+            axis="bytes",
+        ),
+        Metric(
+            "bytes/up",
+            "Bytes from the clients",
+            "Bytes that the clients of a round would send: updates, buffers, and the tensors that rules send.",
+            formula="P + B_k + what rules send, summed over the clients whose update arrives.",
+            panel="bytes of a round",
+            axis="bytes",
+        ),
+        Metric(
+            "bytes/total",
+            "Bytes in total",
+            "Bytes sent in both directions since round 1.",
+            panel="bytes since round 1",
+            axis="bytes",
+        ),
+    )
 
     streams = True
 

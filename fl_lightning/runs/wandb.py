@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import WandbLogger
 
-from fl_lightning.runs.tracked import tracked_run
+from fl_lightning.runs.resuming import tracked_run
 
 
 def wandb_runs(trainer: Trainer) -> list[Any]:

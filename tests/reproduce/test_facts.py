@@ -14,7 +14,7 @@ from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.claims import effects
 from fl_lightning.reproduce.papers import Experiment, experiments, find
 from fl_lightning.reproduce.results import on_paper, printed, same
-from fl_lightning.runs.catalogue import PAPER_NAMES
+from fl_lightning.runs.catalogue import in_papers
 
 IDS = [id for id, each in experiments().items() if each.rows]  # the papers', without controls of our own
 # The papers' tables as transcribed; where they are not at hand, papers.yaml is not compared with them.
@@ -37,7 +37,7 @@ def points(experiment: Experiment) -> pd.DataFrame:
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: row[name] for name in PAPER_NAMES if row.get(name) is not None}
+    return {name: row[name] for name in in_papers() if row.get(name) is not None}
 
 
 @cache
@@ -63,8 +63,8 @@ def test_every_printed_number_is_found_by_its_cell(id: str) -> None:
     axes = {axis for cell in cells(id) for axis in cell.labels}
     notes = " ".join(experiment.notes)
     for row in experiment.rows:
-        unknown = set(row) - axes - {"round", *PAPER_NAMES}
-        if any(name in row for name in PAPER_NAMES):
+        unknown = set(row) - axes - {"round", *in_papers()}
+        if any(name in row for name in in_papers()):
             assert all(name in notes for name in unknown), f"{unknown}: no axis, no measure, and no note says why"
         else:
             assert any(name in notes for name in unknown), f"{unknown}: nothing is read, and no note says why"

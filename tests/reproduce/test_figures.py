@@ -23,7 +23,7 @@ from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment, experiments
 from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.results import same
-from fl_lightning.runs.catalogue import PAPER_NAMES
+from fl_lightning.runs.catalogue import in_papers
 
 TABLES = Path(__file__).parents[3] / "shared" / "papers" / "tables.yaml"
 SKETCHES = {"fedgh-paper/fig-1", "fedgh-paper/fig-3", "fedgam/fig-1"}
@@ -47,7 +47,7 @@ class TestFacts:
         assert all(axis in cell.labels for cell in cells(id) for axis in plot.panels)
         assert bool(plot.measures) == (plot.kind == "curves")
         for measure in plot.measures:
-            known = {*PAPER_NAMES, SIMILARITIES, "val/loss", "conflict/ratio", "hessian/eigenvalue_1"}
+            known = {*in_papers(), SIMILARITIES, "val/loss", "conflict/ratio", "hessian/eigenvalue_1"}
             documented = f"{FedLAW.__doc__}{CoherenceMonitor.__doc__}{HessianMonitor.__doc__}"
             assert measure in known or measure in documented, measure
 

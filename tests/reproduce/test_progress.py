@@ -10,11 +10,11 @@ from command import TINY, run
 from job_folders import finished, under_way, waiting
 from rich.console import Console
 
-import fl_lightning.reproduce.progress
+import fl_lightning.runs.progress
 from fl_lightning.fit.configs import Cell
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.papers import Experiment
-from fl_lightning.reproduce.progress import cells, lines
+from fl_lightning.reproduce.progress import cells, lines, train_with_progress
 from fl_lightning.reproduce.tracker import Planned, Tracker
 
 GRID = "data.partition=[{class_path: IID}, {class_path: ClassesPerClient, init_args: {classes: 11}}]"
@@ -114,25 +114,46 @@ def test_a_sweep_without_terminal_is_told_in_lines() -> None:
     assert re.search(r"^- [\d.]+ s of training in all$", Path("runs/sweep/tiny/table.md").read_text(), re.MULTILINE)
 
 
-@pytest.mark.usefixtures("_tiny")
-def test_a_sweep_in_a_terminal_shows_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bar and table are there from the first frame to the last; the failure stands above them."""
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A terminal."""
     text = io.StringIO()
     terminal = Console(file=text, force_terminal=True, width=80, height=24, color_system=None)
-    monkeypatch.setattr(fl_lightning.reproduce.progress, "Console", lambda **_: terminal)
-    result = run(*SWEEP)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue()).replace("\r", "\n").splitlines()
-    bars = [line.split() for line in shown if line.startswith("runs ")]
+    monkeypatch.setattr(fl_lightning.runs.progress, "Console", lambda **_: terminal)
+    return text
+
+
+def shown(screen: io.StringIO) -> list[str]:
+    """The lines that the terminal has shown, without control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
+
+
+def test_jobs_that_are_finished_already_are_in_the_live_table(tmp_path: Path, screen: io.StringIO) -> None:
+    experiment = Experiment("mine", "a source", "a metric", "", (), "mine.yaml", ("val/top1",))
+    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], 1) == []
+    lines = shown(screen)
+    assert lines[0].rstrip() == "1 run, finished before"
+    assert any(line.startswith("runs 1/1 ") for line in lines)
+    assert any(re.match(r"mine +1/1 +0\.5000", line) for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_tiny")
+def test_a_sweep_in_a_terminal_shows_a_live_table(screen: io.StringIO) -> None:
+    """Bar and table are there from the first frame to the last; the failure stands above them."""
+    result, lines = run(*SWEEP), shown(screen)
+    bars = [line.split() for line in lines if line.startswith("runs ")]
     assert bars[0][:2] == ["runs", "0/2"]
     assert bars[0][-4:-2] == ["-:--:--", "left"]
     assert bars[-1][:4] == ["runs", "1/2,", "1", "failed"]
-    assert any(re.match(r"IID +0/1 +–  round \d/2: ", line) for line in shown)
-    assert any(re.match(r"IID +1/1 +0\.\d{4}", line) for line in shown)
-    assert sum(line.startswith("the first of 2 runs: estimate: ") for line in shown) == 1
-    assert any(line.startswith("failed: tiny ClassesPerClient(classes=11)") for line in shown)
+    assert any(re.match(r"IID +0/1 +–  round \d/2: ", line) for line in lines)
+    assert any(re.match(r"IID +1/1 +0\.\d{4}", line) for line in lines)
+    assert sum(line.startswith("the first of 2 runs: estimate: ") for line in lines) == 1
+    assert any(line.startswith("failed: tiny ClassesPerClient(classes=11)") for line in lines)
     assert "1/2 IID" not in result.out, "plain lines would break the display"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_tiny")
 def test_one_is_not_several() -> None:
     result = run("sweep", "--config", "tiny.yaml", "--seeds", 1, "--rounds", 1)

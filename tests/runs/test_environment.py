@@ -19,9 +19,10 @@ import torch
 import yaml
 from command import TINY, fit, process, rows
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy import train
+from toy import Quadratic, ToyData, train, trainer
 from wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 
+from fl_lightning import FederatedOrchestrator
 from fl_lightning.runs.environment import RunTracking, code_state
 
 RUN = Path("runs", "tiny", "version_0")
@@ -144,28 +145,19 @@ def test_partition_is_in_the_run_folder(watched: Run) -> None:
         assert arrays["sizes"].sum() > 1000
 
 
-def test_settings_differ_between_configs_not_between_seeds(folder: None) -> None:
-    """They are what W&B puts seeds into one group by."""
-    found = []
-    for option in ("--seed_everything=2", "--seed_everything=3", "--data.batch_size=16"):
-        fit_with_wandb(*WANDB, "--trainer.max_epochs", 1, "--trainer.logger.id", option[-2:], option)
-        (file,) = Path().glob(f"wandb/offline-run-*/run-{option[-2:]}.wandb")
-        found.append(wandb_config(file)["settings"])
-    assert found[0] == found[1] != found[2]
+def test_fast_dev_run_leaves_nothing_of_it(folder: None) -> None:
+    made = trainer(RunTracking(), fast_dev_run=True)
+    made.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    assert [path.name for path in Path().iterdir()] == ["tiny.yaml"]
 
 
 def test_tracking_changes_no_result(folder: None) -> None:
     assert torch.equal(train(rounds=2), train(RunTracking(), rounds=2))
 
 
-def test_fast_dev_run_leaves_nothing_of_it(folder: None) -> None:
-    fit("--trainer.fast_dev_run", "true")
-    assert not list(Path().rglob("environment.yaml")) + list(Path().rglob("partition.npz"))
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="git makes the repository")
 def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Untracked files, such as runs, do not count; a folder within the repository is as good as its root."""
+    """Untracked files, such as a run's, do not count; a folder within the repository is as good as its root."""
 
     def git(*args: str) -> str:
         who = ("-c", "user.name=me", "-c", "user.email=me@localhost")
@@ -176,10 +168,10 @@ def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPat
     git("add", "tiny.yaml")
     git("commit", "-m", "first")
     commit = git("rev-parse", "HEAD")
-    fit("--trainer.max_epochs", 1)
-    assert yaml.safe_load((RUN / "environment.yaml").read_text())["code"] == {"commit": commit, "dirty": False}
+    train(RunTracking())
+    assert yaml.safe_load(Path("environment.yaml").read_text())["code"] == {"commit": commit, "dirty": False}
     Path("tiny.yaml").write_text(TINY + "\n")
-    monkeypatch.chdir("runs")
+    monkeypatch.chdir("arrays")
     assert code_state() == {"commit": commit, "dirty": True}
     monkeypatch.setenv("PATH", "")
     assert code_state() == {}, "no git"
@@ -188,25 +180,22 @@ def test_the_state_of_the_users_code(folder: None, monkeypatch: pytest.MonkeyPat
 # Going on
 
 
-def test_a_run_keeps_the_time_of_its_start(folder: None) -> None:
-    """Each resumption adds its time; without environment.yaml, the start is unknown."""
-    file = RUN / "environment.yaml"
+def test_a_run_keeps_the_time_of_its_start_and_its_ids(folder: None) -> None:
+    """Each resumption adds its time; without environment.yaml, the start is unknown. This fit has no W&B logger."""
+    file, earlier = RUN / "environment.yaml", {"time": "2001-01-02T00:00:00+00:00", "round": 1}
     fit("--trainer.max_epochs", 1)
-    file.write_text(file.read_text().replace(f"'{datetime.now():%Y}", "'2001"))
-    for rounds in 2, 3:
-        fit("--ckpt_path", "last", "--trainer.max_epochs", rounds)
+    before = yaml.safe_load(file.read_text()) | {"started": "2001-01-01", "wandb": {"id": "abc"}, "resumed": [earlier]}
+    file.write_text(yaml.safe_dump(before))
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 2)
     known = yaml.safe_load(file.read_text())
-    assert known["started"].startswith("2001")
-    first, second = (datetime.fromisoformat(each["time"]) for each in known["resumed"])
-    assert first <= second
-    assert first.tzinfo is not None
-    assert [each["round"] for each in known["resumed"]] == [2, 3]
-    file.write_text("wandb: {id: abc}")
-    fit("--ckpt_path", "last", "--trainer.max_epochs", 4)
+    assert (known["started"], known["wandb"]) == ("2001-01-01", {"id": "abc"})
+    first, second = known["resumed"]
+    assert (first, second["round"]) == (earlier, 2)
+    assert datetime.fromisoformat(second["time"]).tzinfo is not None
+    file.unlink()
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
     known = yaml.safe_load(file.read_text())
-    assert known["wandb"] == {"id": "abc"}
-    assert len(known["resumed"]) == 1
-    assert "started" not in known
+    assert ("started" in known, [each["round"] for each in known["resumed"]]) == (False, [3])
 
 
 def test_a_run_that_goes_on_is_the_same_in_wandb(folder: None) -> None:
@@ -223,17 +212,11 @@ def test_a_run_that_goes_on_is_the_same_in_wandb(folder: None) -> None:
     assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["logger"]["init_args"]["id"] is None
 
 
+@pytest.mark.slow
 def test_an_id_that_was_given_wins(folder: None) -> None:
     fit_with_wandb(*WANDB, "--trainer.max_epochs", 1)
     fit_with_wandb(*WANDB, "--trainer.logger.id", "mine", "--ckpt_path", "last")
     assert len(list(Path().glob("wandb/offline-run-*/run-mine.wandb"))) == 1
-
-
-def test_a_run_without_wandb_in_between_keeps_the_id(folder: None) -> None:
-    fit_with_wandb(*WANDB, "--trainer.max_epochs", 1)
-    known = yaml.safe_load((RUN / "environment.yaml").read_text())["wandb"]
-    fit("--ckpt_path", "last")
-    assert yaml.safe_load((RUN / "environment.yaml").read_text())["wandb"] == known
 
 
 @pytest.mark.slow
@@ -263,9 +246,6 @@ def test_two_devices_write_as_one(folder: None) -> None:
     fit("--experiment", "one")
     assert known["data"] == yaml.safe_load(Path("runs/one/version_0/environment.yaml").read_text())["data"]
     assert (RUN / "arrays" / "partition.npz").is_file()
-
-
-# The key
 
 
 def test_no_classes_no_counts(folder: None) -> None:

@@ -2,14 +2,16 @@
 
 import importlib
 import logging
+import shutil
 import sys
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
-from command import TINY, fit, run
+from command import TINY, fit, refused, run
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from toy import Net, Same, trainer
@@ -87,23 +89,32 @@ class Keywords(Base):
         return super().forward(first if second is None else first + second)
 
 
-class Untraceable(Base):
-    def forward(self, x):
-        return super().forward(x) * (1 if x.sum().item() > 0 else 2)
-
-
 class WithObject(Base):
     def on_save_checkpoint(self, checkpoint):
         checkpoint["object"] = nn.Identity()
 
 
-class WithExtraState(Base):
+class Odd(Base):
+    """Has a state that is no tensor, and a forward that cannot be exported."""
+
+    def forward(self, x):
+        return super().forward(x) * (1 if x.sum().item() > 0 else 2)
+
     def get_extra_state(self):
         return {"seen": 1}
 
     def set_extra_state(self, state):
         pass
 '''
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of two rounds, as RUN names it."""
+    with chdir(folder := tmp_path_factory.mktemp("digits")):
+        Path("tiny.yaml").write_text(TINY)
+        fit()
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -130,13 +141,6 @@ def export(out: str, *args: object, source: Path = RUN) -> None:
     assert result.out == f"model: {out}\n"
 
 
-def refused(*args: object) -> str:
-    result = run("export", *args)
-    assert result.status == 2, (result.out, result.err)
-    assert result.err.count("\n") == 1
-    return result.err.removeprefix("fl-lightning: error: ").removesuffix("\n")
-
-
 def tensors(source: Path = RUN / "checkpoints/last.ckpt") -> dict[str, Tensor]:
     """The client module's tensors in a run's checkpoint, under its own names."""
     state = torch.load(source)["state_dict"]
@@ -150,9 +154,9 @@ def equal(one: Any, other: Any) -> bool:
 # Each kind of file
 
 
-def test_every_kind_gives_the_same_model() -> None:
+def test_every_kind_gives_the_same_model(digits: Path) -> None:
     """With torch's defaults; the network and the optimizer are made from the run's config.yaml."""
-    fit("--trainer.max_epochs", 1)
+    shutil.copytree(digits, ".", dirs_exist_ok=True)
     for name in ("m.ckpt", "m.pt", "m.safetensors", "m.pt2"):
         export(name)
     module: Any = ImageClassifier.load_from_checkpoint("m.ckpt").eval()
@@ -169,8 +173,8 @@ def test_every_kind_gives_the_same_model() -> None:
     }
 
 
-def test_run_folder_is_its_best_checkpoint_or_else_its_last() -> None:
-    fit()
+def test_run_folder_is_its_best_checkpoint_or_else_its_last(digits: Path) -> None:
+    shutil.copytree(digits, ".", dirs_exist_ok=True)
     best, last = (RUN / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
     torch.save(torch.load(best) | {"state_dict": {"client.w": torch.ones(1)}}, best)
     export("best.pt")
@@ -262,6 +266,13 @@ def test_program_of_a_run_that_began_from_a_file() -> None:
     module.load_state_dict(body, strict=False)
     program: Any = torch.export.load("m.pt2").module()
     assert torch.allclose(program(IMAGES), module(IMAGES), atol=1e-6)
+    Path("mine.py").unlink()
+    del sys.modules["mine"]
+    importlib.invalidate_caches()
+    assert refused("export", RUN, "--out", "n.pt2") == (
+        "export: mine.Stripped cannot be made from the run's config.yaml: No module named 'mine'; from Python, pass "
+        "module and example"
+    )
 
 
 class Tied(Net):
@@ -313,41 +324,39 @@ def test_program_of_a_module_and_an_example(tmp_path: Path) -> None:
 # Mistakes
 
 
-def test_mistakes_about_files() -> None:
+def test_mistakes_about_files(digits: Path) -> None:
     """One line each, before anything is written."""
-    fit("--trainer.max_epochs", 1)
+    shutil.copytree(digits, ".", dirs_exist_ok=True)
     Path("there.pt").write_text("mine")
     torch.save({"state_dict": {}}, "plain.ckpt")
     Path("text.ckpt").write_text("no checkpoint")
     kinds = ".ckpt, .safetensors, .pt, .pt2"
-    assert refused(RUN, "--out", "m.onnx") == f"export: the file must end in {kinds}, got m.onnx"
-    assert refused(RUN, "--out", "there.pt") == "export: there.pt exists: give another name, or --overwrite"
-    assert refused("no.ckpt", "--out", "m.pt") == (
+    assert refused("export", RUN, "--out", "m.onnx") == f"export: the file must end in {kinds}, got m.onnx"
+    assert refused("export", RUN, "--out", "there.pt") == "export: there.pt exists: give another name, or --overwrite"
+    assert refused("export", "no.ckpt", "--out", "m.pt") == (
         "export: there is no file no.ckpt; expected a run folder, or a path to a .ckpt"
     )
-    assert refused("runs", "--out", "m.pt").startswith("runs is a folder without checkpoints/best.ckpt and last.ckpt")
-    assert refused("plain.ckpt", "--out", "m.pt") == (
+    assert refused("export", "runs", "--out", "m.pt").startswith(
+        "runs is a folder without checkpoints/best.ckpt and last.ckpt"
+    )
+    assert refused("export", "plain.ckpt", "--out", "m.pt") == (
         "export: plain.ckpt is a checkpoint, but not of a federated run: it has no rounds_done"
     )
-    assert refused("text.ckpt", "--out", "m.pt").startswith("export: text.ckpt cannot be read")
-    assert refused(RUN).startswith("give --out: ")
+    assert refused("export", "text.ckpt", "--out", "m.pt").startswith("export: text.ckpt cannot be read")
+    assert refused("export", RUN).startswith("give --out: ")
     assert Path("there.pt").read_text() == "mine"
     assert not list(Path().glob("m.*"))
     export("there.pt", "--overwrite")
-    assert equal(torch.load("there.pt"), tensors())
+    assert equal(torch.load("there.pt"), tensors(RUN / "checkpoints/best.ckpt"))
 
 
-def test_forward_that_cannot_be_exported() -> None:
-    fit_mine("Untraceable")
-    assert refused(RUN, "--out", "m.pt2").startswith("export: Untraceable.forward cannot be exported (")
-    assert not list(Path().glob("m.*"))
-
-
-def test_state_that_is_no_tensor() -> None:
-    fit_mine("WithExtraState")
-    assert refused(RUN, "--out", "m.safetensors") == (
+def test_forward_that_cannot_be_exported_and_state_that_is_no_tensor() -> None:
+    fit_mine("Odd")
+    assert refused("export", RUN, "--out", "m.pt2").startswith("export: Odd.forward cannot be exported (")
+    assert refused("export", RUN, "--out", "m.safetensors") == (
         "export: safetensors hold tensors only, and _extra_state is not one: write a .pt"
     )
+    assert not list(Path().glob("m.*"))
     export("m.pt")
     assert torch.load("m.pt")["_extra_state"] == {"seen": 1}
 
@@ -362,17 +371,6 @@ def test_program_of_a_run_without_config_needs_the_module(tmp_path: Path) -> Non
         fl_lightning.export(path, "m.pt2", module=Tied(), example=torch.zeros(2, 4))
 
 
-def test_class_that_is_gone() -> None:
-    fit_mine("Stripped")
-    Path("mine.py").unlink()
-    del sys.modules["mine"]
-    importlib.invalidate_caches()
-    assert refused(RUN, "--out", "m.pt2") == (
-        "export: mine.Stripped cannot be made from the run's config.yaml: No module named 'mine'; from Python, pass "
-        "module and example"
-    )
-
-
 # Checkpoints and torch's defaults
 
 
@@ -381,7 +379,7 @@ def test_checkpoint_with_an_object_is_refused_by_its_name() -> None:
     fit_mine("WithObject")
     last = RUN / "checkpoints/last.ckpt"
     holds = f"{last} cannot be read, it holds objects (torch.nn.modules.linear.Identity): save tensors and plain values"
-    assert refused(last, "--out", "m.pt").startswith(f"export: {holds}")
+    assert refused("export", last, "--out", "m.pt").startswith(f"export: {holds}")
     again = ("fit", "--config", "mine.yaml", "--trainer.max_epochs", 2, "--ckpt_path", last)
     result = run(*again)
     assert result.status == 2

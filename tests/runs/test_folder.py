@@ -28,29 +28,41 @@ def stopped(tmp_path: Path) -> Path:
     return file
 
 
-def test_one_row_a_round_from_several_calls(tmp_path: Path) -> None:
-    """Training, validation and a monitor log at different times; columns come in one order."""
-    folder = RunFolder(tmp_path, "e")
-    folder.log_metrics({"conflict/ratio": 0.25, "train/loss": torch.tensor(1.5), "round": 1.0}, step=1)
-    folder.log_metrics({"val/top1": 0.5, "round": 1.0}, step=1)
-    folder.log_metrics({"val/top1": 0.75, "round": 2.0, "epoch": 1}, step=2)
-    folder.write()
-    assert (tmp_path / "e" / "version_0" / "metrics.csv").read_text().splitlines() == [
-        "round,val/top1,train/loss,conflict/ratio",
-        "1,0.5,1.5,0.25",
-        "2,0.75,,",
-    ]
+LOGGED: dict[str, tuple[list[tuple[dict[str, Any], int | None]], str]] = {
+    "several calls make a row, whose columns have one order": (
+        [
+            ({"conflict/ratio": 0.25, "train/loss": torch.tensor(1.5), "round": 1.0}, 1),
+            ({"val/top1": 0.5, "round": 1.0}, 1),
+            ({"val/top1": 0.75, "round": 2.0, "epoch": 1}, 2),
+        ],
+        "round,val/top1,train/loss,conflict/ratio\n1,0.5,1.5,0.25\n2,0.75,,\n",
+    ),
+    "metrics without a round belong to that of their step, or else to the last": (
+        [({"lr-SGD": 1.0}, 1), ({"lr-SGD": 0.5}, 2), ({"own": 0.25}, None)],
+        "round,lr-SGD,own\n1,1,\n2,0.5,0.25\n",
+    ),
+    "an evaluation may be of a round without a row": (
+        [({"test/top1": round / 8, "round": float(round)}, None) for round in (2, 6, 4, 1)],
+        "round,test/top1\n1,0.125\n2,0.25\n4,0.5\n6,0.75\n",
+    ),
+    "seven digits, as many as float32 has": (
+        [({"val/top1": torch.tensor(1 / 3), "train/loss": 3.14159265e-5, "round": 1.0}, None)],
+        "round,val/top1,train/loss\n1,0.3333333,3.141593e-05\n",
+    ),
+    "before the first round there is no row": ([({"val/top1": 0.1, "round": 0.0}, 0)], ""),
+}
 
 
-def test_metrics_without_a_round_belong_to_the_round_of_their_step(tmp_path: Path) -> None:
-    """Metrics with neither round nor step belong to the last row."""
+@pytest.mark.parametrize("case", LOGGED)
+def test_a_row_a_round(case: str, tmp_path: Path) -> None:
+    """Training, validation and monitors log at different times."""
+    calls, expected = LOGGED[case]
     folder = RunFolder(tmp_path, "e")
-    folder.log_metrics({"lr-SGD": 1.0}, step=1)
-    folder.log_metrics({"lr-SGD": 0.5}, step=2)
-    folder.log_metrics({"own": 0.25})
+    for metrics, step in calls:
+        folder.log_metrics(metrics, step=step)
     folder.finalize("success")
-    table = [{"round": 1, "lr-SGD": 1}, {"round": 2, "lr-SGD": 0.5, "own": 0.25}]
-    assert rows(Path(folder.log_dir, "metrics.csv")) == table
+    file = tmp_path / "e" / "version_0" / "metrics.csv"
+    assert (file.read_text() if file.exists() else "") == expected
 
 
 class Silent(Quadratic):
@@ -129,13 +141,39 @@ def test_a_row_is_one_write_at_the_end_of_the_file(tmp_path: Path) -> None:
     assert [path.name for path in Path(folder.log_dir).iterdir()] == ["metrics.csv"]
 
 
-@pytest.mark.parametrize("torn", ["5,0.", "5", "5,0.9,1", "\r"])
-def test_a_row_that_a_kill_tore_is_left_out(tmp_path: Path, stopped: Path, torn: str) -> None:
-    stopped.write_text(FOUR + torn)
-    folder = RunFolder(tmp_path, "e", "version_0", rounds=4)
-    folder.log_metrics({"train/loss": 1.0, "val/top1": 0.9, "round": 5.0})
+# What is in the file, the number of rounds to keep, what is logged, and the file's lines after the first.
+CONTINUED: dict[str, tuple[str, int | None, dict[str, float], str]] = {
+    **{
+        f"a torn row {torn!r}": (FOUR + torn, 4, {"train/loss": 1.0, "val/top1": 0.9, "round": 5.0}, FOUR + "5,0.9,1")
+        for torn in ("5,0.", "5", "5,0.9,1", "\r")
+    },
+    "rounds 3 and 4 are done again": (FOUR, 2, {"train/loss": 1.0, "round": 3.0}, FOUR[:44] + "3,,1"),
+    "a test of an earlier round": (
+        FOUR,
+        None,
+        {"test/top1": 0.25, "round": 2.0},
+        "round,val/top1,train/loss,test/top1\n1,0.5,2,\n2,0.6,1.5,0.25\n3,0.7,1.25,\n4,0.8,1.125,",
+    ),
+    "the file is gone": ("", 4, {"train/loss": 1.0, "round": 5.0}, "round,train/loss\n5,1"),
+}
+
+
+@pytest.mark.parametrize("case", CONTINUED)
+def test_a_run_goes_on_in_its_file(case: str, tmp_path: Path, stopped: Path) -> None:
+    """Lightning asks every logger for its ``experiment`` at the start; CSVLogger's would delete the file."""
+    content, rounds, metrics, expected = CONTINUED[case]
+    stopped.write_text(content)
+    if not content:
+        stopped.unlink()
+    folder = RunFolder(tmp_path, "e", "version_0", rounds=rounds)
+    _ = folder.experiment
+    assert not content or stopped.read_bytes().decode() == content
+    folder.log_metrics(metrics)
     folder.write()
-    assert stopped.read_bytes().decode() == FOUR + "5,0.9,1\r\n"
+    assert stopped.read_text().splitlines() == expected.splitlines()
+    folder.log_metrics({"val/top1": 0.875, "round": metrics["round"]})
+    folder.write()
+    assert rows(stopped)[int(metrics["round"]) - 1 if content else 0]["val/top1"] == 0.875
 
 
 @pytest.mark.parametrize(
@@ -166,75 +204,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path, stopped: Path) -> No
     stopped.write_bytes(FOUR.encode().replace(b"0.7", b"\xff.7"))
     with pytest.raises(ConfigurationError, match="is damaged, line 4 is not a row of numbers"):
         RunFolder(tmp_path, "e", "version_0")
-
-
-def test_without_the_file_a_run_goes_on(tmp_path: Path, stopped: Path) -> None:
-    stopped.unlink()
-    folder = RunFolder(tmp_path, "e", "version_0", rounds=4)
-    folder.log_metrics({"train/loss": 1.0, "round": 5.0})
-    folder.write()
-    assert rows(stopped) == [{"round": 5, "train/loss": 1}]
-
-
-def test_values_are_added_in_the_order_of_the_rounds(tmp_path: Path) -> None:
-    """An evaluation may be of a round without a row, between rows and before them."""
-    folder = RunFolder(tmp_path, "e")
-    for round in (2, 6, 4, 1):
-        folder.log_metrics({"test/top1": round / 8, "round": float(round)})
-    folder.write()
-    table = [{"round": round, "test/top1": round / 8} for round in (1, 2, 4, 6)]
-    assert rows(Path(folder.log_dir, "metrics.csv")) == table
-
-
-def test_continuing_drops_the_rows_of_later_rounds(tmp_path: Path, stopped: Path) -> None:
-    """Training goes on from round 2: it does rounds 3 and 4 again."""
-    folder = RunFolder(tmp_path, "e", "version_0", rounds=2)
-    folder.log_metrics({"train/loss": 1.0, "round": 3.0})
-    folder.write()
-    assert rows(stopped) == [
-        {"round": 1, "val/top1": 0.5, "train/loss": 2},
-        {"round": 2, "val/top1": 0.6, "train/loss": 1.5},
-        {"round": 3, "train/loss": 1},
-    ]
-    folder.log_metrics({"val/top1": 0.875, "round": 3.0})
-    folder.write()
-    assert rows(stopped)[2] == {"round": 3, "val/top1": 0.875, "train/loss": 1}
-
-
-def test_testing_an_earlier_round_drops_nothing(tmp_path: Path, stopped: Path) -> None:
-    folder = RunFolder(tmp_path, "e", "version_0")
-    folder.log_metrics({"test/top1": 0.25, "round": 2.0})
-    folder.write()
-    table = rows(stopped)
-    assert [row["round"] for row in table] == [1, 2, 3, 4]
-    assert table[1] == {"round": 2, "val/top1": 0.6, "train/loss": 1.5, "test/top1": 0.25}
-    assert "test/top1" not in table[3]
-
-
-def test_looking_at_the_experiment_leaves_the_file_alone(tmp_path: Path, stopped: Path) -> None:
-    """Lightning asks every logger for its ``experiment`` at the start; CSVLogger's deletes what is there."""
-    folder = RunFolder(tmp_path, "e", "version_0")
-    _ = folder.experiment
-    assert stopped.read_text() == FOUR
-    folder.log_metrics({"train/loss": 1.0, "round": 5.0})
-    folder.finalize("success")
-    assert [row["round"] for row in rows(stopped)] == [1, 2, 3, 4, 5]
-
-
-def test_before_the_first_round_there_is_no_row(tmp_path: Path) -> None:
-    """An untrained model is validated: round 0."""
-    folder = RunFolder(tmp_path, "e")
-    folder.log_metrics({"val/top1": 0.1, "round": 0.0}, step=0)
-    folder.write()
-    assert not Path(folder.log_dir, "metrics.csv").exists()
-
-
-def test_values_keep_seven_digits(tmp_path: Path) -> None:
-    """As many as float32 has, 3.141593e-05 among them."""
-    folder = RunFolder(tmp_path, "e")
-    folder.log_metrics({"val/top1": torch.tensor(1 / 3), "train/loss": 3.14159265e-5, "round": 1.0})
-    folder.write()
-    assert Path(folder.log_dir, "metrics.csv").read_text().splitlines()[1] == "1,0.3333333,3.141593e-05"
 
 
 def test_version_is_taken_at_first_use_and_kept(tmp_path: Path) -> None:
@@ -280,13 +249,10 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path: Path) -> Non
     ],
 )
 def test_a_run_under_way_is_read_while_it_is_written(
-    stopped: Path, content: str, rounds: int, top1: float | None
+    tmp_path: Path, stopped: Path, content: str, rounds: int, top1: float | None
 ) -> None:
     stopped.write_text(content)
     assert rounds_in(stopped.parent) == rounds
     assert newest_in(stopped.parent, "val/top1") == pytest.approx(math.nan if top1 is None else top1, nan_ok=True)
-
-
-def test_a_run_that_has_not_begun_is_read_as_empty(tmp_path: Path) -> None:
-    assert rounds_in(tmp_path) == 0
+    assert rounds_in(tmp_path) == 0, "a run that has not begun"
     assert math.isnan(newest_in(tmp_path, "val/top1"))

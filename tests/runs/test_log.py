@@ -46,28 +46,21 @@ def fit(recorder: Recorder, folder: Path, rounds: int = 2, **settings: Any) -> P
     return Path(logger.log_dir)
 
 
-def test_values_of_clients_stand_in_their_rounds_row(tmp_path: Path) -> None:
-    folder = fit(Recorder(), tmp_path)
+def test_values_of_clients_and_arrays_are_in_the_run_folder(tmp_path: Path) -> None:
+    """The values in their round's row, the arrays as whole files; nothing is drawn for a logger without pictures."""
+    folder = fit(recorder := Recorder(), tmp_path)
     found = [(row["round"], row["clients/steps/0"], row["clients/steps/1"]) for row in rows(folder / "metrics.csv")]
     assert found == [(1, 2, 3), (2, 2, 3)]
-
-
-def test_arrays_are_whole_files_in_the_run_folder(tmp_path: Path) -> None:
-    folder = fit(Recorder(), tmp_path)
     assert sorted(path.name for path in (folder / "arrays").iterdir()) == ["steps_1.npz", "steps_2.npz"]
     with np.load(folder / "arrays" / "steps_2.npz") as arrays:
         assert {name: arrays[name].tolist() for name in arrays.files} == {"clients": [0, 1], "steps": [2, 3]}
+    assert recorder.drawn == 0
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, []), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (9, [5])])
 def test_due_rounds(tmp_path: Path, every: int, due: list[int]) -> None:
     fit(recorder := Recorder(every), tmp_path, rounds=5)
     assert recorder.due == due
-
-
-def test_nothing_is_drawn_for_a_logger_that_takes_no_pictures(tmp_path: Path) -> None:
-    fit(recorder := Recorder(), tmp_path)
-    assert recorder.drawn == 0
 
 
 def test_pictures_and_values_of_clients_in_tensorboard(tmp_path: Path) -> None:

@@ -149,6 +149,7 @@ def test_a_store_without_the_run_gets_a_new_one(store: str, folder: None) -> Non
     assert list(Kept(store, "new").history("val/top1")) == [2]
 
 
+@pytest.mark.slow
 def test_without_a_store_there_is_a_file(folder: None) -> None:
     fit("--trainer.logger", "MLFlowLogger", "--trainer.max_epochs", 1)
     assert Path("mlflow.db").is_file()

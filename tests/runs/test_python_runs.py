@@ -1,8 +1,6 @@
 """The config.yaml of a run from Python: which runs are one method, what is not recorded, who refuses the file."""
 
-import os
-import subprocess
-import sys
+import logging
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
@@ -13,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command import TINY, refused, run
+from command import TINY, refused, restored, run
 from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import RichModelSummary
 from rules import CLIENT_RULES, SERVER_RULES
-from toy import GivenData, Linear, Quadratic, ToyData
+from toy import GivenData, Linear, Quadratic, ToyData, trainer
 
 import fl_lightning
 from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, run_callbacks
@@ -40,15 +39,8 @@ def fit(
     *callbacks: Any, client: Any = None, data: Any = None, version: str | None = None, rounds: int = 1, **settings: Any
 ) -> Run:
     """A round of T from Python, by ``Trainer(logger=RunFolder(…), callbacks=run_callbacks(…))``."""
-    logger = RunFolder("runs", "mine", version)
-    path = settings.pop("ckpt_path", None)
-    made = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        logger=logger,
-        callbacks=run_callbacks(callbacks, progress=False),
-        enable_progress_bar=False,
-    )
+    logger, path = RunFolder("runs", "mine", version), settings.pop("ckpt_path", None)
+    made = trainer(*run_callbacks(callbacks, progress=False), logger=logger, rounds=rounds, enable_checkpointing=True)
     orchestrator = FederatedOrchestrator(client or Quadratic(), **settings)
     made.fit(orchestrator, datamodule=data or ToyData(seed=settings.get("seed", 0)), ckpt_path=path)
     return Run(Path(logger.log_dir))
@@ -210,71 +202,55 @@ def test_a_run_of_the_command_line_that_goes_on_from_python_keeps_its_config() -
     assert run("fit", "--config", "tiny.yaml").status == 0
     folder = Path("runs/tiny/version_0")
     before = (folder / "config.yaml").read_text()
-    logger = RunFolder("runs", "tiny", "version_0")
-    made = Trainer(
-        max_epochs=3,
-        logger=logger,
-        callbacks=run_callbacks(progress=False),
-        enable_progress_bar=False,
-        accelerator="cpu",
+    made = trainer(
+        *run_callbacks(progress=False),
+        logger=RunFolder("runs", "tiny", "version_0"),
+        rounds=3,
+        enable_checkpointing=True,
     )
     orchestrator = FederatedOrchestrator(ImageClassifier(TwoNN(in_features=64)))
     made.fit(orchestrator, datamodule=Digits(num_clients=4), ckpt_path=folder / "checkpoints/last.ckpt")
     assert (folder / "config.yaml").read_text() == before
 
 
-@pytest.mark.usefixtures("digits")
-def test_the_command_line_refuses_to_repeat_the_run() -> None:
-    config, checkpoint = "runs/mine/version_0/config.yaml", "runs/mine/version_0/checkpoints/last.ckpt"
-    assert refused("fit", "--config", config) == (
-        f"{config} records a run from Python, and no config can repeat it: run its script again"
+def test_the_command_line_takes_the_model_of_the_run_and_refuses_to_repeat_it() -> None:
+    network = {"network": TwoNN(in_features=64)}
+    fit(client=ImageClassifier(**network), data=Digits(num_clients=4))
+    folder = "runs/mine/version_0"
+    assert refused("fit", "--config", f"{folder}/config.yaml") == (
+        f"{folder}/config.yaml records a run from Python, and no config can repeat it: run its script again"
     )
     Path("tiny.yaml").write_text(TINY)
-    assert refused("fit", "--config", "tiny.yaml", "--ckpt_path", checkpoint) == (
-        "ckpt_path: runs/mine/version_0 is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
-        "new run with its model, by --model.init_from runs/mine/version_0"
+    assert refused("fit", "--config", "tiny.yaml", "--ckpt_path", f"{folder}/checkpoints/last.ckpt") == (
+        f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a new run "
+        f"with its model, by --model.init_from {folder}"
     )
-    assert run("fit", "--config", "tiny.yaml", "--model.init_from", "runs/mine/version_0").status == 0
-
-
-@pytest.mark.usefixtures("digits")
-def test_an_export_takes_the_model_and_no_arguments() -> None:
-    assert run("export", "runs/mine/version_0", "--out", "model.ckpt").status == 0
-    network = {"network": TwoNN(in_features=64)}
+    assert run("fit", "--config", "tiny.yaml", "--model.init_from", folder, "--trainer.max_epochs", 1).status == 0
+    assert run("export", folder, "--out", "model.ckpt").status == 0
     assert isinstance(ImageClassifier.load_from_checkpoint("model.ckpt", **network), ImageClassifier)
-    assert refused("export", "runs/mine/version_0", "--out", "model.pt2").endswith(
+    assert refused("export", folder, "--out", "model.pt2").endswith(
         "is in no run folder with a config.yaml of the command line to make the module from: from Python, "
         "fl_lightning.export(checkpoint, out, module=MyModule(…))"
     )
-    fl_lightning.export("runs/mine/version_0", "model.pt2", ImageClassifier(**network), torch.rand(2, 1, 8, 8))
+    fl_lightning.export(folder, "model.pt2", ImageClassifier(**network), torch.rand(2, 1, 8, 8))
 
 
-@pytest.fixture
-def digits() -> None:
-    fit(client=ImageClassifier(TwoNN(in_features=64)), data=Digits(num_clients=4))
-
-
-SCRIPT = """
-import sys
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import RichModelSummary
-from fl_lightning import FederatedOrchestrator, RunFolder, run_callbacks
-from fl_lightning.datamodules import Digits
-from fl_lightning.models import ImageClassifier, TwoNN
-
-for own, asked in ([], {}), ([RichModelSummary()], {}), ([], {"enable_model_summary": True}):
-    print("fit", flush=True)
-    callbacks = run_callbacks(own, summary="enable_model_summary" in asked)
-    trainer = Trainer(max_epochs=1, accelerator="cpu", logger=RunFolder("runs", "mine"), callbacks=callbacks, **asked)
-    trainer.fit(FederatedOrchestrator(ImageClassifier(TwoNN(in_features=64))), datamodule=Digits(num_clients=2))
-"""
-
-
-def test_fits_are_quiet_unless_asked_to_tell() -> None:
-    """The second and the third fit are asked for the table of the module."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=environment)
-    assert done.stderr == ""
-    _, first, *others = done.stdout.split("fit\n")
-    assert [line.split()[0] for line in first.splitlines()] == ["training", "round"]
-    assert ["Trainable params" in each for each in others] == [True, True]
+@pytest.mark.parametrize(("own", "asked"), [([], {}), ([RichModelSummary()], {}), ([], {"enable_model_summary": True})])
+def test_a_fit_is_quiet_unless_asked_to_tell(
+    own: list[Any], asked: dict[str, bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for the table of the module, it prints the table; nothing of Lightning's is logged, nor warned about."""
+    logged, handler = list[str](), logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    chatterer = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with restored() as warned:
+        chatterer.addHandler(handler)
+        callbacks = run_callbacks(own, summary="enable_model_summary" in asked)
+        made = Trainer(max_epochs=1, accelerator="cpu", logger=RunFolder("runs", "mine"), callbacks=callbacks, **asked)
+        made.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+        chatterer.removeHandler(handler)
+    out = capsys.readouterr().out
+    assert ("Trainable params" in out) == bool(own or asked)
+    assert own or asked or [line.split()[0] for line in out.splitlines()] == ["training", "round"]
+    assert not logged
+    assert not warned

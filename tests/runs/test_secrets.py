@@ -84,12 +84,9 @@ def test_a_runs_files_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
     Path("mine.py").write_text(MINE)
-    result = fit(
-        "--trainer.logger=mine.Mine",
-        "--trainer.logger.save_dir=log",
-        "--trainer.logger.api_key=abc-123",
-        "--trainer.logger.url=https://me:word@example.org",
-    )
+    options = {"save_dir": "log", "api_key": "abc-123", "url": "https://me:word@example.org"}
+    arguments = [f"--trainer.logger.{name}={value}" for name, value in options.items()]
+    result = fit("--trainer.logger=mine.Mine", *arguments, "--trainer.max_epochs", 1)
     folder = Path("runs", "tiny", "version_0")
     assert len([text for text in result.warnings if "has *** in place of keys" in text]) == 1
     run("report", folder)
@@ -100,6 +97,7 @@ def test_a_runs_files_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert logger["init_args"] == {"save_dir": "log", "api_key": HIDDEN, "url": f"https://me:{HIDDEN}@example.org"}
 
 
+@pytest.mark.slow
 def test_files_follow_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process of its own, because some libraries read the umask when they are imported."""
     monkeypatch.chdir(tmp_path)

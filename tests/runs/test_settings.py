@@ -25,6 +25,12 @@ def test_settings_have_short_names() -> None:
     assert "experiment" not in found
 
 
+def test_the_hash_of_the_settings_knows_no_seed() -> None:
+    """W&B puts the seeds into one group by the hash."""
+    one, other, third = (config("FedProx", **each) | {"model": {}} for each in ({}, {"seed": 2}, {"alpha": 0.2}))
+    assert settings_fingerprint(one) == settings_fingerprint(other) != settings_fingerprint(third)
+
+
 def test_names_of_clients_are_no_setting_that_tells_runs_apart() -> None:
     named, plain, before = (config("FedProx") | {"model": {}} for _ in range(3))
     named["data"]["init_args"]["client_names"] = ["bern", "lyon", "oslo", "rome"]

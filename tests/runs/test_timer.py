@@ -5,7 +5,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from command import TINY, fit
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toy import Linear, Quadratic, ToyData, trainer
@@ -79,7 +78,7 @@ def test_each_part_is_told_from_the_others(tmp_path: Path, clock: Clock) -> None
     What follows a round counts for the next one.
     """
     timer = RoundTimer()
-    run = trainer(timer, Looking(clock), clock, logger=CSVLogger(tmp_path), max_epochs=3)
+    run = trainer(timer, Looking(clock), clock, logger=CSVLogger(tmp_path), rounds=3)
     run.fit(FederatedOrchestrator(Linear(2)), datamodule=ToyData())
     table = pd.read_csv(Path(str(run.log_dir), "timings.csv"))
     assert list(table.columns) == COLUMNS
@@ -112,7 +111,7 @@ def test_a_long_run_tells_the_pace_of_its_last_rounds() -> None:
 def test_other_loggers_get_the_times_and_metrics_csv_does_not(tmp_path: Path, clock: Clock) -> None:
     """Round 2 of one client's data in every part, as in timings.csv; the rest are the 7 s after round 1."""
     board = TensorBoardLogger(tmp_path)
-    run = trainer(RoundTimer(), Looking(clock), clock, logger=[RunFolder(tmp_path), board], max_epochs=2)
+    run = trainer(RoundTimer(), Looking(clock), clock, logger=[RunFolder(tmp_path), board], rounds=2)
     run.fit(FederatedOrchestrator(Linear(2)), datamodule=ToyData())
     board.experiment.flush()
     events = EventAccumulator(board.log_dir).Reload()
@@ -133,7 +132,7 @@ class Failing(Quadratic):
 def test_a_skipped_round_has_its_time(tmp_path: Path) -> None:
     """All is local: nothing is aggregated."""
     timer = RoundTimer()
-    run = trainer(timer, default_root_dir=tmp_path, max_epochs=2)
+    run = trainer(timer, default_root_dir=tmp_path, rounds=2)
     with pytest.warns(UserWarning, match="round 1 is skipped"):
         run.fit(FederatedOrchestrator(Failing()), datamodule=ToyData(participation=1))
     first, second = timer.rounds
@@ -141,17 +140,17 @@ def test_a_skipped_round_has_its_time(tmp_path: Path) -> None:
     assert second.server > 0
 
 
-def test_a_resumed_run_goes_on_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_goes_on_with_its_rows(tmp_path: Path) -> None:
     """Rows of later rounds, and one that a killed process tore, are dropped."""
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
-    fit()
-    file = Path("runs/tiny/version_0/timings.csv")
+    run, orchestrator = trainer(RoundTimer(), default_root_dir=tmp_path, rounds=2), FederatedOrchestrator(Quadratic())
+    run.fit(orchestrator, datamodule=ToyData())
+    file = tmp_path / "timings.csv"
     before = file.read_text().splitlines()
     with file.open("a") as torn:
         torn.write("3,1,1,1,1,1,0\r\n4,1,")
-    fit("--ckpt_path", "last", "--trainer.max_epochs", 4)
+    run.fit_loop.max_epochs = 4
+    run.fit(orchestrator, datamodule=ToyData())
     after = file.read_text().splitlines()
-    assert after[:3] == before[:3]
+    assert after[:3] == before
     assert [line.split(",")[0] for line in after[1:]] == ["1", "2", "3", "4"]
     assert after[3] != "3,1,1,1,1,1,0"

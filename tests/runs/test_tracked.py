@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.runs.tracked import tracked_run
+from fl_lightning.runs.resuming import tracked_run
 
 
 @pytest.fixture(autouse=True)

@@ -14,20 +14,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_key(tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("given", [None, "mine"])
-def test_wandb_is_told_which_run_goes_on(folder: None, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
-    """An id that the user gives wins."""
-    monkeypatch.setenv("WANDB_RUN_ID", given or "")
-    if given is None:
-        del os.environ["WANDB_RUN_ID"]
+def test_wandb_is_told_which_run_goes_on(folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that names one; an id that the user gives wins."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    continue_wandb(Path(), 3)
+    assert "WANDB_RUN_ID" not in os.environ
     Path("environment.yaml").write_text("wandb: {id: abc}")
     continue_wandb(Path(), 3)
-    assert os.environ["WANDB_RUN_ID"] == (given or "abc")
-
-
-def test_a_folder_that_names_no_run_of_wandb(folder: None) -> None:
-    continue_wandb(Path(), 1)
-    assert "WANDB_RUN_ID" not in os.environ
+    assert os.environ["WANDB_RUN_ID"] == "abc"
+    os.environ["WANDB_RUN_ID"] = "mine"
+    continue_wandb(Path(), 3)
+    assert os.environ["WANDB_RUN_ID"] == "mine"
 
 
 def test_a_key_is_found_where_wandb_login_puts_it(folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
