@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fl_lightning.commands import whole_number
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.messages import reported
 
 
@@ -53,7 +53,7 @@ TOPICS = {
         "export": Command(
             "write the global model to a file that needs no fl-lightning",
             "fit.export",
-            ("fit.arguments", "export_arguments"),
+            ("fit.export", "arguments"),
         ),
         "dashboard": Command(
             "lay out W&B workspaces for federated runs",

@@ -1,8 +1,9 @@
-"""What the commands share: a parser that reports a mistake in one line, and numbers of things in words."""
+"""What the commands share: a parser that reports a mistake in one line, and numbers, read and written."""
 
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
 from typing_extensions import override
@@ -27,3 +28,10 @@ def counted(number: int, what: str) -> str:
     ('1 run', '1,200 rounds', '0 clients')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def whole_number(name: str, text: str) -> int:
+    """Read a whole number of at least 1; ``name`` is what gave the text, for the message."""
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise ConfigurationError(f"{name}: expected a whole number of at least 1, got {text}: give up to 9 digits")
+    return int(text)

@@ -16,6 +16,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 PUBLIC = ("fl_lightning", "fl_lightning.callbacks", "fl_lightning.datamodules", "fl_lightning.models")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+# Building the site takes long; by day, test_house follows the links of pages, and test_cli looks for descriptions.
+pytestmark = pytest.mark.slow
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
 
 
@@ -86,7 +88,6 @@ def test_search_finds_a_rule_without_a_network(site: Path, browser: Any) -> None
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_no_page_is_wider_than_its_window(site: Path, browser: Any, size: dict[str, int]) -> None:
     page = browser.new_page(viewport=size)

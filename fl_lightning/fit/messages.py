@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import os
 import re
 import signal
@@ -31,6 +30,10 @@ MEANT = {
 }
 
 
+# Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
+NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
+
+
 class ParsingError(Exception):
     """Carries a message of the argument parser. Parsers nest, and only the outermost parser's message is for the user.
 
@@ -38,16 +41,16 @@ class ParsingError(Exception):
         message: the parser's message.
         options: the parser's long options, without dashes.
         owner: the class whose arguments the parser parses, if it parses those of one class.
+
+    Attributes:
+        accepted: the options of the parser that take a value.
     """
 
-    def __init__(self, message: str, options: Iterable[str], owner: str = "") -> None:
+    def __init__(self, message: str, options: Sequence[str], owner: str = "") -> None:
         super().__init__(message)
         self.message, self.options, self.owner = message, options, owner
-
-    @property
-    def accepted(self) -> list[str]:
-        """Return the options, except those that only give help, append to a list or are parts of other options."""
-        return [name for name in self.options if name.isidentifier() and name != "help"]
+        # Without options that only give help, append to a list or are parts of other options.
+        self.accepted = [name for name in options if name.isidentifier() and name != "help"]
 
 
 def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
@@ -176,9 +179,17 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
         innermost: the first error that led to ``error``, raised by the parser of the class whose arguments are refused;
             or ``error`` itself.
     """
-    text, options = " ".join(error.message.split()), error.options
-    keys = re.findall(r'Parser key "([^"]+)":', text)
+    text = " ".join(error.message.split())
+    keys = re.findall(r'Parser key "([^"]+)":', text)  # the nested options that lead to the mistake
     where = f"{'.'.join(keys)}: " if keys else ""
+    if unknown := _unknown_option(text, error.options):
+        return unknown
+    said = _option_of_another(text, keys, innermost) or _refused_class(text, keys) or _refused_value(text, keys)
+    return f"{where}{said}" if said else text[:400]
+
+
+def _unknown_option(text: str, options: Iterable[str]) -> str | None:
+    """Name the option that an unknown one may mean."""
     if found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", text):
         return f"there is no option --{found[1]}; {meant(found[1], found[2]) or _like(found[1], options)}"
     if found := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
@@ -186,35 +197,53 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
         return f"expected an option, got {found[1]}: {how}"
     if found := re.search(r"does not accept option '([\w.]+)'", text):
         return f"there is no option {found[1]}; {_like(found[1], options, '')}"
-    if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in innermost.accepted:
-        missing = f"{where}there is no option {found[1]}"
-        if near := _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted):
-            return f"{missing}; did you mean {near}?"
-        last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
-        there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
-        return f"{missing}; {hint}" if (hint := meant(found[1])) else f"{missing}: {there}"
+    return None
+
+
+def _option_of_another(text: str, keys: Sequence[str], innermost: ParsingError) -> str | None:
+    """Name what the class has in place of an option that it does not have."""
+    found = re.search(r"Option '(\w+)[\w.]*' is not accepted", text)
+    if found is None or found[1] in innermost.accepted:
+        return None
+    missing = f"there is no option {found[1]}"
+    initials = "".join(word[:1] for word in found[1].split("_"))  # as lr abbreviates learning_rate
+    if near := initials if initials in innermost.accepted else nearest(found[1], innermost.accepted):
+        return f"{missing}; did you mean {near}?"
+    if hint := meant(found[1]):
+        return f"{missing}; {hint}"
+    last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
+    return f"{missing}: {innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
+
+
+def _refused_class(text: str, keys: Sequence[str]) -> str | None:
+    """Say what is wrong with the name of a class or a function."""
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
-        return f"{where}{found[1]}:{found[2]}"
+        return f"{found[1]}:{found[2]}"
     if found := re.search(r"import path (?:string|format): ([\w.]+)\((?:(\w+) *=)? *([^,)]*)", text):
         option = f"--{'.'.join(keys)}"
         how = f"{option}{'+' * option.endswith('callbacks')}={found[1]} {option}.{found[2] or 'OPTION'}={found[3]}"
-        return f"{where}write the arguments of {found[1]} as options: {how}"
+        return f"write the arguments of {found[1]} as options: {how}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
         known = _classes()
         if found[1] in known:
-            return f"{where}{found[1]} is not of the kind of classes that this option takes"
-        return f"{where}there is no class {found[1]}; {_like(found[1], known, '')}"
+            return f"{found[1]} is not of the kind of classes that this option takes"
+        return f"there is no class {found[1]}; {_like(found[1], known, '')}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
-        return f"{where}expected a function, as in my_module.my_function, got something else: {found[1]}"
+        return f"expected a function, as in my_module.my_function, got something else: {found[1]}"
+    return None
+
+
+def _refused_value(text: str, keys: Sequence[str]) -> str | None:
+    """Say what was expected in place of a value, or that a value is missing."""
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
         how = f": --{keys[-1]}.{found[1]} VALUE" if keys and "," not in found[1] else ""
-        return f"{where}give a value for {found[1]}{how}"
+        return f"give a value for {found[1]}{how}"
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
-        return f"{where}expected {_plain(found[1])}, got {found[2]}"
+        return f"expected {_plain(found[1])}, got {found[2]}"
     expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
     if (found := re.search(r"Given value: (.{1,80}?)(?= - | Given value|$)", text)) and expected:
-        return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
-    return text[:400]
+        return f"expected {' or '.join(map(_plain, expected))}, got {found[1]}"
+    return None
 
 
 def _plain(expected: str) -> str:
@@ -234,38 +263,25 @@ def meant(name: str, value: str = "") -> str | None:
 
 
 def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
-    known = [each for each in known if not each.endswith(".help")]
-    same = next((each for each in known if each.endswith(f".{name}")), None)  # such as model.local_epochs
-    near = same or nearest(name, known)
+    near = nearest(name, [each for each in known if not each.endswith(".help")])
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 
 
-def _short(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that abbreviates a name, as lr abbreviates learning_rate."""
-    initials = "".join(word[:1] for word in name.split("_"))
-    return initials if initials in known else None
-
-
-def _subclasses(of: type) -> set[type]:
-    below: list[type] = of.__subclasses__()
-    return {of}.union(*map(_subclasses, below))
-
-
-def _ours() -> set[type]:
-    """Return the classes of this package that have been imported."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("fl_lightning.")]
-    found = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
-    return {cls for cls in found if cls.__module__.startswith("fl_lightning.")}
-
-
 def _classes() -> set[str]:
-    """Return the names of the classes that a config may name."""
-    # Imported here, where a parser has already imported them: other messages need not wait seconds for the imports.
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule
-    from lightning.pytorch.loggers import Logger
-    from torch import nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+    """Return the names of the classes that a config may name: of this package, and of Lightning's and PyTorch's kinds.
 
-    named = (Callback, LightningDataModule, LightningModule, Logger, nn.Module, Optimizer, LRScheduler)
-    return {cls.__name__ for cls in _ours().union(*map(_subclasses, named))}
+    The kinds are told by their names: other messages need not wait seconds for the imports.
+    """
+    found = _imported()
+    kinds = {cls for cls in found if any(base.__name__ in NAMEABLE for base in cls.__mro__)}
+    ours = {cls for cls in found if str(cls.__module__).startswith("fl_lightning.")}
+    return {cls.__name__ for cls in kinds | ours}
+
+
+def _imported() -> set[type]:
+    """Return all classes of the process."""
+    found, new = set[type](), {object}
+    while new:
+        found |= new
+        new = {each for cls in new for each in type.__subclasses__(cls)} - found
+    return found

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities import parsing
 from typing_extensions import override
 
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
-from fl_lightning.fit.lightning_cli import own_hyperparameters
 from fl_lightning.fit.messages import ParsingError
-from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
+from fl_lightning.fit.shipped import KINDS, listing, plain
 from fl_lightning.runs.yaml_text import check_aliases
 
 LOAD = get_loader("yaml")
@@ -67,6 +71,26 @@ class Parser(LightningArgumentParser):
         return str(super().dump(cfg, **{"skip_validation": True} | kwargs))  # the parser has validated the values
 
 
+@contextmanager
+def own_hyperparameters() -> Iterator[None]:
+    """Let ``save_hyperparameters`` save the arguments of a module's own constructors.
+
+    Lightning adds, and lets win, those of a module in whose constructor the module is made.
+    """
+    collect = parsing.collect_init_args
+
+    def collect_own(frame: FrameType, path_args: Any, inside: bool = False, classes: Any = ()) -> list[dict[str, Any]]:
+        calls = (parsing._get_init_args(each) for each, _ in walk_stack(frame))
+        groups = (list(group) for _, group in groupby(calls, key=lambda call: id(call[0])))  # of the same object
+        return next(([args for _, args in group] for group in groups if isinstance(group[0][0], classes)), [])
+
+    parsing.collect_init_args = collect_own
+    try:
+        yield
+    finally:
+        parsing.collect_init_args = collect
+
+
 def class_help(args: Sequence[str]) -> bool:
     """Show the help of an option that takes a class, if a command line asks for such help, as ``--data.help CLASS``.
 
@@ -76,17 +100,24 @@ def class_help(args: Sequence[str]) -> bool:
     Returns:
         Whether the command line asked for such help.
     """
-    asked = named_option(args)
-    if asked is None:
-        return False
-    option, name = asked
+    for number, arg in enumerate(args):
+        name, _, value = arg.replace(".init_args.", ".").removeprefix("--").partition("=")
+        option = name.removesuffix(".help")
+        if arg.startswith("--") and option != name and option in KINDS:
+            following = [each for each in args[number + 1 : number + 2] if not each.startswith("-")]
+            _show_help(option, value or "".join(following))
+            return True
+    return False
+
+
+def _show_help(option: str, name: str) -> None:
+    """Show the help of a class that an option takes; without a name, the list of such classes."""
     if not name:
         print(listing(option), end="")
-        return True
+        return
     parser = Parser()
     parser.add_subclass_arguments(KINDS[option].base, option)
     parser.parse_args([f"--{option}.help", name])
-    return True
 
 
 def _load(text: str) -> Any:

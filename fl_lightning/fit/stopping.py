@@ -11,9 +11,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if hasattr(signal, "SIGUSR1"):  # not on Windows
-    SIGNALS.append(signal.SIGUSR1)
+SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has no SIGUSR1
 
 
 class Stopping(Callback):
@@ -59,17 +57,14 @@ class Stopping(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore()
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
         """Restore the earlier handlers, which are Lightning's; Lightning then restores those before its own."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 def requeues(trainer: Trainer) -> bool:

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from fl_lightning.commands import CommandParser, counted
+from fl_lightning.commands import CommandParser, counted, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.arguments import whole_number
 from fl_lightning.fit.configs import find_config
 from fl_lightning.fit.messages import meant
 from fl_lightning.reproduce.figures import borrowed, tables_and_figures
