@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fl_lightning.reproduce.papers import Claim, Experiment
+from fl_lightning.reproduce.experiment import Claim, Experiment
 from fl_lightning.reproduce.results import axes_of, on_paper, same
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, p_above
 
@@ -22,8 +22,7 @@ Labels = Mapping[str, Any]
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of a claim's test on our runs.
 
     Attributes:

@@ -9,16 +9,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.index import Experiment as Part
 from fl_lightning.report.methods import Method, by_problem
 from fl_lightning.report.page import render
 from fl_lightning.report.parts import NBSP
 from fl_lightning.report.verdict import table, texts, verdict
-from fl_lightning.reproduce.drawing import name, varying
+from fl_lightning.reproduce.cells import named, varying
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
@@ -83,7 +82,7 @@ def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
     axes = varying([cell.labels for cell, _ in pairs])
     for cell, job in pairs:
         if job.finished:
-            called = name(cell.labels, axes) or "run"
+            called = named(cell.labels, axes) or "run"
             cells.setdefault(called, {})[job.seed] = job
             labels[called] = cell.labels
     methods = by_problem(
@@ -97,6 +96,6 @@ def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
         for problem in {method.problem for method in methods}
     }
     return [
-        replace(method, short=name(labels[method.name], on_problem[method.problem]) or method.name)
+        replace(method, short=named(labels[method.name], on_problem[method.problem]) or method.name)
         for method in methods
     ]

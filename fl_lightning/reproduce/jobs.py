@@ -22,10 +22,10 @@ from typing import Any
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
 from fl_lightning.fit.command import command
-from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.reading import config_of
 from fl_lightning.inside import inside
+from fl_lightning.reproduce.grid import option
 from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.lock import held
@@ -238,7 +238,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
 def _own_arguments(job: Job) -> list[str]:
     """Make the arguments for seed, folder and checkpoint; without a checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
-    arguments += [f"--experiment={EXPERIMENT}", *_for_wandb(job)]
+    arguments += [f"--experiment={EXPERIMENT}", *wandb_arguments(job)]
     if last_of_run(job.run.folder).is_file():
         return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
     if job.run.folder.is_dir():
@@ -247,7 +247,7 @@ def _own_arguments(job: Job) -> list[str]:
     return arguments
 
 
-def _for_wandb(job: Job) -> list[str]:
+def wandb_arguments(job: Job) -> list[str]:
     """Make the arguments for W&B, if used: cells are groups, labels are tags, and a continued job keeps its W&B run."""
     if not any("WandbLogger" in argument for argument in job.arguments):
         return []

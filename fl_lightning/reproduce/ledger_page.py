@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fl_lightning.report.parts import pipes
 from fl_lightning.report.printed import PAGE, STYLE
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.ledger import (
@@ -18,18 +20,21 @@ from fl_lightning.reproduce.ledger import (
     HEAD,
     SUPPORTED,
     UNDECIDED,
+    VERDICTS,
     Entry,
     Finding,
+    counts,
     covered,
     folder_of,
     ledger,
-    markdown,
     read,
     rows,
     summary,
 )
 from fl_lightning.reproduce.results import RESULTS
+from fl_lightning.reproduce.scale import scale_of
 from fl_lightning.runs.pictures import save_png
+from fl_lightning.runs.seeds import LEVEL, POWER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,38 +63,66 @@ def write_ledger(out: Path, file: str) -> int:
     Raises:
         ConfigurationError: a results file cannot be read.
     """
-    entries = ledger(out)
-    console = Console()
-    for id in dict.fromkeys(entry.experiment.id for entry in entries):
-        mine = [row for entry in entries if entry.experiment.id == id for row in rows(entry)]
-        shown = [[dict(zip(HEAD, row, strict=True))[name] for name in SHOWN] for row in mine]
+    entries, console = ledger(out), Console()
+    for id, own in itertools.groupby(entries, key=lambda entry: entry.experiment.id):
+        shown = [[dict(zip(HEAD, row, strict=True))[name] for name in SHOWN] for entry in own for row in rows(entry)]
         console.print(tables.framed(id, SHOWN, shown, "left"))
     print(summary(entries))
     if file:
         page = Path(file)
         page.parent.mkdir(parents=True, exist_ok=True)
-        for paper in dict.fromkeys(entry.paper for entry in entries):
-            own = [entry for entry in entries if entry.paper == paper]
-            draw(own, page.with_name(f"{page.stem}-{paper}.png"))
+        for paper, claims in by_paper(entries).items():
+            draw(claims, page.with_name(f"{page.stem}-{paper}.png"))
         page.write_text(page_of(entries, out, page), encoding="utf-8")
         print(f"ledger: {page}")
     return 0
 
 
+def by_paper(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Divide the entries by paper."""
+    return {paper: list(own) for paper, own in itertools.groupby(entries, key=lambda entry: entry.paper)}
+
+
 def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
     """Write the ledger's text for a path, with links to the tables of our runs below ``out``.
 
+    The page has counts, a picture of each paper beside the page, and one table for each experiment.
+    """
+    papers = by_paper(entries)
+    counted = [[f"[{paper}](#{paper})", len(own), *counts(own).values()] for paper, own in papers.items()]
+    sections = {
+        paper: [_section(list(mine), out, page) for _, mine in itertools.groupby(own, lambda each: each.experiment.id)]
+        for paper, own in papers.items()
+    }
+    return tables.page_from(
+        "ledger.md.j2",
+        summary=summary(entries),
+        tally="\n".join(pipes(["paper", "claims", *VERDICTS], [list(map(str, row)) for row in counted])),
+        papers=sections,
+        name=page.stem,
+        level=f"{LEVEL:.0%}",
+        power=f"{POWER:.0%}",
+    )
+
+
+def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
+    """Write an experiment's table; above it, what is smaller at each scale, and links to the tables of our runs.
+
     If runs of the papers' own scale leave cells out, the link tells how many were run; smaller scales tell in a note.
     """
-    tables = {}
-    for entry in entries:
-        for scale in entry.findings:
-            folder = folder_of(out, scale, entry.experiment.id)
-            if (folder / TABLE).is_file():
-                part = covered(entry.experiment, read(folder / RESULTS)) if scale == FULL else ""
-                link = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
-                tables[entry.experiment.id, scale] = f"[{part or 'All numbers'}]({link})"
-    return markdown(entries, page.stem, tables)
+    experiment, notes = mine[0].experiment, []
+    for scale in mine[0].findings:
+        folder = folder_of(out, scale, experiment.id)
+        smaller = "" if scale == FULL else f": {scale_of(experiment.config, scale).note}"
+        link = ""
+        if (folder / TABLE).is_file():
+            part = covered(experiment, read(folder / RESULTS)) if scale == FULL else ""
+            place = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
+            link = f" [{part or 'All numbers'}]({place})."
+        if link or smaller:
+            notes.append(f"{scale.capitalize()} scale{smaller}.{link}")
+    table = pipes(HEAD, [row for entry in mine for row in rows(entry)])
+    return {"id": experiment.id, "notes": notes, "table": "\n".join(table)}
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:

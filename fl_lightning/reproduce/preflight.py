@@ -11,7 +11,6 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.messages import counted
 from fl_lightning.fit.reading import callbacks_of, data_of
-from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.tracker import Planned, Tracker
 from fl_lightning.runs.progress import duration
@@ -109,9 +108,9 @@ def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], p
     Returns:
         The exit status: 0 if the runs could start, else 2.
     """
-    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
+    trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
     for experiment, pairs in planned:
-        print(f"{experiment.id}: {_runs([job for _, job in pairs], is_trained(experiment))}")
+        print(f"{experiment.id}: {_runs([job for _, job in pairs], experiment.is_trained)}")
     tracker = Tracker(trained, processes)
     tracker.update((), ())
     todo = len(tracker.jobs) - len(tracker.finished)

@@ -11,10 +11,9 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import default_metric
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.runs.catalogue import is_item, measured
 from fl_lightning.runs.seeds import interval
 

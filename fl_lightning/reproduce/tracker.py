@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fl_lightning.fit.configs import Cell
-from fl_lightning.reproduce.drawing import name, varying
+from fl_lightning.reproduce.cells import named, varying
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.results import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.folder import newest_in
@@ -54,7 +53,7 @@ def rows_of(planned: Planned) -> list[Row]:
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
             words = [experiment.id] if len(planned) > 1 or not axes else []
             jobs = {job.folder: job for _, job in group}
-            rows.append(Row(" ".join([*words, name(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
+            rows.append(Row(" ".join([*words, named(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
     return rows
 
 

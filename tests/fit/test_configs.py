@@ -7,7 +7,8 @@ import yaml
 from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, bases, find_config, grid, resolve_configs, shipped_configs
+from fl_lightning.fit.configs import CONFIGS, bases, find_config, resolve_configs, shipped_configs
+from fl_lightning.reproduce.grid import grid
 
 TABLE = """
 base: parts/tiny.yaml

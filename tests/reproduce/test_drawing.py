@@ -10,10 +10,9 @@ import pandas as pd
 import pytest
 from job_folders import finished
 
-from fl_lightning.fit.configs import Cell
 from fl_lightning.report.plots import Lines, Mark, Panels
-from fl_lightning.reproduce.drawing import SIMILARITIES, Curve, by_rank, curves, lines
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.experiment import Cell, Experiment
+from fl_lightning.reproduce.pictures import SIMILARITIES, Curve, by_rank, curves, lines
 
 
 def curve(values: Sequence[float], measure: str = "top1", **labels: Any) -> Curve:

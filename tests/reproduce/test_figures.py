@@ -1,4 +1,4 @@
-"""Figures: their facts find cells, and their pictures lie where they should."""
+"""Pictures of run folders: curves of a table, a figure of a paper, surfaces, partitions."""
 
 import base64
 import dataclasses
@@ -7,120 +7,26 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from command import run
 from generated import write_images
 from job_folders import finished
 from PIL import Image
 
-from fl_lightning.callbacks import CoherenceMonitor, FedLAW, HessianMonitor
 from fl_lightning.datamodules import CIFAR10
-from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import Cell
-from fl_lightning.reproduce.drawing import SIMILARITIES
-from fl_lightning.reproduce.figures import borrowed, plots, tables_and_figures
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment, experiments
+from fl_lightning.reproduce.papers import find
 from fl_lightning.reproduce.pictures import picture
-from fl_lightning.reproduce.results import same
-from fl_lightning.runs.catalogue import PAPER_NAMES
 
-TABLES = Path(__file__).parents[3] / "shared" / "papers" / "tables.yaml"
-SKETCHES = {"fedgh-paper/fig-1", "fedgh-paper/fig-3", "fedgam/fig-1"}
-NOT_MEASURED = {f"fedlaw/fig-{number}" for number in (2, 4, 5, 7, 8, 9, 11, 12, 14)}
-NOT_MEASURED |= {"fedmgc/fig-2", "fedgam/fig-5"}
-
-
-def cells(id: str) -> list[Cell]:
-    return next(cells for experiment, cells in tables_and_figures(id) if experiment.id == id)
-
-
-class TestFacts:
-    @pytest.mark.parametrize("id", list(plots()))
-    def test_name_cells_panels_and_measures_that_exist(self, id: str) -> None:
-        plot = plots()[id]
-        assert (plot.experiment or id) in experiments()
-        assert bool(plot.experiment) == bool(plot.source) == bool(plot.claim)
-        assert cells(id)
-        for axis, labels in plot.cells.items():
-            assert all(any(same(cell.labels[axis], each) for cell in cells(id)) for each in labels)
-        assert all(axis in cell.labels for cell in cells(id) for axis in plot.panels)
-        assert bool(plot.measures) == (plot.kind == "curves")
-        for measure in plot.measures:
-            known = {*PAPER_NAMES, SIMILARITIES, "val/loss", "conflict/ratio", "hessian/eigenvalue_1"}
-            documented = f"{FedLAW.__doc__}{CoherenceMonitor.__doc__}{HessianMonitor.__doc__}"
-            assert measure in known or measure in documented, measure
-
-    @pytest.mark.parametrize(
-        ("id", "count"),
-        [
-            ("fedlaw/fig-1", 12),
-            ("fedlaw/fig-3", 2),
-            ("fedlaw/fig-6", 2),
-            ("fedlaw/fig-10", 2),
-            ("fedlaw/fig-13", 1),
-            ("fedgam/fig-4", 5),
-            ("fedlaw/fig-16", 32),
-            ("fedgam/fig-2", 3),
-            ("fedgam/fig-3", 81),
-        ],
-    )
-    def test_how_many_cells(self, id: str, count: int) -> None:
-        """By hand: 2 alphas, 6 gammas; 2 alphas; 2 methods; 2 methods; one; 5 methods; 2 alphas, 2 models, 8 methods; 3
-        partitions; 3 data sets, 3 partitions, 9 methods.
-        """
-        assert len(cells(id)) == count
-
-    def test_every_figure_of_the_papers_is_drawn_or_known_not_to_be(self) -> None:
-        if not TABLES.is_file():
-            pytest.skip("the papers' tables are not at hand")
-        papers = {figure["id"].rstrip("abc") for figure in yaml.safe_load(TABLES.read_text())["figures"]}
-        assert {*plots()} | SKETCHES | NOT_MEASURED == papers
-        assert not {*plots()} & (SKETCHES | NOT_MEASURED)
-
-    def test_a_figure_of_another_experiment_has_its_settings_and_not_its_claims(self) -> None:
-        figure, chosen = tables_and_figures("fedlaw/fig-13")[0]
-        table = experiments()["fedlaw/table-1"]
-        assert (figure.config, figure.last, figure.claims) == (table.config, 10, ())
-        assert figure.source.endswith("Fig. 13")
-        assert "The paper's numbers are those of fedlaw/table-1." in figure.notes
-        partition = "--data.partition={class_path: HybridDirichlet, init_args: {alphas: [10, 0.1]}}"
-        assert chosen[0].options[-1] == partition
-
-
-class TestIds:
-    def test_figure_stands_for_fig(self) -> None:
-        for name in ("fedlaw/figure-1", "fedlaw/fig-1"):
-            assert [each.id for each, _ in tables_and_figures(name)] == ["fedlaw/fig-1"]
-        assert [each.id for each, _ in tables_and_figures("fedmgc/figure-3")] == ["fedmgc/fig-3"]
-
-    def test_a_document_has_its_tables_first(self) -> None:
-        ids = ["fedgam/table-3", "fedgam/table-4", "fedgam/table-5", "fedgam/fig-4", "fedgam/fig-2", "fedgam/fig-3"]
-        assert [each.id for each, _ in tables_and_figures("fedgam")] == ids
-        assert [each.id for each, _ in tables_and_figures("fedgam/")] == ids
-
-    @pytest.mark.parametrize("name", ["fedlaw/fig-4", "fedlaw/fig", "fedlaw/figure-100", "fed"])
-    def test_refuses_others(self, name: str) -> None:
-        with pytest.raises(ConfigurationError, match="there is no experiment fed"):
-            tables_and_figures(name)
-
-    def test_the_list_has_them(self) -> None:
-        listed = run("reproduce", "--list").out
-        assert [each.id for each, _ in borrowed()] == [
-            line.split()[0] for line in listed.splitlines()[len(experiments()) :]
-        ]
-        assert "fedlaw/fig-13                  1 cell    Of 20 clients the first ten" in listed
+MINE = Experiment("mine", "Mine", "", "", (), "", ("top1",))
 
 
 class TestPicture:
-    def of(self, measure: str = "top1", id: str = "mine") -> Experiment:
-        return Experiment(id, "Mine", "", "", (), "", (measure,))
-
     def test_a_table_gets_curves(self, tmp_path: Path) -> None:
         """A line a method, in panels by what else there is more than one of."""
         labels = [{"alpha": a, "method": m, "gamma": 1} for a in (0.1, 1) for m in "AB"]
         pairs = [(Cell(each, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n, each in enumerate(labels)]
-        path = picture(self.of(), pairs, tmp_path)
+        path = picture(MINE, pairs, tmp_path)
         assert path == tmp_path / "curves.png"
         assert sorted(each.suffix for each in tmp_path.glob("curves.*")) == [".csv", ".pdf", ".png", ".svg"]
         assert Image.open(path).width == pytest.approx(6.75 * 150, abs=1)  # both columns of a paper, for the screen
@@ -135,14 +41,15 @@ class TestPicture:
     def test_chains_of_callbacks_are_the_lines(self, tmp_path: Path) -> None:
         labels = [{"trainer.callbacks": chain, "alpha": a} for chain in ("FedAvg", "FedNova") for a in (0.1, 1)]
         pairs = [(Cell(each, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n, each in enumerate(labels)]
-        picture(self.of(), pairs, tmp_path)
+        picture(MINE, pairs, tmp_path)
         table = pd.read_csv(tmp_path / "curves.csv")
         assert table["panel"].unique().tolist() == ["alpha 0.1", "alpha 1"]
         assert table["method"].unique().tolist() == ["FedAvg", "FedNova"]
 
     def test_a_figure_gets_its_own(self, tmp_path: Path) -> None:
-        pairs = [(cell, finished(tmp_path / str(n), top1=[0.1])) for n, cell in enumerate(cells("fedmgc/fig-3"))]
-        assert picture(experiments()["fedmgc/fig-3"], pairs, tmp_path) == tmp_path / "figure.png"
+        (figure,) = find("fedmgc/fig-3")
+        pairs = [(cell, finished(tmp_path / str(n), top1=[0.1])) for n, cell in enumerate(figure.cells)]
+        assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
         assert pd.read_csv(tmp_path / "figure.csv")["method"].tolist() == [
             "FedMGC",
             "FedAvg",
@@ -153,23 +60,23 @@ class TestPicture:
 
     def test_has_the_papers_numbers(self, tmp_path: Path) -> None:
         """The second round is the last; our 0.2 is 20 %."""
-        experiment = dataclasses.replace(self.of(), rows=({"method": "A", "top1": 25.0},))
+        experiment = dataclasses.replace(MINE, rows=({"method": "A", "top1": 25.0},))
         picture(experiment, [(Cell({"method": "A"}, ()), finished(tmp_path, top1=[0.1, 0.2]))], tmp_path)
         table = pd.read_csv(tmp_path / "curves.csv", keep_default_na=False)
         assert table[["round", "mean", "mark"]].to_numpy().tolist() == [[1, 10, ""], [2, 20, ""], [2, 25, "paper"]]
 
     def test_a_surface_of_each_method(self, tmp_path: Path) -> None:
         """Two methods have one after their last round, the third; (1, 2) of it lies at steps -0.5 and 1."""
-        pairs = []
-        for n, cell in enumerate(cells("fedgam/fig-4")[:3]):
+        (figure,), pairs = find("fedgam/fig-4"), []
+        for n, cell in enumerate(figure.cells[:3]):
             job = finished(tmp_path / str(n), top1=[0.1, 0.2, 0.3])
             pairs.append((cell, job))
             if n < 2:
                 (job.run.folder / "arrays").mkdir()
                 loss = 10.0 * n + np.arange(1.0, 10.0).reshape(3, 3)
                 np.savez(job.run.folder / "arrays" / "surface_3.npz", steps=[-0.5, 0, 1], loss=loss)
-        assert picture(experiments()["fedgam/fig-4"], pairs[2:], tmp_path) is None
-        assert picture(experiments()["fedgam/fig-4"], pairs, tmp_path) == tmp_path / "figure.png"
+        assert picture(figure, pairs[2:], tmp_path) is None
+        assert picture(figure, pairs, tmp_path) == tmp_path / "figure.png"
         table = pd.read_csv(tmp_path / "figure.csv").set_index(["panel", "d1", "d2"])["loss"]
         assert len(table) == 18
         assert (table["FedAvg: 5", -0.5, 1.0], table["FedSAM: 15", -0.5, 1.0]) == (3.0, 13.0)
@@ -179,8 +86,7 @@ class TestPicture:
         one = [(Cell({"method": "A"}, ()), finished(tmp_path / "one", top1=[0.1]))]
         many = [(Cell({"size": n}, ()), finished(tmp_path / str(n), top1=[0.1, 0.2])) for n in range(36)]
         for pairs in (one, many, [(Cell({}, ()), Job("", (), 1, 2, tmp_path / "nowhere"))], []):
-            assert picture(self.of(), pairs, tmp_path) is None
-        assert picture(self.of(), many[:35], tmp_path) is not None
+            assert picture(MINE, pairs, tmp_path) is None
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from matplotlib.image import imread
 import fl_lightning.reproduce.ledger
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.claims import paper_effect
+from fl_lightning.reproduce.experiment import Claim, Experiment
+from fl_lightning.reproduce.grid import grid
 from fl_lightning.reproduce.ledger import Entry, counts, ledger, read, rows, summary
-from fl_lightning.reproduce.papers import Claim, Experiment
 
 CONFIG = f"""{TINY}
 grid:
@@ -47,7 +48,9 @@ def _papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text(CONFIG)
     papers = {
-        id: Experiment(id, id, "accuracy", "It works.", ROWS, "own.yaml", ("top1",), claims)
+        id: Experiment(
+            id, id, "accuracy", "It works.", ROWS, "own.yaml", ("top1",), claims, cells=tuple(grid("own.yaml"))
+        )
         for id, claims in {"one/table-1": CLAIMS, "one/table-2": CLAIMS[:1], "two/fig-1": CLAIMS[2:]}.items()
     }
     monkeypatch.setattr(fl_lightning.reproduce.ledger, "experiments", lambda: papers)
@@ -170,13 +173,6 @@ def test_the_page_tells_how_much_of_the_full_scale_was_run() -> None:
     assert "Full scale. [2 of 4 cells, 1 seed](out/one/table-1/table.md).\n" in text
     assert "Full scale. [All numbers](out/one/table-2/table.md).\n" in text
     assert "not tried (full: fewer than 3 seeds; small: not run)" in text
-
-
-@pytest.mark.parametrize("more", [["fedgam"], ["--scale", "small"], ["--model.local_epochs", "2"]])
-def test_the_ledger_takes_no_experiment(more: Sequence[str]) -> None:
-    result = run("reproduce", "--ledger", "ledger.md", *more)
-    assert result.status == 2
-    assert "--ledger takes all experiments and trains nothing" in result.err
 
 
 def test_a_file_that_holds_no_results() -> None:
