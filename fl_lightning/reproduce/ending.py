@@ -17,7 +17,7 @@ from fl_lightning.report.parts import NBSP
 from fl_lightning.report.verdict import table, texts, verdict
 from fl_lightning.reproduce.cells import named, varying
 from fl_lightning.reproduce.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.jobs import Job, finished_by_cell
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
@@ -77,25 +77,16 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
-    cells: dict[str, dict[int, Job]] = {}
-    labels = {}
     axes = varying([cell.labels for cell, _ in pairs])
-    for cell, job in pairs:
-        if job.finished:
-            called = named(cell.labels, axes) or "run"
-            cells.setdefault(called, {})[job.seed] = job
-            labels[called] = cell.labels
+    cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
     methods = by_problem(
-        [
-            Method(called, [job.run for job in jobs.values()], next(iter(jobs.values())).run.settings)
-            for called, jobs in cells.items()
-        ]
+        [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
     )
     on_problem = {
-        problem: varying([labels[method.name] for method in methods if method.problem == problem])
+        problem: varying([cells[method.name][0] for method in methods if method.problem == problem])
         for problem in {method.problem for method in methods}
     }
     return [
-        replace(method, short=named(labels[method.name], on_problem[method.problem]) or method.name)
+        replace(method, short=named(cells[method.name][0], on_problem[method.problem]) or method.name)
         for method in methods
     ]

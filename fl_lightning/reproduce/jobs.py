@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from fl_lightning.fit.command import command
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.reading import config_of
 from fl_lightning.inside import inside
+from fl_lightning.reproduce.experiment import Cell
 from fl_lightning.reproduce.grid import option
 from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
@@ -107,12 +108,8 @@ class Job:
     @property
     def failure(self) -> str:
         """One line about a failed job: its name, the last line of its log, and the path of the log."""
-        return f"failed: {self.name}: {self.last_words} (full log: {self.log})"
-
-    @property
-    def last_words(self) -> str:
-        """The last line of the log."""
-        return next(reversed(self._lines), "the run left no message")
+        last_words = next(reversed(self._lines), "the run left no message")
+        return f"failed: {self.name}: {last_words} (full log: {self.log})"
 
     @property
     def estimate(self) -> str | None:
@@ -122,6 +119,15 @@ class Job:
     @property
     def _lines(self) -> list[str]:
         return self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
+
+
+def finished_by_cell(pairs: Iterable[tuple[Cell, Job]]) -> list[tuple[Mapping[str, Any], list[Job]]]:
+    """Return the labels of each cell with its finished jobs, one for each seed, in the order of the cells."""
+    cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
+    for cell, job in pairs:
+        if job.finished:
+            cells.setdefault(tuple(cell.labels.items()), {})[job.seed] = job
+    return [(dict(labels), list(jobs.values())) for labels, jobs in cells.items()]
 
 
 class Folders:

@@ -13,24 +13,8 @@ from rich.console import Console
 
 from fl_lightning.report.parts import pipes
 from fl_lightning.report.printed import PAGE, STYLE
-from fl_lightning.reproduce import tables
-from fl_lightning.reproduce.ledger import (
-    CONTRADICTED,
-    FULL,
-    HEAD,
-    SUPPORTED,
-    UNDECIDED,
-    VERDICTS,
-    Entry,
-    Finding,
-    counts,
-    covered,
-    folder_of,
-    ledger,
-    read,
-    rows,
-    summary,
-)
+from fl_lightning.reproduce import ledger, tables
+from fl_lightning.reproduce.ledger import FULL, Entry
 from fl_lightning.reproduce.results import RESULTS
 from fl_lightning.reproduce.scale import scale_of
 from fl_lightning.runs.pictures import save_png
@@ -40,13 +24,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {SUPPORTED: "#0072b2", CONTRADICTED: "#d55e00", UNDECIDED: "#888888"}  # Okabe and Ito's, and grey
+COLOURS = {
+    ledger.SUPPORTED: "#0072b2",
+    ledger.CONTRADICTED: "#d55e00",
+    ledger.UNDECIDED: "#888888",
+}  # Okabe and Ito's, and grey
 TABLE = "table.md"  # name of an experiment's table in the folder of its results
 SHOWN = ["claim", "scale", "ours", "paper", "p (Holm)", "verdict"]  # columns in a terminal
 LETTERS, LINE = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
 TEXT, SMALL = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
 TICKS = (-50, -10, -1, -0.1, 0, 0.1, 1, 10, 50)
 LINEAR = 0.1  # effects up to this size are drawn to scale, larger ones logarithmically
+LOOK: Any = {"markersize": 3.5, "elinewidth": 0.8}  # of effects
 SHAPES = {FULL: "s"}  # markers by scale; circles otherwise
 
 
@@ -63,11 +52,15 @@ def write_ledger(out: Path, file: str) -> int:
     Raises:
         ConfigurationError: a results file cannot be read.
     """
-    entries, console = ledger(out), Console()
+    entries, console = ledger.ledger(out), Console()
     for id, own in itertools.groupby(entries, key=lambda entry: entry.experiment.id):
-        shown = [[dict(zip(HEAD, row, strict=True))[name] for name in SHOWN] for entry in own for row in rows(entry)]
+        shown = [
+            [dict(zip(ledger.HEAD, row, strict=True))[name] for name in SHOWN]
+            for entry in own
+            for row in ledger.rows(entry)
+        ]
         console.print(tables.framed(id, SHOWN, shown, "left"))
-    print(summary(entries))
+    print(ledger.summary(entries))
     if file:
         page = Path(file)
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -89,15 +82,15 @@ def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
     The page has counts, a picture of each paper beside the page, and one table for each experiment.
     """
     papers = by_paper(entries)
-    counted = [[f"[{paper}](#{paper})", len(own), *counts(own).values()] for paper, own in papers.items()]
+    counted = [[f"[{paper}](#{paper})", len(own), *ledger.counts(own).values()] for paper, own in papers.items()]
     sections = {
         paper: [_section(list(mine), out, page) for _, mine in itertools.groupby(own, lambda each: each.experiment.id)]
         for paper, own in papers.items()
     }
     return tables.page_from(
         "ledger.md.j2",
-        summary=summary(entries),
-        tally="\n".join(pipes(["paper", "claims", *VERDICTS], [list(map(str, row)) for row in counted])),
+        summary=ledger.summary(entries),
+        tally="\n".join(pipes(["paper", "claims", *ledger.VERDICTS], [list(map(str, row)) for row in counted])),
         papers=sections,
         name=page.stem,
         level=f"{LEVEL:.0%}",
@@ -112,16 +105,16 @@ def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
     """
     experiment, notes = mine[0].experiment, []
     for scale in mine[0].findings:
-        folder = folder_of(out, scale, experiment.id)
+        folder = ledger.folder_of(out, scale, experiment.id)
         smaller = "" if scale == FULL else f": {scale_of(experiment.config, scale).note}"
         link = ""
         if (folder / TABLE).is_file():
-            part = covered(experiment, read(folder / RESULTS)) if scale == FULL else ""
+            part = ledger.covered(experiment, ledger.read(folder / RESULTS)) if scale == FULL else ""
             place = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
             link = f" [{part or 'All numbers'}]({place})."
         if link or smaller:
             notes.append(f"{scale.capitalize()} scale{smaller}.{link}")
-    table = pipes(HEAD, [row for entry in mine for row in rows(entry)])
+    table = pipes(ledger.HEAD, [row for entry in mine for row in ledger.rows(entry)])
     return {"id": experiment.id, "notes": notes, "table": "\n".join(table)}
 
 
@@ -130,7 +123,8 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
     from matplotlib import style  # here, because the import takes half a second
     from matplotlib.figure import Figure as Drawing
 
-    texts = [textwrap.fill(_called(entry), LETTERS) for entry in entries]
+    called = [f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}" for entry in entries]
+    texts = [textwrap.fill(each, LETTERS) for each in called]
     sizes = [LINE * len(text.splitlines()) + LINE / 2 for text in texts]
     with style.context([STYLE, {"ytick.labelsize": SMALL, "axes.grid.axis": "x"}]):
         figure = Drawing((PAGE, height := sum(sizes) + 0.95))
@@ -143,10 +137,6 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
         save_png(figure, path)
 
 
-def _called(entry: Entry) -> str:
-    return f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}"
-
-
 def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Sequence[float]) -> None:
     """Draw the rows of a paper from top to bottom, each as high as its text."""
     middle, middles = 0.0, []
@@ -156,7 +146,9 @@ def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Seq
     for at, entry in zip(middles, entries, strict=True):
         tried = {scale: found for scale, found in entry.findings.items() if not found.why}
         for number, (scale, found) in enumerate(tried.items()):
-            _finding(axes, at + LINE / 2 * (number - (len(tried) - 1) / 2), scale, found)
+            place = at + LINE / 2 * (number - (len(tried) - 1) / 2)
+            shape, colour = SHAPES.get(scale, "o"), COLOURS[found.verdict]
+            axes.errorbar(found.effect, place, xerr=found.half_width, fmt=shape, color=colour, **LOOK)
         axes.plot(entry.best.paper, at, "D", color="black", markerfacecolor="none", markersize=3.5)
     axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.5)
     axes.axvline(0, color="black", linewidth=0.6)
@@ -167,31 +159,16 @@ def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Seq
     axes.set_xticks([], minor=True)
 
 
-def _finding(axes: Axes, at: float, scale: str, found: Finding) -> None:
-    axes.errorbar(
-        found.effect,
-        at,
-        xerr=found.half_width,
-        fmt=SHAPES.get(scale, "o"),
-        color=COLOURS[found.verdict],
-        markersize=3.5,
-        elinewidth=0.8,
-    )
-
-
 def _explain(figure: Figure) -> None:
     """Add the legend at the top."""
     from matplotlib.lines import Line2D
 
-    def mark(text: str, shape: str, colour: str, fill: str) -> Line2D:
-        return Line2D(
-            [], [], marker=shape, linestyle="", color=colour, markerfacecolor=fill, markersize=3.5, label=text
-        )
-
-    marks = [
-        mark("the paper", "D", "black", "none"),
-        mark("ours, full scale", SHAPES[FULL], "black", "black"),
-        mark("ours, laptop scale", "o", "black", "black"),
-        *(mark(verdict, "o", colour, colour) for verdict, colour in COLOURS.items()),
+    marks = {"the paper": ("D", "black", "none"), "ours, full scale": (SHAPES[FULL], "black", "black")}
+    marks |= {"ours, laptop scale": ("o", "black", "black")}
+    marks |= {verdict: ("o", colour, colour) for verdict, colour in COLOURS.items()}
+    look: Any = {"linestyle": "", "markersize": 3.5}
+    lines = [
+        Line2D([], [], marker=shape, color=colour, markerfacecolor=fill, label=text, **look)
+        for text, (shape, colour, fill) in marks.items()
     ]
-    figure.legend(handles=marks, loc="upper center", ncols=len(marks), fontsize=SMALL, handlelength=1)
+    figure.legend(handles=lines, loc="upper center", ncols=len(lines), fontsize=SMALL, handlelength=1)

@@ -55,33 +55,15 @@ def read(id: str) -> tuple[Experiment, ...]:
     """Read an experiment from its config, followed by the figures that show its cells."""
     path = FOLDER / f"{id}.yaml"
     facts = read_yaml(path, path.read_text(encoding="utf-8"))[PAPER]
-    shown = facts.pop("figures", {})
-    whole = _experiment(id, **facts)
-    return whole, *(_figure(whole, f"{id.partition('/')[0]}/{name}", **each) for name, each in shown.items())
-
-
-def _experiment(
-    id: str,
-    rows: Sequence[Mapping[str, Any]] = (),
-    claims: Sequence[Mapping[str, Any]] = (),
-    notes: Sequence[str] = (),
-    plot: Mapping[str, Any] | None = None,
-    **facts: Any,
-) -> Experiment:
-    tested = tuple(Claim(**claim) for claim in claims)
-    measures = [name for name in PAPER_NAMES if any(name in row for row in rows)] + [claim.measure for claim in tested]
-    config = str(FOLDER / f"{id}.yaml")
-    return Experiment(
-        id=id,
-        rows=tuple(rows),
-        config=config,
-        measures=tuple(dict.fromkeys(measures)) or ("top1",),
-        claims=tested,
-        notes=tuple(notes),
-        cells=tuple(grid(config)),
-        plot=Plot(**plot) if plot else None,
-        **facts,
-    )
+    shown, plot = facts.pop("figures", {}), facts.pop("plot", None)
+    facts["rows"], facts["notes"] = (tuple(facts.get(name, ())) for name in ("rows", "notes"))
+    facts["claims"] = tuple(Claim(**claim) for claim in facts.get("claims", ()))
+    measures = [name for name in PAPER_NAMES if any(name in row for row in facts["rows"])]
+    facts["measures"] = tuple(dict.fromkeys([*measures, *(claim.measure for claim in facts["claims"])])) or ("top1",)
+    facts |= {"config": str(path), "cells": tuple(grid(path)), "plot": Plot(**plot) if plot else None}
+    whole = Experiment(id=id, **facts)
+    document = id.partition("/")[0]
+    return whole, *(_figure(whole, f"{document}/{name}", **each) for name, each in shown.items())
 
 
 def _figure(

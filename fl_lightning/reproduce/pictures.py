@@ -20,7 +20,7 @@ from fl_lightning.report.axes import TOLD_APART
 from fl_lightning.report.printed import save
 from fl_lightning.reproduce.cells import named, varying
 from fl_lightning.reproduce.experiment import Cell, Experiment, Plot
-from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.jobs import Job, finished_by_cell
 from fl_lightning.reproduce.results import printed, same
 from fl_lightning.runs.catalogue import about, axis_title, measured
 from fl_lightning.runs.pictures import DRAWN
@@ -141,13 +141,9 @@ class Curve:
 
 def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Job]]) -> list[Curve]:
     """Make one curve for each cell and each measure of its finished jobs, in the order of the cells."""
-    cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
-    for cell, job in pairs:
-        if job.finished:
-            cells.setdefault(tuple(cell.labels.items()), {})[job.seed] = job
     found = [
-        Curve(dict(labels), measure, band(by_seed(list(jobs.values()), measure)))
-        for labels, jobs in cells.items()
+        Curve(labels, measure, band(by_seed(jobs, measure)))
+        for labels, jobs in finished_by_cell(pairs)
         for measure in measures
     ]
     return [curve for curve in found if len(curve.points)]

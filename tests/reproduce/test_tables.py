@@ -4,7 +4,7 @@ import base64
 import io
 import math
 import re
-from html.parser import HTMLParser
+from html import unescape
 from pathlib import Path
 
 import pandas as pd
@@ -36,35 +36,13 @@ HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 − paper"]
 LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "-9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
 
 
-class Read(HTMLParser):
-    """Tables' cells, tags that were left open, and whatever the page would load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        self.loaded += [tag] if tag in ("script", "link", "iframe", "object") else []
-        if tag not in ("meta", "link", "img"):
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
-            self.tables[-1][-1][-1] += data
+def cells(page: str) -> list[list[list[str]]]:
+    """The texts in the cells of each table."""
+    rows = [re.findall("<tr.*?</tr>", table, re.DOTALL) for table in re.findall("<table.*?</table>", page, re.DOTALL)]
+    return [
+        [[unescape(cell) for cell in re.findall(r"<(?:td|th)\b[^>]*>(.*?)</", row, re.DOTALL)] for row in table]
+        for table in rows
+    ]
 
 
 def test_several_rounds_are_a_column() -> None:
@@ -119,11 +97,10 @@ def test_html_has_everything_and_loads_nothing(tmp_path: Path) -> None:
     save(Lines(Axis("round"), Axis("accuracy"), [Line("A <b>", points), Line("B", points)]), tmp_path, "curves")
     facts = ["--grid a=<1>", "`reproduce <x>`"]
     text = tables.html(Page(EXPERIMENT, COMPARED, VERDICTS, facts, tmp_path / "curves.png"))
-    page = Read(text)
-    assert page.tables == [[HEAD, *LINES], [tables.CLAIMS, list(VERDICTS[0])]]
-    assert page.open == []
-    *others, drawn = sorted(page.loaded, key=len)
-    assert sorted(others) == ["#results", "data:,", "link"]
+    assert cells(text) == [[HEAD, *LINES], [tables.CLAIMS, list(VERDICTS[0])]]
+    *others, drawn = sorted(re.findall(r'\b(?:src|href|srcset|data|action)="([^"]*)"', text), key=len)
+    assert sorted(others) == ["#results", "data:,"]
+    assert not re.search("<(?:script|iframe|object)", text)
     kind, _, code = drawn.partition(",")
     assert kind == "data:image/svg+xml;base64"
     assert b">A &lt;b&gt;</text>" in base64.b64decode(code)
@@ -139,7 +116,7 @@ def test_html_has_everything_and_loads_nothing(tmp_path: Path) -> None:
         assert words in text
     bare = tables.html(Page(EXPERIMENT, pd.DataFrame(), VERDICTS))
     assert "No run is finished." in bare
-    assert Read(bare).tables == [[tables.CLAIMS, list(VERDICTS[0])]]
+    assert cells(bare) == [[tables.CLAIMS, list(VERDICTS[0])]]
 
 
 def printed(page: Page, width: int) -> str:
