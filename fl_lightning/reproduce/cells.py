@@ -11,8 +11,7 @@ import yaml
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.experiment import Cell
-from fl_lightning.reproduce.grid import option
-from fl_lightning.reproduce.run_options import option_name
+from fl_lightning.reproduce.grid import option, option_name
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
 from fl_lightning.runs.yaml_text import read_yaml

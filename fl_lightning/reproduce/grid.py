@@ -61,3 +61,8 @@ def option(name: str, value: Any) -> str:
     """Write the command-line argument that sets an option to a value of any type."""
     inline = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
     return f"--{name}=" + inline.removesuffix("...\n").strip()
+
+
+def option_name(argument: str) -> str:
+    """Name the option of an argument: "trainer.callbacks" of "--trainer.callbacks+=FedNova"."""
+    return argument.removeprefix("--").partition("=")[0].rstrip("+")

@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.arguments import CommandParser, whole_number
 from fl_lightning.fit.messages import meant
-from fl_lightning.reproduce.grid import option
+from fl_lightning.reproduce.grid import option, option_name
 
 PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
 PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on
@@ -118,11 +118,6 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
         if "=" not in argument and rest and not rest[0].startswith("--"):
             passed_on.append(rest.popleft())
     return own, passed_on
-
-
-def option_name(argument: str) -> str:
-    """Name the option of an argument: "trainer.callbacks" of "--trainer.callbacks+=FedNova"."""
-    return argument.removeprefix("--").partition("=")[0].rstrip("+")
 
 
 def _unknown(argument: str, known: Iterable[str]) -> str:
