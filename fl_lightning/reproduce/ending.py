@@ -16,15 +16,15 @@ from fl_lightning.report.page import render
 from fl_lightning.report.parts import NBSP
 from fl_lightning.report.verdict import table, texts, verdict
 from fl_lightning.reproduce.cells import named, varying
-from fl_lightning.reproduce.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job, finished_by_cell
+from fl_lightning.reproduce.experiment import Experiment
+from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
 ALWAYS = 6  # columns that are never left out: method, values, differences, seeds
 
 
-def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, console: Console) -> None:
+def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console: Console) -> None:
     """Print which cell is better by each measure; write ``comparison.csv``, ``.md``, ``.tex`` and ``report.html``.
 
     Args:
@@ -75,7 +75,7 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2 for column in columns)
 
 
-def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
+def as_methods(pairs: Pairs) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
     axes = varying([cell.labels for cell, _ in pairs])
     cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}

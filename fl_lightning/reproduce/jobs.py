@@ -11,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -121,7 +121,10 @@ class Job:
         return self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
 
 
-def finished_by_cell(pairs: Iterable[tuple[Cell, Job]]) -> list[tuple[Mapping[str, Any], list[Job]]]:
+Pairs = Sequence[tuple[Cell, Job]]  # the jobs of an experiment, each with its cell
+
+
+def finished_by_cell(pairs: Pairs) -> list[tuple[Mapping[str, Any], list[Job]]]:
     """Return the labels of each cell with its finished jobs, one for each seed, in the order of the cells."""
     cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
     for cell, job in pairs:

@@ -19,8 +19,8 @@ from fl_lightning.report import plots as report
 from fl_lightning.report.axes import TOLD_APART
 from fl_lightning.report.printed import save
 from fl_lightning.reproduce.cells import named, varying
-from fl_lightning.reproduce.experiment import Cell, Experiment, Plot
-from fl_lightning.reproduce.jobs import Job, finished_by_cell
+from fl_lightning.reproduce.experiment import Experiment, Plot
+from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
 from fl_lightning.reproduce.results import printed, same
 from fl_lightning.runs.catalogue import about, axis_title, measured
 from fl_lightning.runs.pictures import DRAWN
@@ -31,7 +31,7 @@ OURS = "ours"  # name of the only line of all panels
 SIMILARITIES = "similarities"  # the only measure that is no metric: sorted cosines of client pairs in the last round
 
 
-def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path) -> Path | None:
+def picture(experiment: Experiment, pairs: Pairs, folder: Path) -> Path | None:
     """Draw a paper's figure as ``figure.png``, any other experiment's curves as ``curves.png``.
 
     The figure for a paper, as PDF and SVG, and a CSV file of the drawn numbers are written beside the PNG.
@@ -59,7 +59,7 @@ def picture(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: P
     return path
 
 
-def _curves(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]]) -> report.Plot | None:
+def _curves(experiment: Experiment, pairs: Pairs) -> report.Plot | None:
     shown = experiment.plot or _usual(experiment, [cell.labels for cell, _ in pairs])
     found = curves(list(shown.measures), pairs)
     names = {named(curve.labels, [axis for axis in curve.labels if axis not in shown.panels]) for curve in found}
@@ -78,7 +78,7 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
     return Plot({measure: axis_title(measure)}, [axis for axis in varying(labels) if axis != line])
 
 
-def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot | None:
+def _surfaces(pairs: Pairs) -> report.Plot | None:
     """Plot the surfaces that LossSurface saved after the last round of each cell's run with the first seed.
 
     The loss of the model, in the middle, is written behind the title.
@@ -96,7 +96,7 @@ def _surfaces(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot | None:
     return report.Panels(panels) if panels else None
 
 
-def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot:
+def _partitions(pairs: Pairs) -> report.Plot:
     """Plot the examples that clients hold in each cell with the first seed, one partition below the other."""
     panels = {}
     for called, job in _first_seed(pairs).items():
@@ -106,7 +106,7 @@ def _partitions(pairs: Sequence[tuple[Cell, Job]]) -> report.Plot:
     return report.Panels(panels, columns=1)
 
 
-def _first_seed(pairs: Sequence[tuple[Cell, Job]]) -> dict[str, Job]:
+def _first_seed(pairs: Pairs) -> dict[str, Job]:
     """Return the jobs with the first seed, by the labels of their cells."""
     axes = varying([cell.labels for cell, _ in pairs])
     return {named(cell.labels, axes): job for cell, job in pairs if job.seed == pairs[0][1].seed}
@@ -139,7 +139,7 @@ class Curve:
     points: pd.DataFrame
 
 
-def curves(measures: Sequence[str], pairs: Sequence[tuple[Cell, Job]]) -> list[Curve]:
+def curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
     """Make one curve for each cell and each measure of its finished jobs, in the order of the cells."""
     found = [
         Curve(labels, measure, band(by_seed(jobs, measure)))

@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 
 from fl_lightning.reproduce.cells import named, varying
-from fl_lightning.reproduce.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.experiment import Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.results import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.folder import newest_in
@@ -21,7 +21,7 @@ from fl_lightning.runs.progress import ADVICE, time_left
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import interval
 
-Planned = Sequence[tuple[Experiment, Sequence[tuple[Cell, Job]]]]
+Planned = Sequence[tuple[Experiment, Pairs]]
 KEPT = "another command with other --measures trains nothing again"
 
 

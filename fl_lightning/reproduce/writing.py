@@ -14,8 +14,8 @@ from fl_lightning.fit.messages import counted
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.claims import judge
 from fl_lightning.reproduce.ending import write_comparison
-from fl_lightning.reproduce.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.experiment import Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.pictures import picture
 from fl_lightning.reproduce.results import CHANGED, RESULTS, USUAL, collect, compare, with_measure
 from fl_lightning.reproduce.run_options import RunOptions
@@ -26,7 +26,7 @@ from fl_lightning.runs.progress import duration
 SAME = ("data.root", "data.download", "data.num_workers", "num_threads", "trainer.accelerator", "trainer.devices")
 
 
-def write(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, runs: RunOptions) -> None:
+def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> None:
     """Print an experiment's results, and write them to an existing folder.
 
     Args:
@@ -38,12 +38,12 @@ def write(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Pat
     measured = with_measure(experiment, [job for _, job in pairs])
     if not experiment.measures and measured.measures != (USUAL,):
         print(f"{measured.id}: measured by {measured.metric}, since the runs log no {USUAL}; --measures names others")
-    results, changed = collect(measured, pairs), changes(runs.options)
+    results = collect(measured, pairs)
     _keep_earlier(folder, results)
-    differs = measured.scale or any(each.startswith("trainer.max_epochs") for each in changed)
+    differs = measured.scale or any(each.startswith("trainer.max_epochs") for each in changes(runs.options))
     image = picture(replace(measured, rows=()) if differs else measured, pairs, folder)  # no marks of other rounds
     if measured.is_trained:
-        _write_tables(measured, pairs, results, image, folder, runs.line, changed)
+        _write_tables(measured, pairs, results, image, folder, runs)
     print(f"results: {folder}")
 
 
@@ -79,21 +79,16 @@ def changes(more: Sequence[str]) -> list[str]:
 
 
 def _write_tables(
-    experiment: Experiment,
-    pairs: Sequence[tuple[Cell, Job]],
-    results: pd.DataFrame,
-    image: Path | None,
-    folder: Path,
-    line: str,
-    changed: Sequence[str],
+    experiment: Experiment, pairs: Pairs, results: pd.DataFrame, image: Path | None, folder: Path, runs: RunOptions
 ) -> None:
+    changed = changes(runs.options)
     notes = [experiment.reduced] if experiment.scale else []
     if changed:
         paper = ": the paper's numbers belong to others" if experiment.rows else ""
         notes.append(f"settings in place of the config's: {', '.join(changed)}{paper}")
     for note in notes:
         print(f"{experiment.id}: {note}")
-    facts = [*notes, f"`{line}`", *_about_runs([job for _, job in pairs], results)]
+    facts = [*notes, f"`{runs.line}`", *_about_runs([job for _, job in pairs], results)]
     if experiment.claims:
         facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
         results = results.assign(**{CHANGED: ", ".join(changed)}) if changed and len(results) else results
