@@ -84,17 +84,16 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
 
 def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
     test = tested(claim, results)
-    fewest = len(test.comparisons[test.weakest].values)
-    if fewest < FEWEST_SEEDS:
-        verdict = "too few seeds" if fewest else "not run"
-        return Verdict(claim.text, verdict, _evidence(claim, test.weakest, test.comparisons, paper, math.nan))
-    if test.idle:
+    index, p = test.weakest, test.p_for
+    if math.isnan(p):
+        verdict = "too few seeds" if len(test.comparisons[index].values) else "not run"
+    elif test.idle:
         return Verdict(claim.text, "undecided", test.idle)
-    if test.p_against < LEVEL:
-        evidence = _evidence(claim, test.opposed, test.comparisons, paper, test.p_against)
-        return Verdict(claim.text, "contradicted", evidence)
-    evidence = _evidence(claim, test.weakest, test.comparisons, paper, test.p_for)
-    return Verdict(claim.text, "supported" if test.p_for < LEVEL else "undecided", evidence)
+    elif test.p_against < LEVEL:
+        verdict, index, p = "contradicted", test.opposed, test.p_against
+    else:
+        verdict = "supported" if p < LEVEL else "undecided"
+    return Verdict(claim.text, verdict, _evidence(claim, index, test.comparisons, paper, p))
 
 
 @dataclass(frozen=True, eq=False)

@@ -211,11 +211,8 @@ def _axis(measure: str, title: str) -> report.Axis:
 def _places(labels: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[dict[str, Any]]:
     """Return the labels of each panel, the last axis fastest."""
     whole = [tuple(each[axis] for axis in panels) for each in labels if set(panels) <= set(each)]
-    order = [list(dict.fromkeys(column)) for column in zip(*whole, strict=True)]
-    distinct = sorted(
-        dict.fromkeys(whole), key=lambda place: [known.index(at) for known, at in zip(order, place, strict=True)]
-    )
-    return [dict(zip(panels, place, strict=True)) for place in distinct or [()]]
+    order = [dict.fromkeys(column) for column in zip(*whole, strict=True)]
+    return [dict(zip(panels, place, strict=True)) for place in itertools.product(*order) if place in whole] or [{}]
 
 
 def _is_in(curve: Curve, place: Mapping[str, Any]) -> bool:

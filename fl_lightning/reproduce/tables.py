@@ -23,7 +23,6 @@ from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.seeds import label
 
 HERE = Path(__file__).parent
-NOTHING = "No run is finished."
 CLAIMS = ["claim", "ours", "evidence"]
 DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4
 
@@ -111,14 +110,10 @@ def markdown(page: Page) -> str:
     """Write a page in Markdown: source, facts about the runs, numbers, claims, the PNG beside the page, notes."""
     experiment = page.experiment
     head, rows = lines(page.compared)
+    about = f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
+    compared, judged = ("\n".join(parts.pipes(*table)) for table in ((head, rows), (CLAIMS, page.verdicts)))
     return page_from(
-        "table.md.j2",
-        **vars(page)
-        | {
-            "about": f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric,
-            "compared": "\n".join(parts.pipes(head, rows)) if head else NOTHING,
-            "judged": "\n".join(parts.pipes(CLAIMS, page.verdicts)) if page.verdicts else "",
-        },
+        "table.md.j2", page=page, about=about, compared=compared if head else "", judged=judged if page.verdicts else ""
     )
 
 
@@ -132,14 +127,7 @@ def page_from(template: str, **values: Any) -> str:
 def html(page: Page) -> str:
     """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
     drawn = base64.b64encode(page.image.with_suffix(".svg").read_bytes()).decode() if page.image else ""
-    return render(
-        environment(HERE).get_template("table.html.j2"),
-        title=page.experiment.source,
-        claim=page.experiment.claim,
-        facts=page.facts,
-        compared=parts.Table(*lines(page.compared), page.experiment.metric),
-        judged=parts.Table(CLAIMS, page.verdicts, "Claims", words=True),
-        figure=drawn,
-        notes=page.experiment.notes,
-        nothing=NOTHING,
-    )
+    compared = parts.Table(*lines(page.compared), page.experiment.metric)
+    judged = parts.Table(CLAIMS, page.verdicts, "Claims", words=True)
+    template = environment(HERE).get_template("table.html.j2")
+    return render(template, title=page.experiment.source, page=page, compared=compared, judged=judged, figure=drawn)

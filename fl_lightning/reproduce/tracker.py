@@ -7,6 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -149,8 +150,10 @@ class Tracker:
             return factor * newest_in(job.run.folder, metric)
         key = row.experiment.id, job.folder
         if key not in self._results:
-            self._results[key] = _result(row.experiment, job)
-        return self._results[key]
+            with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
+                last = max(row.experiment.read_at(job.rounds).values())
+                self._results[key] = measure(row.experiment, job.run.metrics, row.measure, last)
+        return self._results.get(key, math.nan)
 
     def mean(self, row: Row, jobs: Sequence[Job]) -> float:
         """Mean of the values of some of the row's jobs, those without a value left out; nan if none has one."""
@@ -209,12 +212,3 @@ def pace(job: Job) -> float | None:
     if job.finished:
         return max(float(job.facts["seconds"]), float(seconds.sum())) / job.rounds
     return float(seconds.mean()) if len(seconds) else None
-
-
-def _result(experiment: Experiment, job: Job) -> float:
-    try:
-        return measure(
-            experiment, job.run.metrics, experiment.measures[0], max(experiment.read_at(job.rounds).values())
-        )
-    except UNREADABLE:
-        return math.nan  # the tables, made at the end, report the damage
