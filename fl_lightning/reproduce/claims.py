@@ -17,7 +17,7 @@ from fl_lightning.reproduce.experiment import Claim, Experiment
 from fl_lightning.reproduce.results import axes_of, on_paper, same
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, p_above
 
-DIGITS = 9  # decimals of an effect; smaller differences are rounding errors
+EFFECT_DECIMALS = 9  # decimals of an effect; smaller differences are rounding errors
 
 Labels = Mapping[str, Any]
 Vector = npt.NDArray[np.float64]
@@ -160,7 +160,7 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
         whole = sorted(seed for seed in seeds if all(seed in shared[cell] for cell in cells))
         differences = [[sides[0][cell][seed] - sides[1][cell][seed] for cell in cells] for seed in whole]
         weights = _weights(cells, axes, claim.along)
-        values = np.round(np.array(differences) @ weights, DIGITS) if whole and weights.any() else np.zeros(0)
+        values = np.round(np.array(differences) @ weights, EFFECT_DECIMALS) if whole and weights.any() else np.zeros(0)
         means = [fmean(side[cell][seed] for seed in shared[cell]) for side in sides for cell in cells]
         found.append(Effects(higher, than, values, len(seeds), len(cells), min(means, default=math.nan)))
     return found

@@ -21,7 +21,7 @@ from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
-ALWAYS = 6  # columns that are never left out: method, values, differences, seeds
+FEWEST_COLUMNS = 6  # columns that are never left out: method, values, differences, seeds
 
 
 def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console: Console) -> None:
@@ -60,7 +60,7 @@ def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tu
     names, cells = list(head), [[row[0], *map(_short_lines, row[1:])] for row in rows]
     if _width(names, cells) > width:
         names = [name.replace(" ", "\n") for name in names]
-    while _width(names, cells) > width and len(names) > ALWAYS:
+    while _width(names, cells) > width and len(names) > FEWEST_COLUMNS:
         names, cells = names[:-1], [row[:-1] for row in cells]
     return names, cells
 

@@ -36,8 +36,8 @@ from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
-DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
-LONGEST = 80  # largest number of characters of a cell's name in the name of its folder
+FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
+LONGEST_NAME = 80  # largest number of characters of a cell's name in the name of its folder
 GRACE_S = 10  # seconds that a run has to stop, after it is told to
 # Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
@@ -145,7 +145,7 @@ class Folders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         found = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
-        self._known = {path.name[-DIGITS:]: path for path in found}
+        self._known = {path.name[-FINGERPRINT_DIGITS:]: path for path in found}
 
     def of(self, fingerprint: str, name: str) -> Path:
         """Return a cell's folder by its fingerprint; a new folder begins with ``name``, made safe for file systems.
@@ -153,7 +153,7 @@ class Folders:
         >>> Folders(Path("runs")).of("0123456789abcdef", "fedlaw/table-1, alpha 0.1, FedProx(mu=0.1) + GH").name
         'fedlaw-table-1-alpha-0.1-FedProx-mu=0.1+GH-0123456789abcdef'
         """
-        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST].strip("-.")
+        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST_NAME].strip("-.")
         return self._known.setdefault(fingerprint, self.folder / f"{safe}-{fingerprint}")
 
 
@@ -264,7 +264,7 @@ def wandb_arguments(job: Job) -> list[str]:
         "group": " ".join(job.group),
         "name": job.name,
         "tags": [*job.group, f"seed {job.seed}"],
-        "id": f"{job.folder.parent.name[-DIGITS:]}-{job.seed}",
+        "id": f"{job.folder.parent.name[-FINGERPRINT_DIGITS:]}-{job.seed}",
         "resume": "allow",
         "save_dir": str(job.folder),
     }

@@ -31,10 +31,10 @@ COLOURS = {
 }  # Okabe and Ito's, and grey
 TABLE = "table.md"  # name of an experiment's table in the folder of its results
 SHOWN = ["claim", "scale", "ours", "paper", "p (Holm)", "verdict"]  # columns in a terminal
-LETTERS, LINE = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
-TEXT, SMALL = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
+LETTERS_A_LINE, LINE_HEIGHT = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
+TEXT_WIDTH, LETTER_SIZE = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
 TICKS = (-50, -10, -1, -0.1, 0, 0.1, 1, 10, 50)
-LINEAR = 0.1  # effects up to this size are drawn to scale, larger ones logarithmically
+LINEAR_UP_TO = 0.1  # effects up to this size are drawn to scale, larger ones logarithmically
 LOOK: Any = {"markersize": 3.5, "elinewidth": 0.8}  # of effects
 SHAPES = {FULL: "s"}  # markers by scale; circles otherwise
 
@@ -124,11 +124,11 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
     from matplotlib.figure import Figure as Drawing
 
     called = [f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}" for entry in entries]
-    texts = [textwrap.fill(each, LETTERS) for each in called]
-    sizes = [LINE * len(text.splitlines()) + LINE / 2 for text in texts]
-    with style.context([STYLE, {"ytick.labelsize": SMALL, "axes.grid.axis": "x"}]):
+    texts = [textwrap.fill(each, LETTERS_A_LINE) for each in called]
+    sizes = [LINE_HEIGHT * len(text.splitlines()) + LINE_HEIGHT / 2 for text in texts]
+    with style.context([STYLE, {"ytick.labelsize": LETTER_SIZE, "axes.grid.axis": "x"}]):
         figure = Drawing((PAGE, height := sum(sizes) + 0.95))
-        figure.subplots_adjust(left=TEXT / PAGE, right=0.985, top=1 - 0.45 / height, bottom=0.4 / height)
+        figure.subplots_adjust(left=TEXT_WIDTH / PAGE, right=0.985, top=1 - 0.45 / height, bottom=0.4 / height)
         axes = figure.add_subplot()
         _rows(axes, entries, texts, sizes)
         axes.set_title(entries[0].paper, loc="left", fontweight="bold")
@@ -146,11 +146,11 @@ def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Seq
     for at, entry in zip(middles, entries, strict=True):
         tried = {scale: found for scale, found in entry.findings.items() if not found.why}
         for number, (scale, found) in enumerate(tried.items()):
-            place = at + LINE / 2 * (number - (len(tried) - 1) / 2)
+            place = at + LINE_HEIGHT / 2 * (number - (len(tried) - 1) / 2)
             shape, colour = SHAPES.get(scale, "o"), COLOURS[found.verdict]
             axes.errorbar(found.effect, place, xerr=found.half_width, fmt=shape, color=colour, **LOOK)
         axes.plot(entry.best.paper, at, "D", color="black", markerfacecolor="none", markersize=3.5)
-    axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.5)
+    axes.set_xscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.5)
     axes.axvline(0, color="black", linewidth=0.6)
     axes.set_yticks(middles, texts)
     axes.set_ylim(middle, 0)
@@ -171,4 +171,4 @@ def _explain(figure: Figure) -> None:
         Line2D([], [], marker=shape, color=colour, markerfacecolor=fill, label=text, **look)
         for text, (shape, colour, fill) in marks.items()
     ]
-    figure.legend(handles=lines, loc="upper center", ncols=len(lines), fontsize=SMALL, handlelength=1)
+    figure.legend(handles=lines, loc="upper center", ncols=len(lines), fontsize=LETTER_SIZE, handlelength=1)

@@ -16,7 +16,7 @@ from fl_lightning.reproduce.tracker import Planned, Tracker
 from fl_lightning.runs.progress import duration
 
 Made = TypeVar("Made")
-MOST = 3  # experiments that a line names
+MOST_NAMED = 3  # experiments that a line names
 
 
 def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
@@ -72,8 +72,8 @@ def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[J
 
 def _needed_by(jobs: Sequence[Job]) -> str:
     ids = list(dict.fromkeys(job.group[0] for job in jobs))
-    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
-    return f"for {', '.join(ids[:MOST])}{more}"
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"for {', '.join(ids[:MOST_NAMED])}{more}"
 
 
 def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], processes: int) -> int:

@@ -17,7 +17,7 @@ from fl_lightning.reproduce.grid import option, option_name
 PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
 PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on
 # Options of fit that the command sets for each run, and what to give in their place.
-SET = {
+SET_BY_COMMAND = {
     "seed_everything": "--seeds and --first_seed choose the seeds",
     "ckpt_path": "the same command continues a stopped run, and --model.init_from gives an initial model",
     "trainer.default_root_dir": "--out names the folder of all results",
@@ -111,7 +111,7 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
     while rest:
         argument = rest.popleft()
         name = option_name(argument)
-        if not argument.startswith("--") or name.partition(".")[0] not in parts or name in SET:
+        if not argument.startswith("--") or name.partition(".")[0] not in parts or name in SET_BY_COMMAND:
             own.append(argument)
             continue
         passed_on.append(argument)
@@ -125,8 +125,8 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
     name = option_name(argument)
     if not argument.startswith("-"):
         return f"expected an option, got {argument}: --help lists the options"
-    if name in SET:
-        return f"--{name} is set for each run: {SET[name]}"
+    if name in SET_BY_COMMAND:
+        return f"--{name} is set for each run: {SET_BY_COMMAND[name]}"
     part, dot, below = name.partition(".")
     near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
     if near:

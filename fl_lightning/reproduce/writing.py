@@ -23,7 +23,14 @@ from fl_lightning.runs.lock import LOCK
 from fl_lightning.runs.progress import duration
 
 # Options of fit that change no result.
-SAME = ("data.root", "data.download", "data.num_workers", "num_threads", "trainer.accelerator", "trainer.devices")
+HARMLESS = (
+    "data.root",
+    "data.download",
+    "data.num_workers",
+    "num_threads",
+    "trainer.accelerator",
+    "trainer.devices",
+)
 
 
 def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> None:
@@ -75,7 +82,7 @@ def changes(more: Sequence[str]) -> list[str]:
             text.append(word.removeprefix("--").replace("=", " ", 1))
         else:
             text[-1] += f" {word}"
-    return [each for each in text if each.split()[0] not in SAME]
+    return [each for each in text if each.split()[0] not in HARMLESS]
 
 
 def _write_tables(
