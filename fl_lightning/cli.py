@@ -33,7 +33,6 @@ class Command(NamedTuple):
     trains: bool = True
 
 
-RUNS = ("reproduce.arguments", "arguments")
 TOPICS = {
     "One run": {
         "fit": Command("train a federation as a config says"),
@@ -43,8 +42,16 @@ TOPICS = {
         "data": Command("show the examples and classes of each client, without training"),
     },
     "Many runs": {
-        "reproduce": Command("train a paper's table or figure, beside its numbers", "reproduce.command", RUNS),
-        "sweep": Command("train a config with every combination of some settings", "reproduce.command", RUNS),
+        "reproduce": Command(
+            "train a paper's table or figure, beside its numbers",
+            "reproduce.command",
+            ("reproduce.arguments", "arguments"),
+        ),
+        "sweep": Command(
+            "train a config with every combination of some settings",
+            "reproduce.sweep.command",
+            ("reproduce.sweep.arguments", "arguments"),
+        ),
     },
     "Finished runs": {
         "report": Command(

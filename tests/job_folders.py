@@ -23,7 +23,7 @@ def finished(folder: Path, seed: int = 1, cosines: Sequence[Sequence[float]] = (
         (job.run.folder / "arrays").mkdir()
         both = {"before": np.array(cosines), "after": np.eye(len(cosines))}
         np.savez(job.run.folder / "arrays" / f"cosines_{rounds}.npz", clients=range(len(cosines)), **both)
-    (job.folder / "finished.json").write_text(json.dumps({"seconds": 1.0}))
+    (job.folder / "finished.json").write_text(json.dumps({"seconds": 1.0, "versions": {"torch": "2.0"}}))
     return job
 
 

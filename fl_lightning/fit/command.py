@@ -128,6 +128,9 @@ class FederatedCLI(LightningCLI):
         parser.add_argument(
             "--scale", type=Any, help="In a config: smaller versions of the experiment; unused in a single run."
         )
+        parser.add_argument(
+            "--paper", type=Any, help="In a config: what a paper prints and claims; unused in a single run."
+        )
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 

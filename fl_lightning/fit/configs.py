@@ -1,14 +1,10 @@
-"""Config files: find a config, resolve the files it builds on, and expand the grid of an experiment."""
+"""Config files: find a config, and resolve the files it builds on."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.runs.files import NOT_RECORDED
@@ -19,22 +15,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = "base"  # the file or files that a config builds on and overrides: relative to itself, or shipped
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/scale.py
-KEYS = (BASE, GRID, SCALE)
+PAPER = "paper"  # what a paper prints and claims: see fl_lightning/reproduce/papers.py
+KEYS = (BASE, GRID, SCALE, PAPER)
 PARTS = ("trainer", "model", "data")
 LIST = "--config.help"  # the option that lists the shipped configs
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One point of an experiment's grid.
-
-    Attributes:
-        labels: the point's label on each axis, as in the paper's table.
-        options: command-line arguments that set the point's options.
-    """
-
-    labels: Mapping[str, Any]
-    options: tuple[str, ...]
 
 
 def find_config(name: str) -> str:
@@ -137,56 +121,6 @@ def layers_of(path: str | Path, *keys: str) -> list[Any]:
     for key in keys:
         found = [value[key] for value in found if isinstance(value, Mapping) and key in value]
     return found
-
-
-def grid(path: str | Path) -> list[Cell]:
-    """Expand a config's grid to its points, the last axis fastest; without a grid, to one point without options.
-
-    An axis that only lists labels takes the labels' options from a file that the config builds on.
-
-    Raises:
-        ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
-            base.
-    """
-    common: dict[str, Any] = {}
-    for base in bases(path):
-        for axes in _grids(base):
-            common |= axes
-    return [cell for axes in _grids(path) for cell in _cells(path, common, axes)]
-
-
-def _grids(path: str | Path) -> list[dict[str, Any]]:
-    found = _read(path).get(GRID) or {}
-    grids = found if isinstance(found, list) else [found]
-    if not all(isinstance(axes, dict) for axes in grids):
-        raise ConfigurationError(f"{path}: grid must map axes to their labels, or list such grids, got {found}")
-    return grids
-
-
-def _cells(path: str | Path, common: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[Cell]:
-    chosen = {axis: _labelled(path, axis, values, common.get(axis) or {}) for axis, values in axes.items()}
-    for point in itertools.product(*(values.items() for values in chosen.values())):
-        labels = dict(zip(chosen, (label for label, _ in point), strict=True))
-        options = [option(name, value) for _, changes in point for name, value in (changes or {}).items()]
-        yield Cell(labels, tuple(options))
-
-
-def _labelled(path: str | Path, axis: str, values: Any, known: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    if isinstance(values, Mapping) and all(isinstance(changes, Mapping | None) for changes in values.values()):
-        return values
-    known = known if isinstance(known, Mapping) else {}
-    if not isinstance(values, list) or not all(label in list(known) for label in values):
-        raise ConfigurationError(
-            f"{path}: grid.{axis} must map labels to options ({{5: {{data.num_clients: 5}}}}), or list labels of its "
-            f"base ({', '.join(map(str, known)) or 'which has none'}), got {values}"
-        )
-    return {label: known[label] for label in values}
-
-
-def option(name: str, value: Any) -> str:
-    """Write the command-line argument that sets an option to a value of any type."""
-    inline = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
-    return f"--{name}=" + inline.removesuffix("...\n").strip()
 
 
 def _read(path: str | Path) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""The cells of an experiment: with options for all of them, refined by ``--grid``, chosen by ``--subset``."""
+"""The cells of an experiment: with options for all of them, refined by ``--grid``, chosen by ``--subset``, named."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import Cell, option
-from fl_lightning.reproduce.arguments import option_name
+from fl_lightning.reproduce.experiment import Cell
+from fl_lightning.reproduce.grid import option, option_name
 from fl_lightning.runs.seeds import label
 from fl_lightning.runs.settings import short
 from fl_lightning.runs.yaml_text import read_yaml
@@ -108,3 +109,20 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
             raise ConfigurationError(f"--subset must choose labels of {where} (AXIS=LABEL), got {choice}: {there}")
         cells = [cell for cell in cells if axis in cell.labels and label(cell.labels[axis]) in asked]
     return list(cells)
+
+
+def varying(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the axes on which the labels differ."""
+    axes = dict.fromkeys(axis for each in labels for axis in each)
+    return [axis for axis in axes if len({str(each.get(axis)) for each in labels}) > 1]
+
+
+def named(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """Write the labels on some axes: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
+    return ", ".join(_spoken(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)
+
+
+def _spoken(axis: str, value: Any) -> str:
+    text = label(value)
+    bare = isinstance(value, str) or (isinstance(value, float) and math.isinf(value))
+    return text if bare else f"{axis.rpartition('.')[2]} {text}"

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fl_lightning.reproduce.papers import Claim, Experiment
+from fl_lightning.reproduce.experiment import Claim, Experiment
 from fl_lightning.reproduce.results import axes_of, on_paper, same
 from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, p_above
 
-DIGITS = 9  # decimals of an effect; smaller differences are rounding errors
+EFFECT_DECIMALS = 9  # decimals of an effect; smaller differences are rounding errors
 
 Labels = Mapping[str, Any]
 Vector = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The result of a claim's test on our runs.
 
     Attributes:
@@ -84,17 +84,16 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Verdict]:
 
 def _judge(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Verdict:
     test = tested(claim, results)
-    fewest = len(test.comparisons[test.weakest].values)
-    if fewest < FEWEST_SEEDS:
-        verdict = "too few seeds" if fewest else "not run"
-        return Verdict(claim.text, verdict, _evidence(claim, test.weakest, test.comparisons, paper, math.nan))
-    if test.idle:
+    index, p = test.weakest, test.p_for
+    if math.isnan(p):
+        verdict = "too few seeds" if len(test.comparisons[index].values) else "not run"
+    elif test.idle:
         return Verdict(claim.text, "undecided", test.idle)
-    if test.p_against < LEVEL:
-        evidence = _evidence(claim, test.opposed, test.comparisons, paper, test.p_against)
-        return Verdict(claim.text, "contradicted", evidence)
-    evidence = _evidence(claim, test.weakest, test.comparisons, paper, test.p_for)
-    return Verdict(claim.text, "supported" if test.p_for < LEVEL else "undecided", evidence)
+    elif test.p_against < LEVEL:
+        verdict, index, p = "contradicted", test.opposed, test.p_against
+    else:
+        verdict = "supported" if p < LEVEL else "undecided"
+    return Verdict(claim.text, verdict, _evidence(claim, index, test.comparisons, paper, p))
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,29 +136,47 @@ def tested(claim: Claim, results: pd.DataFrame) -> Outcome:
 def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
     """Compute a claim's effects, one for each choice of labels from the lists of its two sides.
 
+    A seed without a run of one of the cells is left out: over fewer cells, its effect would be a different one.
+
     Args:
         claim: the claim, which names cells, measure and axis.
         results: table of runs as in :func:`judge`, not empty.
 
     Raises:
-        pandas.errors.MergeError: the labels leave open which two cells to compare.
+        ValueError: the labels leave open which two cells to compare.
     """
-    chosen = _where(results, claim.at)
-    axis = (claim.along or "").lstrip("-")
-    if "round" not in {*claim.higher, *claim.than, *claim.at, axis}:
-        chosen = chosen[chosen["round"] == chosen["round"].max()]
+    along = (claim.along or "").lstrip("-")
+    named = ({str(name): row[name] for name in row} for row in results.to_dict("records"))
+    rows = [row for row in named if _has(row, claim.at)]
+    if "round" not in {*claim.higher, *claim.than, *claim.at, along}:
+        rows = [row for row in rows if row["round"] == results["round"].max()]
     axes = [name for name in axes_of(results) if name not in {*claim.higher, *claim.than}]
-    keys, found = ["seed", *axes], []
+    found = []
     for higher, than in itertools.product(_each(claim.higher), _each(claim.than)):
-        left, right = (
-            _where(chosen, labels)[[*keys, claim.measure]].dropna(subset=claim.measure) for labels in (higher, than)
-        )
-        pairs = left.merge(right, on=keys, validate="one_to_one")
-        pairs["difference"] = pairs[f"{claim.measure}_x"] - pairs[f"{claim.measure}_y"]
-        values, cells = _combined(pairs, axes, claim.along)
-        sides = pairs[[f"{claim.measure}_x", f"{claim.measure}_y"]].groupby(_groups(pairs, axes)).mean()
-        lowest = float(np.min(sides.to_numpy())) if cells else math.nan
-        found.append(Effects(higher, than, values, pairs["seed"].nunique(), cells, lowest))
+        sides = [_by_cell(rows, labels, axes, claim.measure) for labels in (higher, than)]
+        shared = {cell: sides[0][cell].keys() & sides[1][cell].keys() for cell in sides[0] if cell in sides[1]}
+        cells = [cell for cell, seeds in shared.items() if seeds]
+        seeds = set().union(*(shared[cell] for cell in cells))
+        whole = sorted(seed for seed in seeds if all(seed in shared[cell] for cell in cells))
+        differences = [[sides[0][cell][seed] - sides[1][cell][seed] for cell in cells] for seed in whole]
+        weights = _weights(cells, axes, claim.along)
+        values = np.round(np.array(differences) @ weights, EFFECT_DECIMALS) if whole and weights.any() else np.zeros(0)
+        means = [fmean(side[cell][seed] for seed in shared[cell]) for side in sides for cell in cells]
+        found.append(Effects(higher, than, values, len(seeds), len(cells), min(means, default=math.nan)))
+    return found
+
+
+def _by_cell(
+    rows: Sequence[Labels], labels: Labels, axes: Sequence[str], measure: str
+) -> dict[tuple[Any, ...], dict[int, float]]:
+    """Find the values of the rows that have some labels: by the labels on other axes, then by seed."""
+    found: dict[tuple[Any, ...], dict[int, float]] = {}
+    for row in rows:
+        if _has(row, labels) and not math.isnan(row[measure]):
+            values = found.setdefault(tuple(None if pd.isna(row[axis]) else row[axis] for axis in axes), {})
+            if row["seed"] in values:
+                raise ValueError(f"expected labels of one cell for each comparison, got {labels}: name more axes")
+            values[row["seed"]] = row[measure]
     return found
 
 
@@ -180,54 +197,43 @@ def _each(labels: Labels) -> list[Labels]:
     return [dict(zip(labels, point, strict=True)) for point in itertools.product(*choices)]
 
 
-def _where(results: pd.DataFrame, labels: Labels) -> pd.DataFrame:
-    for axis, label in labels.items():
-        allowed = label if isinstance(label, list) else [label]
-        values = results[axis] if axis in results else [None] * len(results)  # perhaps no cell with this axis was run
-        results = results[np.array([any(same(value, each) for each in allowed) for value in values], dtype=bool)]
-    return results
+def _has(row: Labels, labels: Labels) -> bool:
+    """Tell whether a row has one of the wanted labels on each axis; an axis that no cell has counts as null."""
+    wanted = {axis: label if isinstance(label, list) else [label] for axis, label in labels.items()}
+    return all(any(same(row.get(axis), each) for each in allowed) for axis, allowed in wanted.items())
 
 
-def _combined(pairs: pd.DataFrame, axes: Sequence[str], along: str | None) -> tuple[Vector, int]:
-    """Compute each seed's mean difference, or slope of the difference, and the number of cells.
-
-    A seed without a run of one of the cells is left out: over fewer cells, its effect would be a different one.
-    """
-    if pairs.empty:
-        return np.zeros(0), 0
-    pairs = pairs.assign(cell=_groups(pairs, axes))
-    cells = pairs.drop_duplicates("cell").sort_values("cell")
-    table = pairs.pivot(index="seed", columns="cell", values="difference").dropna()
-    weights = np.full(len(cells), 1 / len(cells)) if along is None else slope_weights(cells, axes, along)
-    if not weights.any():  # the axis has one label only: no slope
-        return np.zeros(0), len(cells)
-    return np.round(table.to_numpy() @ weights, DIGITS), len(cells)
+def _weights(cells: Sequence[tuple[Any, ...]], axes: Sequence[str], along: str | None) -> Vector:
+    """Compute (cells,) weights of the mean, or of the slope along an axis ("-axis": of the negative slope)."""
+    if along is None:
+        return np.full(len(cells), 1 / max(len(cells), 1))
+    at = axes.index(along.lstrip("-"))
+    weights = slope_weights([cell[at] for cell in cells], [(*cell[:at], *cell[at + 1 :]) for cell in cells])
+    return -weights if along.startswith("-") else weights
 
 
-def slope_weights(cells: pd.DataFrame, axes: Sequence[str], along: str) -> Vector:
+def slope_weights(labels: Sequence[float], groups: Sequence[Hashable]) -> Vector:
     """Compute (cells,) weights whose product with the cells' values is the least-squares slope along an axis.
 
     The axis' labels count 0, 1, … from the lowest. One slope is taken for each combination of the other axes' labels,
     so that differences on other axes do not count, and the slopes are averaged.
 
+    >>> slope_weights([0.1, 1.0, math.inf], ["MNIST"] * 3)  # positions 0, 1, 2 about 1 are -1, 0, 1: squares sum to 2
+    array([-0.5,  0. ,  0.5])
+
     Args:
-        cells: one row per cell, labels in columns.
-        axes: all axes.
-        along: one of the axes, or "-axis" for the negative slope.
+        labels: each cell's label on the axis.
+        groups: each cell's labels on the other axes.
     """
-    axis = along.lstrip("-")
-    positions = pd.Series(np.searchsorted(np.unique(cells[axis]), cells[axis]), dtype=float)
-    groups = positions.groupby(_groups(cells, [name for name in axes if name != axis]))
-    centred = positions - groups.transform("mean")
-    spread = (centred**2).groupby(groups.ngroup()).transform("sum")
-    sloped = groups.ngroup()[spread > 0].nunique()
-    weights = (centred / spread.where(spread > 0, 1.0)).to_numpy() / max(sloped, 1)
-    return -weights if along.startswith("-") else weights
-
-
-def _groups(rows: pd.DataFrame, axes: Sequence[str]) -> npt.NDArray[Any]:
-    """Return the (rows,) group numbers: equal for rows with equal labels, nulls included."""
-    return rows.groupby(list(axes), sort=False, dropna=False).ngroup().to_numpy() if axes else np.zeros(len(rows), int)
+    positions = np.searchsorted(np.unique(labels), labels).astype(float)
+    weights, sloped = np.zeros(len(labels)), 0
+    for group in set(groups):
+        inside = np.array([each == group for each in groups])
+        centred = positions[inside] - positions[inside].mean()
+        if spread := centred @ centred:  # 0 if the group has one label only: no slope
+            weights[inside] = centred / spread
+            sloped += 1
+    return weights / max(sloped, 1)
 
 
 def p_for_and_against(values: Vector, margin: float | None = None) -> tuple[float, float]:

@@ -9,23 +9,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import compare
 from fl_lightning.report.index import Experiment as Part
 from fl_lightning.report.methods import Method, by_problem
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import render
 from fl_lightning.report.verdict import table, texts, verdict
-from fl_lightning.reproduce.drawing import name, varying
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.cells import named, varying
+from fl_lightning.reproduce.experiment import Experiment
+from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.tables import framed
 from fl_lightning.runs.catalogue import measured
 
-ALWAYS = 6  # columns that are never left out: method, values, differences, seeds
+FEWEST_COLUMNS = 6  # columns that are never left out: method, values, differences, seeds
 
 
-def write_comparison(experiment: Experiment, pairs: Sequence[tuple[Cell, Job]], folder: Path, console: Console) -> None:
+def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console: Console) -> None:
     """Print which cell is better by each measure; write ``comparison.csv``, ``.md``, ``.tex`` and ``report.html``.
 
     Args:
@@ -61,7 +60,7 @@ def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tu
     names, cells = list(head), [[row[0], *map(_short_lines, row[1:])] for row in rows]
     if _width(names, cells) > width:
         names = [name.replace(" ", "\n") for name in names]
-    while _width(names, cells) > width and len(names) > ALWAYS:
+    while _width(names, cells) > width and len(names) > FEWEST_COLUMNS:
         names, cells = names[:-1], [row[:-1] for row in cells]
     return names, cells
 
@@ -76,27 +75,18 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2 for column in columns)
 
 
-def as_methods(pairs: Sequence[tuple[Cell, Job]]) -> list[Method]:
+def as_methods(pairs: Pairs) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
-    cells: dict[str, dict[int, Job]] = {}
-    labels = {}
     axes = varying([cell.labels for cell, _ in pairs])
-    for cell, job in pairs:
-        if job.finished:
-            called = name(cell.labels, axes) or "run"
-            cells.setdefault(called, {})[job.seed] = job
-            labels[called] = cell.labels
+    cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
     methods = by_problem(
-        [
-            Method(called, [job.run for job in jobs.values()], next(iter(jobs.values())).run.settings)
-            for called, jobs in cells.items()
-        ]
+        [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
     )
     on_problem = {
-        problem: varying([labels[method.name] for method in methods if method.problem == problem])
+        problem: varying([cells[method.name][0] for method in methods if method.problem == problem])
         for problem in {method.problem for method in methods}
     }
     return [
-        replace(method, short=name(labels[method.name], on_problem[method.problem]) or method.name)
+        replace(method, short=named(cells[method.name][0], on_problem[method.problem]) or method.name)
         for method in methods
     ]

@@ -22,10 +22,11 @@ from typing import Any
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
 from fl_lightning.fit.command import command
-from fl_lightning.fit.configs import option
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.reading import config_of
 from fl_lightning.inside import inside
+from fl_lightning.reproduce.experiment import Cell
+from fl_lightning.reproduce.grid import option
 from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
 from fl_lightning.runs.folder import rounds_in
 from fl_lightning.runs.lock import held
@@ -35,8 +36,8 @@ from fl_lightning.runs.secrets import hidden_arguments
 from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
-DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
-LONGEST = 80  # largest number of characters of a cell's name in the name of its folder
+FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
+LONGEST_NAME = 80  # largest number of characters of a cell's name in the name of its folder
 GRACE_S = 10  # seconds that a run has to stop, after it is told to
 # Names in a job's folder: the mark of a finished job, the log, the folder of the run.
 FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
@@ -107,12 +108,8 @@ class Job:
     @property
     def failure(self) -> str:
         """One line about a failed job: its name, the last line of its log, and the path of the log."""
-        return f"failed: {self.name}: {self.last_words} (full log: {self.log})"
-
-    @property
-    def last_words(self) -> str:
-        """The last line of the log."""
-        return next(reversed(self._lines), "the run left no message")
+        last_words = next(reversed(self._lines), "the run left no message")
+        return f"failed: {self.name}: {last_words} (full log: {self.log})"
 
     @property
     def estimate(self) -> str | None:
@@ -122,6 +119,18 @@ class Job:
     @property
     def _lines(self) -> list[str]:
         return self.log.read_text(errors="replace").strip().splitlines() if self.log.is_file() else []
+
+
+Pairs = Sequence[tuple[Cell, Job]]  # the jobs of an experiment, each with its cell
+
+
+def finished_by_cell(pairs: Pairs) -> list[tuple[Mapping[str, Any], list[Job]]]:
+    """Return the labels of each cell with its finished jobs, one for each seed, in the order of the cells."""
+    cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
+    for cell, job in pairs:
+        if job.finished:
+            cells.setdefault(tuple(cell.labels.items()), {})[job.seed] = job
+    return [(dict(labels), list(jobs.values())) for labels, jobs in cells.items()]
 
 
 class Folders:
@@ -136,7 +145,7 @@ class Folders:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         found = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
-        self._known = {path.name[-DIGITS:]: path for path in found}
+        self._known = {path.name[-FINGERPRINT_DIGITS:]: path for path in found}
 
     def of(self, fingerprint: str, name: str) -> Path:
         """Return a cell's folder by its fingerprint; a new folder begins with ``name``, made safe for file systems.
@@ -144,7 +153,7 @@ class Folders:
         >>> Folders(Path("runs")).of("0123456789abcdef", "fedlaw/table-1, alpha 0.1, FedProx(mu=0.1) + GH").name
         'fedlaw-table-1-alpha-0.1-FedProx-mu=0.1+GH-0123456789abcdef'
         """
-        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST].strip("-.")
+        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST_NAME].strip("-.")
         return self._known.setdefault(fingerprint, self.folder / f"{safe}-{fingerprint}")
 
 
@@ -238,7 +247,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
 def _own_arguments(job: Job) -> list[str]:
     """Make the arguments for seed, folder and checkpoint; without a checkpoint, delete the run's folder."""
     arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
-    arguments += [f"--experiment={EXPERIMENT}", *_for_wandb(job)]
+    arguments += [f"--experiment={EXPERIMENT}", *wandb_arguments(job)]
     if last_of_run(job.run.folder).is_file():
         return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
     if job.run.folder.is_dir():
@@ -247,7 +256,7 @@ def _own_arguments(job: Job) -> list[str]:
     return arguments
 
 
-def _for_wandb(job: Job) -> list[str]:
+def wandb_arguments(job: Job) -> list[str]:
     """Make the arguments for W&B, if used: cells are groups, labels are tags, and a continued job keeps its W&B run."""
     if not any("WandbLogger" in argument for argument in job.arguments):
         return []
@@ -255,7 +264,7 @@ def _for_wandb(job: Job) -> list[str]:
         "group": " ".join(job.group),
         "name": job.name,
         "tags": [*job.group, f"seed {job.seed}"],
-        "id": f"{job.folder.parent.name[-DIGITS:]}-{job.seed}",
+        "id": f"{job.folder.parent.name[-FINGERPRINT_DIGITS:]}-{job.seed}",
         "resume": "allow",
         "save_dir": str(job.folder),
     }

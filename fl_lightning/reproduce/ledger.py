@@ -12,14 +12,13 @@ from pathlib import Path
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import SCALE, layers_of
-from fl_lightning.report.parts import pipes
 from fl_lightning.reproduce.claims import effects, paper_effect, tested
-from fl_lightning.reproduce.papers import Claim, Experiment, experiments
+from fl_lightning.reproduce.experiment import Claim, Experiment
+from fl_lightning.reproduce.papers import experiments
 from fl_lightning.reproduce.results import CHANGED, RESULTS, axes_of, on_paper
-from fl_lightning.reproduce.scale import scale_of
+from fl_lightning.reproduce.scale import scales
 from fl_lightning.runs.catalogue import measured
-from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, MOST_SEEDS, POWER, holm, interval, seeds_needed
+from fl_lightning.runs.seeds import FEWEST_SEEDS, LEVEL, MOST_SEEDS, holm, interval, seeds_needed
 
 FULL = "full"  # name of the papers' own scale
 SUPPORTED, CONTRADICTED, UNDECIDED, NOT_TRIED = VERDICTS = "supported", "contradicted", "undecided", "not tried"
@@ -130,15 +129,12 @@ def folder_of(out: Path, scale: str, id: str) -> Path:
     return out / ("" if scale == FULL else scale) / id
 
 
-def scales(experiment: Experiment) -> list[str]:
-    """Name the smaller scales that an experiment's config defines."""
-    return sorted({name for part in layers_of(experiment.config, SCALE) for name in part})
-
-
 def _entries(experiment: Experiment, out: Path) -> list[Entry]:
-    points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells()])
+    points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells])
     whole = on_paper(experiment, points.merge(pd.DataFrame({"round": experiment.rounds or [0]}), how="cross"))
-    found = {scale: read(folder_of(out, scale, experiment.id) / RESULTS) for scale in (FULL, *scales(experiment))}
+    found = {
+        scale: read(folder_of(out, scale, experiment.id) / RESULTS) for scale in (FULL, *scales(experiment.config))
+    }
     entries = []
     for claim in experiment.claims:
         paper = _paper(claim, whole)
@@ -208,7 +204,7 @@ def read(path: Path) -> pd.DataFrame:
 
 def covered(experiment: Experiment, results: pd.DataFrame) -> str:
     """Say how many of an experiment's cells and how many seeds results cover; empty if no cell is left out."""
-    run, whole = len(results[axes_of(results)[:-1]].drop_duplicates()), len(experiment.cells())
+    run, whole = len(results[axes_of(results)[:-1]].drop_duplicates()), len(experiment.cells)
     seeds = results["seed"].nunique()
     return f"{run} of {whole} cells, {seeds} {'seed' if seeds == 1 else 'seeds'}" if run < whole else ""
 
@@ -261,56 +257,3 @@ def _signed(value: float) -> str:
 
 def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"{value:.2g}"
-
-
-def markdown(entries: Sequence[Entry], name: str, tables: Mapping[tuple[str, str], str]) -> str:
-    """Write the ledger as a page: counts, a picture of each paper beside the page, one table for each experiment.
-
-    Args:
-        entries: the entries, of all papers.
-        name: name of the page and of the pictures, ``<name>-<paper>.png``.
-        tables: links to the tables of our runs in Markdown, by the experiment's id and the scale.
-    """
-    text = ["# The ledger: every claim, tried", "", summary(entries), ""]
-    papers = list(dict.fromkeys(entry.paper for entry in entries))
-    tally = []
-    for paper in papers:
-        own = [entry for entry in entries if entry.paper == paper]
-        tally.append([f"[{paper}](#{paper})", str(len(own)), *map(str, counts(own).values())])
-    text += [
-        *pipes(["paper", "claims", *VERDICTS], tally),
-        "",
-        *EXPLAINED.splitlines(),
-    ]
-    for paper in papers:
-        text += ["", f"## {paper}", "", f"![Effects with 95 % t intervals]({name}-{paper}.png)"]
-        own = [entry for entry in entries if entry.paper == paper]
-        for id in dict.fromkeys(entry.experiment.id for entry in own):
-            mine = [entry for entry in own if entry.experiment.id == id]
-            text += ["", f"### {id}", "", *_notes(mine[0], tables)]
-            text += pipes(HEAD, [row for entry in mine for row in rows(entry)])
-    return "\n".join(text) + "\n"
-
-
-def _notes(entry: Entry, tables: Mapping[tuple[str, str], str]) -> list[str]:
-    """Say what is smaller at each scale, and link to the tables."""
-    notes = []
-    for scale in entry.findings:
-        table = tables.get((entry.experiment.id, scale))
-        smaller = "" if scale == FULL else f": {scale_of(entry.experiment.config, scale).note}"
-        if table or smaller:
-            notes.append(f"{scale.capitalize()} scale{smaller}.{f' {table}.' if table else ''}\n")
-    return notes
-
-
-EXPLAINED = f"""\
-A claim is tested on differences within a seed, combined over the cells that the claim is about, by a two-sided t test
-over the seeds. A claim with several comparisons is supported by all of them, or contradicted by one of them; the row
-shows the comparison that decides. *Ours* is the mean effect with its 95 % t interval, above 0 in the claimed direction;
-*paper* is the effect by the paper's numbers for the same cells. *p (Holm)* is corrected for the number of the paper's
-claims that are tried at the scale, and gives the verdict at {LEVEL:.0%}: with three seeds, a claim can be right and
-remain undecided. *Needed* is the number of seeds with which the test alone would find the paper's effect with
-probability {POWER:.0%}, before the correction, if seeds differ as ours do; few seeds tell that only roughly. A paper's
-counts take each claim at the largest scale at which it is tried. The laptop scales are smaller versions of the
-experiments (fewer images and rounds, smaller networks, other data in places), not the papers' own: a line above each
-table says what is smaller."""

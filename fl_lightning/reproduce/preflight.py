@@ -4,74 +4,62 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.reading import callbacks_of, data_of
-from fl_lightning.reproduce.figures import is_trained
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.tracker import Planned, Tracker
 from fl_lightning.runs.progress import duration
 
-MOST = 3  # experiments that a line names
+Made = TypeVar("Made")
+MOST_NAMED = 3  # experiments that a line names
 
 
 def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
-    """Make the callbacks of all jobs that are not finished, and look for their data.
+    """Make the callbacks of all jobs that are not finished, and look for their data, without reading them.
 
     Args:
         planned: the experiments, each with the jobs of its cells.
         fetch: whether to download data that are missing and can be downloaded.
 
     Returns:
-        One line for each problem, and one for each data set that is missing and will be downloaded.
+        One line for each problem: callbacks that cannot be made, or else a data set that is missing, or that a job's
+        arguments do not allow; and one for each data set that is missing and will be downloaded.
     """
     todo = [job for _, pairs in planned for _, job in pairs if not job.finished]
-    refused = refused_callbacks(todo)
-    return (refused, []) if refused else missing_data(todo, fetch)
-
-
-def refused_callbacks(jobs: Iterable[Job]) -> list[str]:
-    """Make the callbacks of all jobs, and return one line for each list of callbacks that cannot be made."""
-    lines = list[str]()
-    for job, *_ in _alike(jobs, lambda job: job.config["trainer"]["callbacks"]):
-        try:
-            callbacks_of(job.config)
-        except ConfigurationError as error:
-            lines.append(f"{' '.join(job.group)}: {error}")
-    return lines
-
-
-def missing_data(jobs: Iterable[Job], fetch: bool) -> tuple[list[str], list[str]]:
-    """Look for the data of all jobs, without reading them.
-
-    Args:
-        jobs: the jobs.
-        fetch: whether to download data that are missing and can be downloaded.
-
-    Returns:
-        One line for each data set that is missing, or that a job's arguments do not allow; and one for each data set
-        that is missing and will be downloaded.
-    """
+    _, refused = _made(callbacks_of, _alike(todo, lambda job: job.config["trainer"]["callbacks"]))
+    if refused:
+        return refused, []
+    found, problems = _made(data_of, _alike(todo, lambda job: job.config["data"]))
     missing: dict[str, tuple[FederatedDataModule, list[Job]]] = {}
-    lacking, to_come = dict[str, None](), list[str]()
-    for alike in _alike(jobs, lambda job: job.config["data"]):
-        try:
-            data = data_of(alike[0].config)
-        except ConfigurationError as error:
-            lacking[f"{' '.join(alike[0].group)}: {error}"] = None
-        else:
-            if (words := data.missing()) is not None:
-                missing.setdefault(words, (data, []))[1].extend(alike)
-    for words, (data, needy) in missing.items():
+    for data, jobs in found:
+        if (words := data.missing()) is not None:
+            missing.setdefault(words, (data, []))[1].extend(jobs)
+    to_come = []
+    for words, (data, jobs) in missing.items():
         if not fetch and data.downloads():
-            to_come.append(f"{words} ({_needed_by(needy)})")
-        elif (still := _missing_still(data)) is not None:
-            lacking[f"{still} ({_needed_by(needy)})"] = None
-    return list(lacking), to_come
+            to_come.append(f"{words} ({_needed_by(jobs)})")
+            continue
+        try:
+            fetch_missing(data)
+        except ConfigurationError as error:
+            problems.append(f"{error} ({_needed_by(jobs)})")
+    return list(dict.fromkeys(problems)), to_come
+
+
+def _made(make: Callable[[Any], Made], alike: Iterable[list[Job]]) -> tuple[list[tuple[Made, list[Job]]], list[str]]:
+    """Make a part of the config of each group of jobs; return what was made, and a line for each refusal."""
+    made, refused = [], []
+    for jobs in alike:
+        try:
+            made.append((make(jobs[0].config), jobs))
+        except ConfigurationError as error:
+            refused.append(f"{' '.join(jobs[0].group)}: {error}")
+    return made, refused
 
 
 def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[Job]]:
@@ -84,17 +72,8 @@ def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[J
 
 def _needed_by(jobs: Sequence[Job]) -> str:
     ids = list(dict.fromkeys(job.group[0] for job in jobs))
-    more = f" and {len(ids) - MOST} more" if len(ids) > MOST else ""
-    return f"for {', '.join(ids[:MOST])}{more}"
-
-
-def _missing_still(data: FederatedDataModule) -> str | None:
-    """Download missing data where possible, and say in one line which data are still missing; None if none are."""
-    try:
-        fetch_missing(data)
-    except ConfigurationError as error:
-        return str(error)
-    return None
+    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
+    return f"for {', '.join(ids[:MOST_NAMED])}{more}"
 
 
 def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], processes: int) -> int:
@@ -109,9 +88,9 @@ def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], p
     Returns:
         The exit status: 0 if the runs could start, else 2.
     """
-    trained = [(experiment, pairs) for experiment, pairs in planned if is_trained(experiment)]
+    trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
     for experiment, pairs in planned:
-        print(f"{experiment.id}: {_runs([job for _, job in pairs], is_trained(experiment))}")
+        print(f"{experiment.id}: {_runs([job for _, job in pairs], experiment.is_trained)}")
     tracker = Tracker(trained, processes)
     tracker.update((), ())
     todo = len(tracker.jobs) - len(tracker.finished)

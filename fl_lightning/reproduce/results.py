@@ -11,10 +11,9 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.configs import Cell
 from fl_lightning.report.comparison import default_metric
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.experiment import Cell, Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.runs.catalogue import is_item, measured
 from fl_lightning.runs.seeds import interval
 
@@ -24,7 +23,7 @@ UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is 
 RESULTS, CHANGED = "results.csv", "changed"
 
 
-def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.DataFrame:
+def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
     """Read the runs of finished jobs.
 
     Returns:
@@ -32,7 +31,6 @@ def collect(experiment: Experiment, jobs: Iterable[tuple[Cell, Job]]) -> pd.Data
         lacks), ``round``, ``seed``, the measures, ``seconds`` of training and the job's ``folder``. Empty, without
         columns, if no run is finished.
     """
-    jobs = list(jobs)
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
     rows = [row for cell, job in jobs if job.finished for row in _read(experiment, axes, cell, job)]
     # A sweep may name a value twice: count each run once.

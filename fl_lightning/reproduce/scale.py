@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import SCALE, Cell, layers_of, option
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.fit.configs import SCALE, layers_of
+from fl_lightning.reproduce.experiment import Cell, Experiment
+from fl_lightning.reproduce.grid import option
 
 ROUNDS = ("trainer", "max_epochs")
 
@@ -44,6 +45,11 @@ class Scale:
         return Cell(cell.labels, (*cell.options, *more))
 
 
+def scales(config: str) -> list[str]:
+    """Name the smaller scales that a config defines."""
+    return sorted({name for part in layers_of(config, SCALE) for name in part})
+
+
 def scale_of(config: str, name: str) -> Scale:
     """Read a scale from a config and the files it builds on, each of which may define a part.
 
@@ -52,8 +58,7 @@ def scale_of(config: str, name: str) -> Scale:
     """
     parts = [value for value in layers_of(config, SCALE, name) if isinstance(value, Mapping)]
     if not parts:
-        known = sorted({each for value in layers_of(config, SCALE) for each in value})
-        raise ConfigurationError(f"{config} has no scale {name}: it has {', '.join(known) or 'none'}")
+        raise ConfigurationError(f"{config} has no scale {name}: it has {', '.join(scales(config)) or 'none'}")
     merged = {key: value for part in parts for key, value in part.items()}
     for key in ("options", "axes"):
         merged[key] = {name: value for part in parts for name, value in (part.get(key) or {}).items()}
@@ -65,8 +70,8 @@ def scale_of(config: str, name: str) -> Scale:
     return Scale(**merged)
 
 
-def at_scale(name: str, experiment: Experiment, cells: Sequence[Cell]) -> tuple[Experiment, list[Cell]]:
-    """Return an experiment and its cells at a scale.
+def at_scale(name: str, experiment: Experiment) -> Experiment:
+    """Return an experiment, and those of its cells that are kept, at a scale.
 
     Raises:
         ConfigurationError: the experiment's config has no such scale.
@@ -74,5 +79,5 @@ def at_scale(name: str, experiment: Experiment, cells: Sequence[Cell]) -> tuple[
     scale = scale_of(experiment.config, name)
     *_, rounds = layers_of(experiment.config, *ROUNDS)
     reduced = f"{name.capitalize()} scale, not the paper's: {scale.note}"
-    smaller = dataclasses.replace(experiment, scale=name, reduced=reduced, pace=scale.rounds / rounds)
-    return smaller, [small for cell in cells if (small := scale.cell(cell)) is not None]
+    cells = tuple(small for cell in experiment.cells if (small := scale.cell(cell)) is not None)
+    return dataclasses.replace(experiment, cells=cells, scale=name, reduced=reduced, pace=scale.rounds / rounds)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
@@ -16,14 +18,32 @@ from rich.text import Text
 from fl_lightning.report import parts
 from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.claims import Verdict
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.experiment import Experiment
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.seeds import label
 
 HERE = Path(__file__).parent
-NOTHING = "No run is finished."
 CLAIMS = ["claim", "ours", "evidence"]
 DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """What the tables of an experiment show.
+
+    Attributes:
+        experiment: the experiment.
+        compared: our numbers beside the paper's, see :func:`fl_lightning.reproduce.results.compare`.
+        verdicts: verdicts on the claims.
+        facts: facts about the runs, in a line each.
+        image: the picture as PNG, with an SVG beside it; None for none.
+    """
+
+    experiment: Experiment
+    compared: pd.DataFrame
+    verdicts: Sequence[Verdict]
+    facts: Sequence[str] = ()
+    image: Path | None = None
 
 
 def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
@@ -61,13 +81,13 @@ def with_interval(mean: float, half_width: float, digits: int) -> str:
     return number(mean, digits) if math.isnan(half_width) else f"{mean:.{digits}f} ± {half_width:.{digits}f}"
 
 
-def terminal(experiment: Experiment, compared: pd.DataFrame, verdicts: Sequence[Verdict]) -> list[Table]:
+def terminal(page: Page) -> list[Table]:
     """Make Rich tables of the numbers and, if there are any, of the claims."""
-    head, rows = lines(compared)
+    head, rows = lines(page.compared)
     # A line break after the first word, such as "top1" in "top1 paper".
     head = [name.replace(" ", "\n", 1) for name in head]
-    tables = [framed(experiment.source, head, rows, caption=experiment.metric)]
-    return [*tables, framed("claims", CLAIMS, judged(verdicts), "left")] if verdicts else tables
+    tables = [framed(page.experiment.source, head, rows, caption=page.experiment.metric)]
+    return [*tables, framed("claims", CLAIMS, page.verdicts, "left")] if page.verdicts else tables
 
 
 def framed(
@@ -86,57 +106,28 @@ def framed(
     return table
 
 
-def markdown(
-    experiment: Experiment,
-    compared: pd.DataFrame,
-    verdicts: Sequence[Verdict],
-    facts: Sequence[str],
-    image: Path | None = None,
-) -> str:
+def markdown(page: Page) -> str:
     """Write a page in Markdown: source, facts about the runs, numbers, claims, the PNG beside the page, notes."""
-    text = [f"# {experiment.source}", "", about(experiment), ""]
-    text += [*(f"- {fact}" for fact in facts), "", *_pipes(*lines(compared)), ""]
-    if verdicts:
-        text += [*_pipes(CLAIMS, judged(verdicts)), ""]
-    text += [f"![{experiment.id}]({image.name})"] if image else []
-    text += ["", *(f"- {note}" for note in experiment.notes)]
-    return "\n".join(text).rstrip() + "\n"
-
-
-def _pipes(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not head:
-        return [NOTHING]
-    return parts.pipes(head, rows)
-
-
-def about(experiment: Experiment) -> str:
-    """Describe the experiment's claim and metric in one line."""
-    return f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
-
-
-def judged(verdicts: Sequence[Verdict]) -> list[list[str]]:
-    """Return the rows of the table of claims; CLAIMS is the head."""
-    return [[verdict.text, verdict.verdict, verdict.evidence] for verdict in verdicts]
-
-
-def html(
-    experiment: Experiment,
-    compared: pd.DataFrame,
-    verdicts: Sequence[Verdict],
-    facts: Sequence[str],
-    image: Path | None = None,
-) -> str:
-    """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
-    drawn = base64.b64encode(image.with_suffix(".svg").read_bytes()).decode() if image else ""
-    template = environment(HERE).get_template("table.html.j2")
-    return render(
-        template,
-        title=experiment.source,
-        claim=experiment.claim,
-        facts=facts,
-        compared=parts.Table(*lines(compared), experiment.metric),
-        judged=parts.Table(CLAIMS, judged(verdicts), "Claims", words=True),
-        figure=drawn,
-        notes=experiment.notes,
-        nothing=NOTHING,
+    experiment = page.experiment
+    head, rows = lines(page.compared)
+    about = f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
+    compared, judged = ("\n".join(parts.pipes(*table)) for table in ((head, rows), (CLAIMS, page.verdicts)))
+    return page_from(
+        "table.md.j2", page=page, about=about, compared=compared if head else "", judged=judged if page.verdicts else ""
     )
+
+
+def page_from(template: str, **values: Any) -> str:
+    """Write a page in Markdown from a template beside this module."""
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    made = Environment(loader=FileSystemLoader(HERE), autoescape=False, undefined=StrictUndefined, **options)
+    return made.get_template(template).render(**values)
+
+
+def html(page: Page) -> str:
+    """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
+    drawn = base64.b64encode(page.image.with_suffix(".svg").read_bytes()).decode() if page.image else ""
+    compared = parts.Table(*lines(page.compared), page.experiment.metric)
+    judged = parts.Table(CLAIMS, page.verdicts, "Claims", words=True)
+    template = environment(HERE).get_template("table.html.j2")
+    return render(template, title=page.experiment.source, page=page, compared=compared, judged=judged, figure=drawn)

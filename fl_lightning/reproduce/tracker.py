@@ -7,14 +7,14 @@ import itertools
 import math
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from fl_lightning.fit.configs import Cell
-from fl_lightning.reproduce.drawing import name, varying
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.cells import named, varying
+from fl_lightning.reproduce.experiment import Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.results import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.folder import newest_in
@@ -22,7 +22,7 @@ from fl_lightning.runs.progress import ADVICE, time_left
 from fl_lightning.runs.reader import Run
 from fl_lightning.runs.seeds import interval
 
-Planned = Sequence[tuple[Experiment, Sequence[tuple[Cell, Job]]]]
+Planned = Sequence[tuple[Experiment, Pairs]]
 KEPT = "another command with other --measures trains nothing again"
 
 
@@ -54,7 +54,7 @@ def rows_of(planned: Planned) -> list[Row]:
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
             words = [experiment.id] if len(planned) > 1 or not axes else []
             jobs = {job.folder: job for _, job in group}
-            rows.append(Row(" ".join([*words, name(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
+            rows.append(Row(" ".join([*words, named(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
     return rows
 
 
@@ -150,8 +150,10 @@ class Tracker:
             return factor * newest_in(job.run.folder, metric)
         key = row.experiment.id, job.folder
         if key not in self._results:
-            self._results[key] = _result(row.experiment, job)
-        return self._results[key]
+            with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
+                last = max(row.experiment.read_at(job.rounds).values())
+                self._results[key] = measure(row.experiment, job.run.metrics, row.measure, last)
+        return self._results.get(key, math.nan)
 
     def mean(self, row: Row, jobs: Sequence[Job]) -> float:
         """Mean of the values of some of the row's jobs, those without a value left out; nan if none has one."""
@@ -210,12 +212,3 @@ def pace(job: Job) -> float | None:
     if job.finished:
         return max(float(job.facts["seconds"]), float(seconds.sum())) / job.rounds
     return float(seconds.mean()) if len(seconds) else None
-
-
-def _result(experiment: Experiment, job: Job) -> float:
-    try:
-        return measure(
-            experiment, job.run.metrics, experiment.measures[0], max(experiment.read_at(job.rounds).values())
-        )
-    except UNREADABLE:
-        return math.nan  # the tables, made at the end, report the damage

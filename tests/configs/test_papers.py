@@ -18,8 +18,10 @@ from reported import check_documented, check_reported
 from torch import nn
 
 from fl_lightning import datamodules
-from fl_lightning.fit.configs import CONFIGS, Cell, grid, shipped_configs
+from fl_lightning.fit.configs import CONFIGS, shipped_configs
 from fl_lightning.fit.reading import config_of
+from fl_lightning.reproduce.experiment import Cell
+from fl_lightning.reproduce.grid import grid
 
 EXPERIMENTS = {
     "fedgh-slides": ["table-1", "table-2", "table-3", "table-4", "table-5", "table-yolov8n"],

@@ -9,8 +9,9 @@ import yaml
 from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, bases, find_config, grid, name_of, resolve_configs, shipped_configs
+from fl_lightning.fit.configs import CONFIGS, bases, find_config, name_of, resolve_configs, shipped_configs
 from fl_lightning.fit.reading import config_of
+from fl_lightning.reproduce.grid import grid
 
 TABLE = """
 base: parts/tiny.yaml

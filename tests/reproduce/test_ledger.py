@@ -17,8 +17,9 @@ from matplotlib.image import imread
 import fl_lightning.reproduce.ledger
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.claims import paper_effect
+from fl_lightning.reproduce.experiment import Claim, Experiment
+from fl_lightning.reproduce.grid import grid
 from fl_lightning.reproduce.ledger import Entry, counts, ledger, read, rows, summary
-from fl_lightning.reproduce.papers import Claim, Experiment
 
 CONFIG = f"""{TINY}
 grid:
@@ -47,7 +48,9 @@ def _papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.yaml").write_text(CONFIG)
     papers = {
-        id: Experiment(id, id, "accuracy", "It works.", ROWS, "own.yaml", ("top1",), claims)
+        id: Experiment(
+            id, id, "accuracy", "It works.", ROWS, "own.yaml", ("top1",), claims, cells=tuple(grid("own.yaml"))
+        )
         for id, claims in {"one/table-1": CLAIMS, "one/table-2": CLAIMS[:1], "two/fig-1": CLAIMS[2:]}.items()
     }
     monkeypatch.setattr(fl_lightning.reproduce.ledger, "experiments", lambda: papers)
@@ -144,39 +147,29 @@ def blue(path: str) -> int:
 
 
 def test_the_command_writes_page_and_pictures() -> None:
+    """The page tells how much of the full scale was run, and what is smaller at another."""
     write("small/one/table-1", {0.1: [2, 2.5, 3]})
-    Path("out/small/one/table-1/table.md").touch()
+    write("one/table-1", {0.1: [2.0]})
+    write("one/table-2", {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]})
+    for table in ("small/one/table-1", "one/table-1", "one/table-2"):
+        Path("out", table, "table.md").touch()
     result = run("reproduce", "--ledger", "page/ledger.md", "--out", "out")
     assert result.status == 0, result.err
     assert "Of 5 claims, 2 are tried" in result.out
     text = Path("page/ledger.md").read_text()
-    assert "| [one](#one) | 4 | 1 | 1 | 0 | 2 |" in text
-    assert "| B beats A at 0.1. | small | +2.5 ± 1.2 | +3 | points | 0.013 | 0.026 | 3 | 3 | supported |" in text
-    assert "Small scale: a hundred images. [All numbers](../out/small/one/table-1/table.md).\n" in text
-    assert "Small scale: a hundred images.\n" in text, "the other experiments have no table"
-    assert "## one\n\n![Effects with 95 % t intervals](ledger-one.png)\n" in text
+    for words in (
+        "| [one](#one) | 4 | 1 | 1 | 0 | 2 |",
+        "| B beats A at 0.1. | small | +2.5 ± 1.2 | +3 | points | 0.013 | 0.026 | 3 | 3 | supported |",
+        "Small scale: a hundred images. [All numbers](../out/small/one/table-1/table.md).\n",
+        "Small scale: a hundred images.\n",  # the other experiments have no table
+        "Full scale. [2 of 4 cells, 1 seed](../out/one/table-1/table.md).\n",
+        "Full scale. [All numbers](../out/one/table-2/table.md).\n",
+        "not tried (full: fewer than 3 seeds; small: not run)",
+        "## one\n\n![Effects with 95 % t intervals](ledger-one.png)\n",
+    ):
+        assert words in text
     supported, none = blue("page/ledger-one.png"), blue("page/ledger-two.png")
     assert supported > 2 * none > 0, "a dot and its interval, and the legend's dot, against the legend's dot alone"
-    assert run("reproduce", "--ledger", "again/ledger.md", "--out", "out").status == 0
-    assert Path("again/ledger.md").read_bytes() == Path("page/ledger.md").read_bytes()
-
-
-def test_the_page_tells_how_much_of_the_full_scale_was_run() -> None:
-    for table, gains in {"one/table-1": {0.1: [2.0]}, "one/table-2": {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]}}.items():
-        write(table, gains)
-        Path("out", table, "table.md").touch()
-    assert run("reproduce", "--ledger", "ledger.md", "--out", "out").status == 0
-    text = Path("ledger.md").read_text()
-    assert "Full scale. [2 of 4 cells, 1 seed](out/one/table-1/table.md).\n" in text
-    assert "Full scale. [All numbers](out/one/table-2/table.md).\n" in text
-    assert "not tried (full: fewer than 3 seeds; small: not run)" in text
-
-
-@pytest.mark.parametrize("more", [["fedgam"], ["--scale", "small"], ["--model.local_epochs", "2"]])
-def test_the_ledger_takes_no_experiment(more: Sequence[str]) -> None:
-    result = run("reproduce", "--ledger", "ledger.md", *more)
-    assert result.status == 2
-    assert "--ledger takes all experiments and trains nothing" in result.err
 
 
 def test_a_file_that_holds_no_results() -> None:

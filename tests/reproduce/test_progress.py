@@ -11,9 +11,8 @@ from job_folders import finished, under_way, waiting
 from rich.console import Console
 
 import fl_lightning.runs.progress
-from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.progress import cells, lines, train_with_progress
 from fl_lightning.reproduce.tracker import Planned, Tracker
 

@@ -3,18 +3,23 @@
 import base64
 import io
 import math
-from html.parser import HTMLParser
+import re
+from html import unescape
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from rich.console import Console
 
+from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.plots import Axis, Line, Lines
 from fl_lightning.report.printed import save
 from fl_lightning.reproduce import tables
 from fl_lightning.reproduce.claims import Verdict
-from fl_lightning.reproduce.papers import Experiment
+from fl_lightning.reproduce.ending import fitted
+from fl_lightning.reproduce.experiment import Experiment
 from fl_lightning.reproduce.results import compare
+from fl_lightning.reproduce.tables import Page
 
 ROWS = ({"method": "A", "alpha": 0.1, "top1": 50.0}, {"method": "A", "alpha": math.inf, "top1": 90.0})
 EXPERIMENT = Experiment("x/table-1", "X & Y, Table 1", "top-1 (%)", "A <b>", ROWS, "", ("top1",), notes=("a note",))
@@ -31,43 +36,18 @@ HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 − paper"]
 LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "-9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
 
 
-class Page(HTMLParser):
-    """Tables' cells, tags that were left open, and whatever the page would load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [str(value) for name, value in attrs if name in ("src", "href", "srcset", "data", "action")]
-        self.loaded += [tag] if tag in ("script", "link", "iframe", "object") else []
-        if tag not in ("meta", "link", "img"):
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
-            self.tables[-1][-1][-1] += data
-
-
-def test_lines() -> None:
-    """The round is no column where it is the same for all."""
-    assert tables.lines(COMPARED) == (HEAD, LINES)
+def cells(page: str) -> list[list[list[str]]]:
+    """The texts in the cells of each table."""
+    rows = [re.findall("<tr.*?</tr>", table, re.DOTALL) for table in re.findall("<table.*?</table>", page, re.DOTALL)]
+    return [
+        [[unescape(cell) for cell in re.findall(r"<(?:td|th)\b[^>]*>(.*?)</", row, re.DOTALL)] for row in table]
+        for table in rows
+    ]
 
 
 def test_several_rounds_are_a_column() -> None:
+    """The round is no column where it is the same for all."""
+    assert tables.lines(COMPARED) == (HEAD, LINES)
     head, rows = tables.lines(compare(EXPERIMENT, results(round=[5, 7, 7], seed=[1, 1, 1], top1=[1.0, 2.0, 3.0])))
     assert head[:4] == ["method", "alpha", "round", "seeds"]
     assert [row[2] for row in rows] == ["5", "7", "7"]
@@ -82,7 +62,8 @@ def test_nothing_printed_no_empty_columns() -> None:
     head, rows = tables.lines(compare(both, ours))
     assert head == [*HEAD, "val/loss"]
     assert rows[1] == [*LINES[1], "0.1235"]
-    assert tables.markdown(sweep, compare(sweep, ours), [], []).startswith("# Sweep of mine\n\ntop1\n")
+    assert tables.markdown(Page(sweep, compare(sweep, ours), [])).startswith("# Sweep of mine\n\ntop1\n")
+    assert len(tables.terminal(Page(sweep, compare(sweep, ours), []))) == 1, "no claims"
 
 
 def test_cosines_and_factors_keep_their_digits() -> None:
@@ -97,84 +78,88 @@ def test_cosines_and_factors_keep_their_digits() -> None:
 
 
 def test_markdown_has_everything() -> None:
-    text = tables.markdown(EXPERIMENT, COMPARED, VERDICTS, ["2 of 3 runs finished"])
-    piped = [line for line in text.splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in piped]
-    assert cells == [HEAD, ["---"] * 6, *LINES, tables.CLAIMS, ["---"] * 3, list(vars(VERDICTS[0]).values())]
-    assert text.startswith("# X & Y, Table 1\n\nA <b> (top-1 (%))\n\n- 2 of 3 runs finished\n\n|")
-    assert text.endswith("\n\n- a note\n")
+    """A label may have what would end a cell."""
+    page = Page(EXPERIMENT, COMPARED.assign(method="a|b"), VERDICTS, ["2 of 3 runs finished"], Path("out/curves.png"))
+    assert tables.markdown(page) == (
+        "# X & Y, Table 1\n\nA <b> (top-1 (%))\n\n- 2 of 3 runs finished\n\n"
+        "| method | alpha | seeds | top1 | top1 paper | top1 − paper |\n| --- | --- | --- | --- | --- | --- |\n"
+        "| a\\|b | 0.1 | 2 | 41.00 ± 12.71 | 50.00 | -9.00 |\n| a\\|b | IID | 1 | 91.50 | 90.00 | +1.50 |\n\n"
+        "| claim | ours | evidence |\n| --- | --- | --- |\n"
+        "| A <i> B & C | supported | difference +3, p < 0.001 |\n\n![x/table-1](curves.png)\n\n- a note\n"
+    )
+    bare = Experiment("x", "X", "top-1", "", (), "", ("top1",))
+    assert tables.markdown(Page(bare, pd.DataFrame(), [])) == "# X\n\ntop-1\n\n\nNo run is finished.\n"
 
 
-def test_markdown_escapes_what_would_end_a_cell() -> None:
-    text = tables.markdown(EXPERIMENT, COMPARED.assign(method="a|b"), [], [])
-    assert r"| a\|b | 0.1 |" in text
-
-
-def test_html_has_everything_and_loads_nothing() -> None:
-    text = tables.html(EXPERIMENT, COMPARED, VERDICTS, ["--grid a=<1>", "`reproduce <x>`"])
-    page = Page(text)
-    assert page.tables == [[HEAD, *LINES], [tables.CLAIMS, list(vars(VERDICTS[0]).values())]]
-    assert page.open == []
-    assert page.loaded == ["data:,", "link", "#results"]
-    assert not any(word in text for word in ("http:", "https:", "@import", "url("))
-    assert "<h1>X &amp; Y, Table 1</h1>" in text
-    assert "<strong>The paper's claim:</strong> A &lt;b&gt;</p>" in text
-    assert '<p class="caption">top-1 (%)</p>' in text
-    assert "<li>--grid a=&lt;1&gt;</li>\n<li><code>reproduce &lt;x&gt;</code></li>" in text
-    assert "<li>a note</li>" in text
-
-
-def test_the_figure_is_on_the_page(tmp_path: Path) -> None:
-    """A picture within the page, which loads nothing either, and has its text."""
+def test_html_has_everything_and_loads_nothing(tmp_path: Path) -> None:
+    """The picture is within the page, loads nothing either, and has its text."""
     points = pd.DataFrame({"mean": [0.25, 0.5], "low": math.nan, "high": math.nan, "seeds": 1}, index=[1, 2])
     save(Lines(Axis("round"), Axis("accuracy"), [Line("A <b>", points), Line("B", points)]), tmp_path, "curves")
-    text = tables.html(EXPERIMENT, COMPARED, VERDICTS, [], tmp_path / "curves.png")
-    page = Page(text)
-    assert page.open == []
-    *others, drawn = sorted(page.loaded, key=len)
-    assert sorted(others) == ["#results", "data:,", "link"]
-    assert 'alt="X &amp; Y, Table 1: curves of the runs"' in text
+    facts = ["--grid a=<1>", "`reproduce <x>`"]
+    text = tables.html(Page(EXPERIMENT, COMPARED, VERDICTS, facts, tmp_path / "curves.png"))
+    assert cells(text) == [[HEAD, *LINES], [tables.CLAIMS, list(VERDICTS[0])]]
+    *others, drawn = sorted(re.findall(r'\b(?:src|href|srcset|data|action)="([^"]*)"', text), key=len)
+    assert sorted(others) == ["#results", "data:,"]
+    assert not re.search("<(?:script|iframe|object)", text)
     kind, _, code = drawn.partition(",")
     assert kind == "data:image/svg+xml;base64"
     assert b">A &lt;b&gt;</text>" in base64.b64decode(code)
+    assert not any(word in text for word in ("http:", "https:", "@import", "url("))
+    for words in (
+        "<h1>X &amp; Y, Table 1</h1>",
+        "<strong>The paper's claim:</strong> A &lt;b&gt;</p>",
+        '<p class="caption">top-1 (%)</p>',
+        "<li>--grid a=&lt;1&gt;</li>\n<li><code>reproduce &lt;x&gt;</code></li>",
+        "<li>a note</li>",
+        'alt="X &amp; Y, Table 1: curves of the runs"',
+    ):
+        assert words in text
+    bare = tables.html(Page(EXPERIMENT, pd.DataFrame(), VERDICTS))
+    assert "No run is finished." in bare
+    assert cells(bare) == [[tables.CLAIMS, list(VERDICTS[0])]]
+
+
+def printed(page: Page, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in tables.terminal(page):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def test_a_narrow_terminal_cuts_nothing() -> None:
-    """Two measures of a paper beside each other are wider than 80 columns; all letters are still there."""
+    """Two measures of a paper beside each other are wider than 60 columns; all letters are still there."""
     rows = ({"method": "FedAvg+GH", "alpha": 0.1, "top1": 88.44, "top3": 97.69},)
     both = Experiment("x", "X", "", "", rows, "", ("top1", "top3"))
     ours = pd.DataFrame({"method": "FedAvg+GH", "alpha": 0.1, "round": 5, "seed": [1, 2], "top1": 79.5, "top3": 96.5})
     compared = compare(both, ours)
-    console = Console(file=io.StringIO(), width=60)
-    for table in tables.terminal(both, compared, VERDICTS):
-        console.print(table)
-    shown = console.file.getvalue()
+    shown = printed(Page(both, compared, VERDICTS), 60)
     assert "…" not in shown
     letters = sorted("".join(shown.split()).replace("─", ""))
     told = [*tables.lines(compared)[0], *tables.lines(compared)[1][0], "X", "claims", *tables.CLAIMS]
-    assert letters == sorted("".join("".join([*told, *vars(VERDICTS[0]).values()]).split()))
-
-
-def test_without_a_finished_run() -> None:
-    verdicts = [Verdict("A > B", "not run", "no run is finished")]
-    assert "No run is finished." in tables.markdown(EXPERIMENT, pd.DataFrame(), verdicts, [])
-    page = tables.html(EXPERIMENT, pd.DataFrame(), verdicts, [])
-    assert "No run is finished." in page
-    assert Page(page).tables == [[tables.CLAIMS, list(vars(verdicts[0]).values())]]
+    assert letters == sorted("".join("".join([*told, *VERDICTS[0]]).split()))
 
 
 def test_terminal_prints_brackets_as_they_are() -> None:
     """A label like a YAML list is no markup, nor a source."""
     experiment = Experiment("x", "Sweep [red]", "", "", ROWS, "", ("top1",))
-    console = Console(width=200, record=True, file=io.StringIO())
-    for table in tables.terminal(experiment, COMPARED.assign(method="[bold]"), VERDICTS):
-        console.print(table)
-    text = console.export_text()
-    assert "Sweep [red]" in text
-    assert "[bold]" in text
-    cells = [*" ".join(HEAD).split(), *LINES[0][1:], *vars(VERDICTS[0]).values()]
-    assert all(cell in text for cell in cells)
+    text = printed(Page(experiment, COMPARED.assign(method="[bold]"), VERDICTS), 200)
+    assert all(cell in text for cell in [*" ".join(HEAD).split(), *LINES[0][1:], *VERDICTS[0], "Sweep [red]", "[bold]"])
 
 
-def test_terminal_without_claims_has_one_table() -> None:
-    assert len(tables.terminal(EXPERIMENT, COMPARED, [])) == 1
+@pytest.mark.parametrize(("width", "costs"), [(80, 1), (100, 3), (120, 3), (170, 3)])
+def test_a_comparison_keeps_its_numbers_whole(width: int, costs: int) -> None:
+    """The last costs go first; a wide terminal breaks no head."""
+    head = ["method", "last, %", "last − FedAvg, points", "mean over rounds, %", "mean − FedAvg, points", "seeds"]
+    head += ["rounds to 60 %", "sent until 60 %", "trained until 60 %"]
+    fedavg = ["FedAvg", "60.2 ± 5.7", "", "48.5 ± 4.7", "", "5", "1 of 5 seeds", "–", "–"]
+    gh = ["GH", "76.2 ± 2.4", "+16.1 ± 4.9, p = 0.0024", "62.7 ± 3.8", "+14.2 ± 3.6, p < 0.001", "5", "6"]
+    rows = [fedavg, [*gh, "385.8 MB", "16 s"]]
+    rows = [[re.sub(r"(?<!,) (?!\()", NBSP, cell) for cell in row] for row in rows]
+    file = io.StringIO()
+    Console(file=file, width=width).print(tables.framed("", *fitted(head, rows, width)))
+    assert "…" not in file.getvalue()
+    words = file.getvalue().split()
+    assert {"60.2±5.7", "62.7±3.8", "+16.1±4.9", "p=0.0024", "+14.2±3.6", "p<0.001", "6"} <= set(words)
+    assert ["385.8" in words, "16" in words] == [costs > 1, costs > 2]
+    assert (fitted(head, rows, width)[0] == head) == (width == 170)

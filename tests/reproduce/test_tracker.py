@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from job_folders import finished, under_way, waiting
 
-from fl_lightning.fit.configs import Cell
+from fl_lightning.reproduce.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.papers import Experiment
 from fl_lightning.reproduce.tracker import Planned, Tracker
 
 

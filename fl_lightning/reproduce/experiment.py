@@ -1,0 +1,135 @@
+"""An experiment: a config, the cells of its grid, and what a paper prints and claims about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of an experiment's grid.
+
+    Attributes:
+        labels: the point's label on each axis, as in the paper's table.
+        options: command-line arguments that set the point's options.
+    """
+
+    labels: Mapping[str, Any]
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A paper's claim that one method is better than another, in a form that can be tested.
+
+    Attributes:
+        text: the claim in words, for reports.
+        higher: labels of the cells that are claimed to be higher; with a list, the claim is about each of its labels.
+        than: labels of the cells to compare with; with a list, the claim is about each of its labels. The two compared
+            cells have equal labels on all other axes.
+        measure: name of a metric in the papers (runs/catalogue.py), or the metric's own name.
+        at: labels of the cells over which the mean is taken; all cells if empty. The round is the last unless one is
+            named.
+        along: an axis of numbers along which the difference is claimed to grow ("-axis": to fall). Without an axis, the
+            claim is that the difference is above 0.
+        by: a margin; the claim is then that the two sides are equal within the margin.
+        above: the mean that every compared cell must exceed for the claim to be tested: two methods that learn nothing
+            are equal, too.
+        stated: the effect that the paper states in words, where its tables do not print both sides.
+    """
+
+    text: str
+    higher: Mapping[str, Any]
+    than: Mapping[str, Any]
+    measure: str = "top1"
+    at: Mapping[str, Any] = field(default_factory=dict)
+    along: str | None = None
+    by: float | None = None
+    above: float = -math.inf
+    stated: float = math.nan
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Describes how a figure is drawn.
+
+    Attributes:
+        measures: title of the axis for each measure: a metric by its name in the papers or by its own name, or
+            SIMILARITIES (pictures.py).
+        panels: axes of the grid with a panel for each label; the other axes tell lines apart.
+        kind: "curves" over the rounds, the "surface" of the loss after the last round, or the "partition" of the data,
+            for which nothing is trained.
+    """
+
+    measures: Mapping[str, str] = field(default_factory=dict)
+    panels: Sequence[str] = ()
+    kind: Literal["curves", "surface", "partition"] = "curves"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper, or a sweep.
+
+    Attributes:
+        id: document and number, or the name of a sweep.
+        source: document and number in full.
+        metric: description of the numbers.
+        claim: result of the table, in words.
+        rows: lines of the table: labels of the grid's axes, measures, and ``round`` if the table has several rounds.
+        config: the file with the settings and the grid.
+        measures: metrics to read from each run, by their names in the papers or their own names: the measures of the
+            rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
+            a sweep whose measure is chosen among what its runs log.
+        claims: claims to test.
+        notes: notes on the printed numbers.
+        last: number of last rounds over which a run's result is averaged.
+        cells: points of the config's grid.
+        plot: how the figure is drawn; None for a table.
+        scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
+        reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
+        pace: rounds of a run for each round of the paper's.
+    """
+
+    id: str
+    source: str
+    metric: str
+    claim: str
+    rows: tuple[Mapping[str, Any], ...]
+    config: str
+    measures: tuple[str, ...]
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    last: int = 1
+    cells: tuple[Cell, ...] = ()
+    plot: Plot | None = None
+    scale: str = ""
+    reduced: str = ""
+    pace: float = 1.0
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the experiment needs any training; a figure of partitions needs none."""
+        return self.plot is None or self.plot.kind != "partition"
+
+    @property
+    def rounds(self) -> list[int]:
+        """The rounds that rows and claims name; empty if the last round of a run is meant."""
+        labels = [*self.rows, *(side for claim in self.claims for side in (claim.higher, claim.than, claim.at))]
+        named = [each["round"] for each in labels if "round" in each]
+        return sorted({round for each in named for round in (each if isinstance(each, list) else [each])})
+
+    def read_at(self, rounds: int) -> dict[int, int]:
+        """Map the rounds that rows and claims name to the rounds of ours that stand for them.
+
+        Args:
+            rounds: number of rounds of a run. Later rounds are left out; if none remains, the last round is read.
+        """
+        ours = {at: self.paced(at) for at in self.rounds}
+        return {at: own for at, own in ours.items() if own <= rounds} or {rounds: rounds}
+
+    def paced(self, rounds: int) -> int:
+        """Return the number of rounds, at least 1, that stand for a number of the paper's rounds."""
+        return max(1, round(rounds * self.pace))

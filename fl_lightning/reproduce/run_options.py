@@ -1,0 +1,135 @@
+"""The options that commands of many runs have in common, read before pandas and torch are imported."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fl_lightning.commands import CommandParser, whole_number
+from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.messages import meant
+from fl_lightning.reproduce.grid import option, option_name
+
+PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
+PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on
+# Options of fit that the command sets for each run, and what to give in their place.
+SET_BY_COMMAND = {
+    "seed_everything": "--seeds and --first_seed choose the seeds",
+    "ckpt_path": "the same command continues a stopped run, and --model.init_from gives an initial model",
+    "trainer.default_root_dir": "--out names the folder of all results",
+    "experiment": "results are named by the id of the table or figure, and --out names another folder",
+}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a command line says about its runs, whichever experiments they belong to.
+
+    Attributes:
+        line: the command line, for readers of the results.
+        out: folder of all results.
+        seeds: the seeds of each cell.
+        options: options of ``fit`` for every run.
+        subset: labels of the cells to train, as "axis=label,label"; empty for all cells.
+        jobs: number of runs at a time.
+        dry_run: whether to look for callbacks and data only.
+    """
+
+    line: str
+    out: Path
+    seeds: Sequence[int]
+    options: tuple[str, ...]
+    subset: Sequence[str]
+    jobs: int
+    dry_run: bool
+
+
+def command_parser(name: str, about: str) -> CommandParser:
+    """Make the parser of a command of many runs, to which the command adds options of its own."""
+    return CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
+
+
+def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS) -> tuple[Namespace, RunOptions]:
+    """Read a command line.
+
+    Args:
+        parser: the parser of the command, to which the options of all such commands are added.
+        args: the command's name and its arguments.
+        parts: beginnings of the options that go to every run.
+
+    Raises:
+        ConfigurationError: there is no such option, or an option has no such value.
+        SystemExit: help is asked for, and has been printed.
+    """
+    _add_options(parser, args[0])
+    own, passed_on = _divided(args[1:], parts)
+    read, unknown = parser.parse_known_args(own)
+    if unknown:
+        raise ConfigurationError(_unknown(unknown[0], vars(read)))
+    given = {"trainer.max_epochs": read.rounds, "trainer.accelerator": read.accelerator}
+    more = [option(name, value) for name, value in given.items() if value is not None]
+    return read, RunOptions(
+        line=f"fl-lightning {' '.join(args)}",
+        out=Path(read.out),
+        seeds=range(read.first_seed, read.first_seed + read.seeds),
+        options=(*more, *passed_on),
+        subset=read.subset,
+        jobs=read.jobs,
+        dry_run=read.dry_run,
+    )
+
+
+def _add_options(parser: CommandParser, name: str) -> None:
+    def number(option: str, about: str, default: int | None = None) -> None:
+        parser.add_argument(option, type=partial(whole_number, option), default=default, help=about)
+
+    number("--seeds", "number of seeds (default 3)", 3)
+    parser.add_argument("--first_seed", type=int, default=1, help="the first seed (default 1)")
+    number("--rounds", "number of rounds of every run, in place of the config's")
+    subset = "train some cells only: method=FedAvg alpha=0.1,1"
+    parser.add_argument("--subset", nargs="+", action="extend", default=[], metavar="AXIS=LABELS", help=subset)
+    number("--jobs", "number of runs at a time (default 1)", 1)
+    parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
+    parser.add_argument(
+        "--dry-run",
+        "--dry_run",
+        action="store_true",
+        help="look for callbacks and data, print the number of runs and, once runs have begun, the time; train nothing",
+    )
+    parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
+
+
+def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divide arguments into the command's own arguments, and options of ``fit`` with their values."""
+    own: list[str] = []
+    passed_on: list[str] = []
+    rest = deque(args)
+    while rest:
+        argument = rest.popleft()
+        name = option_name(argument)
+        if not argument.startswith("--") or name.partition(".")[0] not in parts or name in SET_BY_COMMAND:
+            own.append(argument)
+            continue
+        passed_on.append(argument)
+        if "=" not in argument and rest and not rest[0].startswith("--"):
+            passed_on.append(rest.popleft())
+    return own, passed_on
+
+
+def _unknown(argument: str, known: Iterable[str]) -> str:
+    """Describe the mistake in an argument that the command does not have."""
+    name = option_name(argument)
+    if not argument.startswith("-"):
+        return f"expected an option, got {argument}: --help lists the options"
+    if name in SET_BY_COMMAND:
+        return f"--{name} is set for each run: {SET_BY_COMMAND[name]}"
+    part, dot, below = name.partition(".")
+    near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
+    if near:
+        return f"there is no option --{name}; did you mean --{near}{dot}{below}?"
+    hint = meant(name) or "--help lists the options; those of fit begin with trainer., model. or data."
+    return f"there is no option --{name}: {hint}"

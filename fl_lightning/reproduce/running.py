@@ -1,0 +1,102 @@
+"""The runs of experiments as one command: plan, look for the data, train, write the results."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from fl_lightning.commands import counted
+from fl_lightning.reproduce.cells import named, select
+from fl_lightning.reproduce.experiment import Cell, Experiment
+from fl_lightning.reproduce.jobs import Folders, Job, plan
+from fl_lightning.reproduce.preflight import dry_run, preflight
+from fl_lightning.reproduce.progress import announce, train_with_progress
+from fl_lightning.reproduce.results import unknown_measures
+from fl_lightning.reproduce.run_options import RunOptions
+from fl_lightning.reproduce.tracker import Planned
+from fl_lightning.reproduce.writing import write
+from fl_lightning.runs.lock import held
+from fl_lightning.runs.seeds import label
+
+RUNS = "runs"  # in the folder of all results, the folder of the runs
+
+
+def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") -> int:
+    """Train the cells of experiments, and write the results.
+
+    Args:
+        experiments: the experiments.
+        runs: what the command line says about the runs.
+        shorter: an option of the command that makes the runs shorter; "" for none.
+
+    Returns:
+        The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
+        unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
+    """
+    known = Folders(runs.out / RUNS)
+    planned = [(each, _planned(each, runs, known)) for each in experiments]
+    problems, to_come = preflight(planned, fetch=not runs.dry_run)
+    if runs.dry_run:
+        return dry_run(planned, problems, to_come, runs.jobs)
+    if problems:
+        return _refused(problems)
+    folders = [runs.out / each.scale / each.id for each in experiments]
+    with ExitStack() as holds:
+        for folder in folders:
+            holds.enter_context(held(folder))
+        failed, stopped_by = _trained(planned, runs.jobs, shorter)
+        for (experiment, pairs), folder in zip(planned, folders, strict=True):
+            problems += unknown_measures(experiment, [job for _, job in pairs])
+            write(experiment, pairs, folder, runs)
+    for job in failed:
+        print(job.failure)
+    if stopped_by:
+        print("stopped: the same command continues the runs")
+        return 128 + stopped_by
+    return 1 if failed else _refused(problems)
+
+
+def _planned(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tuple[Cell, Job]]:
+    """Plan the jobs of the chosen cells of an experiment."""
+    chosen = select(experiment.cells, runs.subset, experiment.id)
+    announce(f"planning {experiment.id}: {counted(len(chosen), 'cell')} …")
+    pairs = []
+    for cell in chosen:
+        group = [experiment.id, *map(label, cell.labels.values())]
+        arguments = [f"--config={experiment.config}", *cell.options]
+        called = ", ".join(filter(None, (experiment.id, named(cell.labels, list(cell.labels)))))
+        pairs += [(cell, job) for job in plan(group, arguments, runs.seeds, folders, called)]
+    return pairs
+
+
+def _trained(planned: Planned, processes: int, shorter: str) -> tuple[list[Job], int]:
+    """Train all jobs; return those that failed, and the number of the signal that stopped the training, or 0."""
+    trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
+    try:
+        with _stopped_by_sigterm():
+            return (train_with_progress(trained, processes, shorter) if trained else []), 0
+    except KeyboardInterrupt as interrupt:
+        return [], int(next(iter(interrupt.args), signal.SIGINT))
+
+
+def _refused(problems: Sequence[str]) -> int:
+    """Print problems as errors; return the exit status."""
+    for problem in problems:
+        print(f"fl-lightning: error: {problem}", file=sys.stderr)
+    return 2 if problems else 0
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM, which schedulers of clusters send, interrupt the block as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

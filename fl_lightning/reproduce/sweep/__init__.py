@@ -1,0 +1,1 @@
+"""``fl-lightning sweep``: a user's own experiment, with a grid from the command line."""
