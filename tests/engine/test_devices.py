@@ -83,21 +83,21 @@ class Totals(FederatedCallback):
 
 
 def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real processes over gloo, of which one writes the clients' states, and both read them; cohorts that leave the
-    second device one client, none and one, beside padding; a client whose update is left out by the cohort's median;
-    batch normalisation and dropout; and a metric of the module, which must not wait for the other device.
+    """Real processes over gloo, of which one writes the clients' states, and both read them; cohorts that leave each
+    device one client, two, one, and the second one none, beside padding; a client whose update is left out by the
+    cohort's median; batch normalisation and dropout; and a metric of the module, which must not wait for the others.
     """
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     Path("tiny.yaml").write_text(TINY)
-    Path("cohorts.txt").write_text("0 1 2\n3\n1 3\n2\n")
+    Path("cohorts.txt").write_text("1 2\n0 1 2 3\n1 3\n2\n")
     settings: list[object] = ["--model.client", "own.Logging", "--model.client.network", "own.Net"]
     settings += ["--trainer.callbacks+=own.Totals"]
     settings += ["--model.client_states", "disk", "--model.max_update_norm", 10, "--trainer.max_epochs", 4]
     settings += ["--trainer.callbacks+=FaultInjection", "--trainer.callbacks.fault", "huge"]
     settings += ["--trainer.callbacks.clients", "[1]", "--trainer.callbacks.rounds", "[3]"]
     settings += ["--data.sampler", "FixedSchedule", "--data.sampler.path", "cohorts.txt"]
-    settings += ["--data.participation", 3, "--data.partition", "IID"]
+    settings += ["--data.participation", 4, "--data.partition", "IID"]
     for devices in 1, 2:
         fit_on(devices, *settings, "--experiment", f"on{devices}", "--data.clients_per_batch", devices)
     assert sorted(file.read_text() for file in tmp_path.glob("*.rank")) == ["False", "True", "True"]
@@ -111,7 +111,7 @@ def test_two_devices_give_what_one_gives(tmp_path: Path, monkeypatch: pytest.Mon
     state = torch.load(last(one))["state_dict"]
     size = sum(value.numel() for name, value in state.items() if name.endswith(("weight", "bias")))  # P
     assert [row["clients/quarantined"] for row in found] == [0, 0, 1, 0]
-    assert [row["clients/state_bytes"] / 4 / size for row in found] == pytest.approx([3, 4, 4, 4], rel=1e-3)
+    assert [row["clients/state_bytes"] / 4 / size for row in found] == pytest.approx([2, 4, 4, 4], rel=1e-3)
     assert all("train/mean" in row for row in found)
     shutil.rmtree(one / "states")  # which a test does not read
     tested = run("test", "--config", "tiny.yaml", *settings, "--ckpt_path", last(one))

@@ -125,7 +125,7 @@ def free_port() -> int:
 def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
     rows, order = sent(), [row for row in range(7) if row != LEFT_OUT]
     expected = results(Updates(rows, Columns(PARAMETERS), order))
-    multiprocessing.spawn(one_device, (3, free_port(), str(tmp_path)), 3)
+    multiprocessing.start_processes(one_device, (3, free_port(), str(tmp_path)), 3, start_method="fork")
     for rank in range(3):
         for found, wanted in zip(torch.load(tmp_path / f"3_{rank}.pt"), expected, strict=True):
             assert torch.equal(found, wanted)
@@ -133,7 +133,7 @@ def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
 
 def test_results_of_all_devices_come_to_each() -> None:
     """One at a time, so that a device goes on when the other has no more."""
-    multiprocessing.spawn(one_device_with_results, (2, free_port(), 1), 2)
+    multiprocessing.start_processes(one_device_with_results, (2, free_port(), 1), 2, start_method="fork")
 
 
 def test_what_is_not_finite_is_told(tmp_path: Path) -> None:
