@@ -100,6 +100,7 @@ def _tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", GRID, "--seeds", 1, "--rounds", 2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_tiny")
 def test_a_sweep_without_terminal_is_told_in_lines() -> None:
     """Each as it happens, all on standard output; eleven classes each cannot be had of ten."""
@@ -125,6 +126,15 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 def shown(screen: io.StringIO) -> list[str]:
     """The lines that the terminal has shown, without control sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
+
+
+def test_jobs_that_are_finished_already_take_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown measure is told before anything is trained."""
+    experiment = Experiment("mine", "a source", "a metric", "", (), "mine.yaml", ("val/none",))
+    assert train_with_progress([(experiment, [(Cell({}, ()), finished(tmp_path, 1, top1=[0.5]))])], 1) == []
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == "1 run, finished before"
+    assert "val/none" in out[1]
 
 
 def test_jobs_that_are_finished_already_are_in_the_live_table(tmp_path: Path, screen: io.StringIO) -> None:

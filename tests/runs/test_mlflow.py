@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import TINY, fit, process, rows, run
+from command import fit, process, rows, run
 from lightning.pytorch.loggers import MLFlowLogger
 from wandb_files import without_key
 
@@ -172,14 +172,6 @@ def test_without_mlflow_one_line_names_the_extra(folder: None, monkeypatch: pyte
     result = run("fit", "--config", "tiny.yaml", "--trainer.logger", "MLFlowLogger")
     assert result.status == 2
     assert result.err == "fl-lightning: error: MLFlowLogger needs mlflow: pip install 'fl-lightning[mlflow]'\n"
-
-
-@pytest.mark.slow
-def test_two_devices_write_as_one(store: str, folder: None) -> None:
-    Path("tiny.yaml").write_text(TINY)
-    done = process("fit", "--config", "tiny.yaml", *options(store, "two"), "--trainer.devices", 2)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert list(Kept(store, "two").history("val/top1")) == [1, 2]
 
 
 @pytest.mark.slow

@@ -92,20 +92,21 @@ def test_each_part_is_told_from_the_others(tmp_path: Path, clock: Clock) -> None
     assert timer.mean == (194 + 201 + 201) / 3
 
 
-def test_one_slow_round_does_not_speak_for_all() -> None:
-    """Two rounds of 2 s, and one whose monitor looked for 20 s: 9 s in the mean, 2 s in the median."""
+@pytest.mark.parametrize(
+    ("seconds", "mean", "spoken"),
+    [
+        # two rounds of 2 s, and one whose monitor looked for 20 s
+        ([(2.0, 0.0), (2.0, 0.0), (22.0, 20.0)], 26 / 3, "2.00 s/round (local 50%, server 5%)"),
+        # of a long run, the last 100 rounds alone
+        ([(1.0, 0.0)] * 150 + [(2.0, 0.0)] * 100, 2.0, "2.00 s/round (local 50%, server 5%)"),
+    ],
+)
+def test_a_run_tells_the_pace_of_its_last_rounds(seconds: list[tuple[float, float]], mean: float, spoken: str) -> None:
+    """The mean foretells the rest; the medians are told, so that one slow round does not speak for all."""
     timer = RoundTimer()
-    timer.rounds.extend(RoundTime(n, 2.0 + n, 1.0, 0.1, n, 0.0, 0.0) for n in (0, 0, 20))
-    assert timer.spoken == "2.00 s/round (local 50%, server 5%)"
-    assert timer.mean == pytest.approx(26 / 3)
-
-
-def test_a_long_run_tells_the_pace_of_its_last_rounds() -> None:
-    """Of 100, so that what a round costs does not grow with the rounds before it."""
-    timer = RoundTimer()
-    timer.rounds.extend(RoundTime(n, 1.0 if n <= 150 else 2.0, 1.0, 0.0, 0.0, 0.0, 0.0) for n in range(1, 251))
-    assert timer.mean == 2
-    assert timer.spoken == "2.00 s/round (local 50%, server 0%)"
+    timer.rounds.extend(RoundTime(n, whole, 1.0, 0.1, looked, 0.0, 0.0) for n, (whole, looked) in enumerate(seconds))
+    assert timer.mean == pytest.approx(mean)
+    assert timer.spoken == spoken
 
 
 def test_other_loggers_get_the_times_and_metrics_csv_does_not(tmp_path: Path, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toy import Normalized, NormalizedData, Quadratic, ToyData, train, trainer
 
 from fl_lightning import ClientSampler, FederatedCallback, FederatedDataModule, FederatedOrchestrator, TrafficMonitor
-from fl_lightning.callbacks import FedSMOO, Scaffold
+from fl_lightning.callbacks import Scaffold
 from fl_lightning.runs.folder import RunFolder
 
 RUN = Path("runs", "tiny", "version_0")
@@ -51,9 +51,8 @@ def test_scaffold_also_sends_down_its_control_variate() -> None:
 
 
 def test_what_rules_send_counts() -> None:
-    """Option I of SCAFFOLD: every client's full gradient, beside its update. FedSMOO: μ up and s down."""
+    """Option I of SCAFFOLD: every client's full gradient, beside its update."""
     assert sent(Scaffold(option="I"), rounds=2) == [(32, 64, 96), (64, 64, 224)]
-    assert sent(FedSMOO(), rounds=2) == [(32, 64, 96), (64, 64, 224)]
 
 
 class Adapted(Quadratic):
