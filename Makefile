@@ -11,15 +11,15 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal --durations=10
 
 test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
 
 attack: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/fuzz.py
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/crash.py
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tools/soak.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.fuzz
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.crash
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.soak
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s -m slow tests/fit/test_damage.py tests/engine/test_ranks.py
 
 format: .venv/installed
@@ -34,7 +34,6 @@ docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 layers: .venv/installed
-	$(BIN)/python tools/layers.py
 	$(BIN)/python tools/measures.py
 	$(BIN)/lint-imports
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from attack.fuzz_commands import RUN, SOUND, command_lines
+from attack.fuzz_fit import fit_lines
+from attack.fuzz_line import FINE, Line, attempt, stage
 from command import refused, run
-from fuzz_commands import RUN, SOUND, command_lines
-from fuzz_fit import fit_lines
-from fuzz_line import FINE, Line, attempt, stage
 
 FEW = 2  # lines of each command
 
@@ -49,9 +49,9 @@ def test_the_attack_notices(staged: Path, monkeypatch: pytest.MonkeyPatch) -> No
             pass
 
     line = Line(("report", RUN))
-    monkeypatch.setattr("fuzz_line.LIMIT", 1)
+    monkeypatch.setattr("attack.fuzz_line.LIMIT", 1)
     for ours, end in ((hang, "hang"), (crash, "traceback")):
-        monkeypatch.setattr("fuzz_line.run", ours)
+        monkeypatch.setattr("attack.fuzz_line.run", ours)
         assert attempt(line, staged)["end"] == end
     assert attempt(Line(("--version",), shell="; echo one two >&2; exit 2"), staged)["end"] == "1 lines"
 

@@ -11,10 +11,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import layers
+import grimp
 import lists
 import measures
-import networkx as nx
 import pages
 import pytest
 import yaml
@@ -34,11 +33,28 @@ def test_imports_keep_the_order_of_pyproject() -> None:
     assert "Contracts: 3 kept, 0 broken." in done.stdout
 
 
-def test_no_circles_and_no_imports_that_run_up() -> None:
-    command = [sys.executable, str(REPOSITORY / "tools" / "layers.py")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-3:] == ["circles of rooms: 0", "circles of modules: 0", "imports that run up: 0"]
+def test_no_circles() -> None:
+    """The contracts of pyproject.toml count no import of a package's own file; here, all imports count."""
+    assert measures.circles(measures.package_graph()) == []
+
+
+def test_a_circle_through_the_package_is_one_though_for_type_checkers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The room low needs a name of the package, which has that name from the room high, which needs low."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for room in ("low", "high"):
+        (tmp_path / "cottage" / room).mkdir(parents=True)
+    (tmp_path / "cottage/__init__.py").write_text("from cottage.high import name\n")
+    (tmp_path / "cottage/high/__init__.py").write_text("import cottage.low.one\n")
+    (tmp_path / "cottage/low/__init__.py").touch()
+    needs = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from cottage import name\n"
+    for module, text in {"one": "", "other": needs}.items():
+        (tmp_path / f"cottage/low/{module}.py").write_text(text)
+    (rooms,) = measures.circles(grimp.build_graph("cottage", cache_dir=None))
+    assert set(rooms) == {"cottage", "cottage.high", "cottage.low"}, "no circle of modules: one imports nothing"
+    (tmp_path / "cottage/low/one.py").write_text(needs)
+    assert len(measures.circles(grimp.build_graph("cottage", cache_dir=None))) == 2
 
 
 def test_the_engine_stays_small() -> None:
@@ -61,27 +77,6 @@ def test_lines_of_code_are_those_with_a_token() -> None:
         '"""Says this."""\n\n# Why.\ndef add(a: int) -> int:\n    """Add\n    one."""\n    return (a +\n        1)\n'
     )
     assert measures.code_lines(source) == 3
-
-
-def test_floors_of_a_house_with_a_circle() -> None:
-    """A imports b, b and c import one another, c imports d: d is below, b and c share a floor, a is on top."""
-    graph: nx.DiGraph[str] = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "b"), ("c", "d")])
-    assert layers.floors(graph) == [["d"], ["b", "c"], ["a"]]
-    assert layers.circles(graph) == [["b", "c"]]
-    assert layers.upward(graph) in ([("b", "c")], [("c", "b")])
-
-
-def test_a_type_checking_import_counts(tmp_path: Path) -> None:
-    house = tmp_path / "fl_lightning"
-    house.mkdir()
-    (house / "__init__.py").touch()
-    (house / "low.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import fl_lightning.high\n")
-    (house / "high.py").write_text("import fl_lightning.low\n")
-    done = subprocess.run(
-        [sys.executable, str(layers.__file__), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "circles of rooms: 1\n  high low\n" in done.stdout
 
 
 def test_lists_of_callbacks_are_those_that_make_lists_writes() -> None:
@@ -168,12 +163,14 @@ def test_paths_and_targets_that_contributing_names_exist() -> None:
 
 
 def test_the_workflow_runs_the_tests_on_every_python_of_the_classifiers() -> None:
+    """On every push; the slow tests run at night, on one Python."""
     workflow = yaml.safe_load((REPOSITORY / ".github" / "workflows" / "test.yml").read_text())
-    (job,) = workflow["jobs"].values()
+    job, slow = (workflow["jobs"][name] for name in ("test", "slow"))
     pythons = [name.rpartition(" ")[2] for name in project()["classifiers"] if "Python :: 3." in name]
-    assert {"push", "pull_request"} <= workflow["on"].keys()
+    assert {"push", "pull_request", "schedule"} <= workflow["on"].keys()
     assert job["strategy"]["matrix"]["python"] == pythons
-    assert ".ci/run" in [step.get("run") for step in job["steps"]]
+    assert ".ci/run test" in [step.get("run") for step in job["steps"]]
+    assert ".ci/run test-slow" in [step.get("run") for step in slow["steps"]]
     assert os.access(REPOSITORY / ".ci" / "run", os.X_OK)
 
 

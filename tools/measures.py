@@ -1,7 +1,11 @@
-"""Prints how large the engine is, and how much its classes share: what tests/test_house.py holds within bounds.
+"""Prints how large the engine is, how much its classes share, and circles of imports.
+
+tests/test_house.py holds the sizes within bounds, and refuses circles.
 
 A line of code has a token that is neither a comment nor part of a docstring. The chain are the package's own classes
-that the orchestrator inherits from; an attribute is touched by a class that reads or sets it on ``self``.
+that the orchestrator inherits from; an attribute is touched by a class that reads or sets it on ``self``. Circles
+are those that the contracts of pyproject.toml let pass: no import of a package's own file counts there, such as the
+public names of ``fl_lightning``.
 
     python tools/measures.py
 """
@@ -9,12 +13,16 @@ that the orchestrator inherits from; an attribute is touched by a class that rea
 import ast
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 PACKAGE = Path(__file__).parents[1] / "fl_lightning"
 ENGINE = PACKAGE / "engine"
 GROUND = ("arguments", "files", "inside", "lightning_private", "seeding")  # of the engine and of other rooms
+LAZY = "fl_lightning.report.python"  # holds public names of the package
 CHAIN = ("orchestrator.py", "hosting/host.py", "rules/server.py")  # the files of the orchestrator's own classes
 LAYOUT = (tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.COMMENT, tokenize.ENDMARKER)
 
@@ -63,6 +71,32 @@ def attributes() -> tuple[set[str], dict[str, list[str]]]:
     return written, {name: touched[name] for name in written}
 
 
+def circles(graph: grimp.ImportGraph) -> list[list[str]]:
+    """Find a circle of rooms, and one of modules, that import one another; imports for type checkers count, too.
+
+    A room is a folder or a module directly below the package, and the package's own file.
+    """
+    found = []
+    units: tuple[Callable[[str], str], ...] = (lambda module: ".".join(module.split(".")[:2]), str)
+    for unit in units:
+        imported: dict[str, set[str]] = {}
+        for module in graph.modules:
+            others = {unit(other) for other in graph.find_modules_directly_imported_by(module)} - {unit(module)}
+            imported.setdefault(unit(module), set()).update(others)
+        try:
+            TopologicalSorter(imported).prepare()
+        except CycleError as error:
+            found.append(list(error.args[1]))
+    return found
+
+
+def package_graph() -> grimp.ImportGraph:
+    """Read the imports of the package, except that of names which the package imports on their first use."""
+    graph = grimp.build_graph(PACKAGE.name, cache_dir=None)
+    graph.remove_import(importer=PACKAGE.name, imported=LAZY)
+    return graph
+
+
 def _classes() -> Iterator[ast.ClassDef]:
     for name in CHAIN:
         yield from (each for each in ast.parse((ENGINE / name).read_text()).body if isinstance(each, ast.ClassDef))
@@ -82,6 +116,8 @@ def main() -> None:
     shared = sorted(name for name, classes in touched.items() if len(classes) > 2)
     print(f"{len(written):5} attributes of the orchestrator")
     print(f"{len(shared):5} of them touched by three classes: {', '.join(shared)}")
+    for circle in circles(package_graph()):
+        print("circle: " + " → ".join(circle))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from fuzz_commands import PROCESSES, command_lines
-from fuzz_fit import fit_lines
-from fuzz_line import FINE, attempt, stage
+from attack.fuzz_commands import PROCESSES, command_lines
+from attack.fuzz_fit import fit_lines
+from attack.fuzz_line import FINE, attempt, stage
 
 
 def main() -> int:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
+from attack.fuzz_line import Line
 from command import TINY
-from fuzz_line import Line
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import nn, optim

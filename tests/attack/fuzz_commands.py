@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from attack.fuzz_fit import LABORIOUS, ODD, SKIPPED, as_yaml, is_large
+from attack.fuzz_line import BOMB, Line
 from command import run
-from fuzz_fit import LABORIOUS, ODD, SKIPPED, as_yaml, is_large
-from fuzz_line import BOMB, Line
 
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.reading import ConfigReader

@@ -259,7 +259,7 @@ def main() -> int:
     options = parser.parse_args()
     shutil.rmtree(options.out, ignore_errors=True)
     out = options.out.absolute()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["fl_lightning.fit.command", "tools.crash"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["fl_lightning.fit.command", "attack.crash"])
     whole = out / "whole"
     prepare(whole)
     process = start(Case(-1, "memory", "none", 1), whole)
