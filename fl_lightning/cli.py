@@ -53,7 +53,7 @@ TOPICS = {
         "export": Command(
             "write the global model to a file that needs no fl-lightning",
             "fit.export",
-            ("fit.arguments", "export_arguments"),
+            ("fit.export", "arguments"),
         ),
         "dashboard": Command(
             "lay out W&B workspaces for federated runs",

@@ -57,13 +57,14 @@ def check_documented(folder: Path) -> None:
 
 
 def check_reported(folder: Path) -> None:
-    """A run's report: every section has content, and every metric of the last round its number."""
-    result = run("report", folder, "--out", "report.html")
+    """The report of all runs in a folder: every section has content, and every metric of a last round its number."""
+    result = run("report", folder, "--out", folder / "report.html")
     assert (result.status, result.err) == (0, "")
-    page = Page(Path("report.html").read_text())
+    page = Page((folder / "report.html").read_text())
     assert page.sections, "no section"
     empty = [name for name, held in page.sections.items() if not held]
     assert not empty, f"sections without content: {empty}"
-    last = rows(folder / "metrics.csv")[-1]
-    missing = [name for name, value in last.items() if math.isfinite(value) and not page.shows(name, value)]
-    assert not missing, f"not on the page: {missing}"
+    for run_folder in {file.parent for file in folder.rglob("metrics.csv")}:
+        last = rows(run_folder / "metrics.csv")[-1]
+        missing = [name for name, value in last.items() if math.isfinite(value) and not page.shows(name, value)]
+        assert not missing, f"not on the page: {missing} of {run_folder}"

@@ -1,12 +1,14 @@
 """The command line before its command: nothing slow is imported in silence."""
 
 import io
+import json
 import platform
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command import TINY, fit
@@ -26,27 +28,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_command_line_is_there_before_torch_is() -> None:
-    """Importing torch and Lightning takes seconds; the word about it comes first."""
-    code = "import sys, fl_lightning.cli; print({'torch', 'lightning', 'rich', 'pandas'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"
-
-
-def test_versions_are_told_before_anything_is_imported() -> None:
-    """Of the package and of what a report of a mistake needs, as their metadata say; in a fresh process."""
-    code = (
-        "import sys, fl_lightning\n"
-        "from fl_lightning.cli import main\n"
-        "status = main(['--version'])\n"
-        "print(fl_lightning.__version__, status, {'torch', 'lightning', 'jsonargparse', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours, torch, lightning = map(version, ("fl-lightning", "torch", "lightning"))
-    told, after = done.stdout.splitlines()
-    assert told == f"fl-lightning {ours}, torch {torch}, lightning {lightning}, Python {platform.python_version()}"
-    assert after == f"{ours} 0 set()"
-    assert done.stderr == ""
+def said(code: str, *args: str) -> str:
+    """What Python code prints in a process of its own."""
+    return subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True).stdout
 
 
 def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +43,22 @@ def missing(name: str) -> str:
     raise PackageNotFoundError(name)
 
 
+ANSWERS = """
+import contextlib, io, json, sys
+from fl_lightning.cli import main
+for line in sys.argv[1:]:
+    streams = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            status = main(line.split())
+        except SystemExit as leaving:
+            status = leaving.code or 0
+    slow = sorted({"torch", "lightning", "pandas", "rich", "wandb"} & set(sys.modules))
+    print(json.dumps([status, streams[bool(status)].getvalue(), streams[not status].getvalue(), slow]))
+"""
+VERSIONS = [f"{name} {version(name)}" for name in ("fl-lightning", "torch", "lightning")]
 QUICK = {  # command lines that are answered at once: exit status, and words of the answer
+    "--version": (0, f"{', '.join(VERSIONS)}, Python {platform.python_version()}\n"),
     "": (0, "fl-lightning COMMAND --help"),
     "--help": (0, "fl-lightning COMMAND --help"),
     "fitt": (2, "there is no command fitt: the commands are fit, validate, "),
@@ -93,16 +92,18 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
 }
 
 
+@pytest.fixture(scope="module")
+def answers() -> dict[str, list[Any]]:
+    """Of each line: exit status, the answer, the other stream, and the slow modules that were imported for it."""
+    return dict(zip(QUICK, map(json.loads, said(ANSWERS, *QUICK).splitlines()), strict=True))
+
+
 @pytest.mark.parametrize("line", QUICK)
-def test_help_and_mistakes_are_answered_before_torch_is_imported(line: str) -> None:
-    slow = {"torch", "lightning", "pandas", "rich", "wandb"}
-    code = f"import atexit, sys; atexit.register(lambda: print({slow} & set(sys.modules)))"
-    code += "; from fl_lightning.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True)
-    status, words = QUICK[line]
-    assert done.returncode == status
-    assert words in (done.stderr if status else done.stdout)
-    assert done.stdout.endswith("set()\n")
+def test_help_and_mistakes_are_answered_before_torch_is_imported(line: str, answers: dict[str, list[Any]]) -> None:
+    """Importing torch and Lightning takes seconds."""
+    status, answer, other, slow = answers[line]
+    assert (status, other, slow) == (QUICK[line][0], "", [])
+    assert QUICK[line][1] in answer
 
 
 def test_a_report_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +111,10 @@ def test_a_report_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     Path("tiny.yaml").write_text(TINY)
     names = ("FedNova", "ConflictMonitor", "CoherenceMonitor", "ClientMonitor", "LossSurface")
-    fit("--trainer.callbacks", f"[{', '.join(f'{{class_path: {name}}}' for name in names)}]")
-    code = "import atexit, sys; atexit.register(lambda: print({'torch', 'lightning'} & set(sys.modules)))"
-    code += "; from fl_lightning.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", code, "report", "runs"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("set()\n")
+    callbacks = f"[{', '.join(f'{{class_path: {name}}}' for name in names)}]"
+    fit("--trainer.max_epochs", 1, "--trainer.callbacks", callbacks, "--trainer.callbacks.points", 3)
+    status, _, other, slow = json.loads(said(ANSWERS, "report runs"))
+    assert (status, other, {"torch", "lightning"} & {*slow}) == (0, "", set())
     assert "Client coherence" in Path("runs/tiny/version_0/report.html").read_text()
 
 
@@ -143,41 +142,40 @@ def test_nobody_else_sees_it(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_public_name_is_there() -> None:
+    assert fl_lightning.__version__ == version("fl-lightning")
     for name in fl_lightning.__all__:
         assert getattr(fl_lightning, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'fl_lightning' has no attribute 'nope'"):
         _ = fl_lightning.nope  # type: ignore[attr-defined]  # on purpose
 
 
-def test_importing_the_package_imports_no_other_package_of_weight() -> None:
-    """Not the package alone; and its public names import torch and Lightning, but nothing that few runs need; pandas is
-    imported by the names for finished runs alone.
-    """
-    slow = "'torch', 'lightning', 'timm', 'wandb', 'pandas', 'matplotlib', 'plotly', 'datasets'"
-    code = f"""
-import sys, fl_lightning
-print({{{slow}}} & set(sys.modules))
-for name in {{*fl_lightning.__all__}} - {{*fl_lightning.REPORT}}: getattr(fl_lightning, name)
-print('torch' in sys.modules, {{{slow}}} & set(sys.modules) - {{'torch', 'lightning', 'matplotlib'}})
-"""  # torchmetrics, which Lightning imports, imports matplotlib
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\nTrue set()\n"
-
-
-def test_what_few_runs_need_is_imported_when_it_is_used() -> None:
-    """Late imports draw no random numbers: a network is the same whether timm was there before the seed was set."""
-    code = """
+IMPORTS = """
 import random, sys
-import numpy, torch
+import fl_lightning
+slow = {"torch", "lightning", "timm", "wandb", "pandas", "matplotlib", "plotly", "datasets", "mlflow"}
+imported = lambda: print(sorted(slow & set(sys.modules)))
+imported()
+for name in {*fl_lightning.__all__} - {*fl_lightning.REPORT}:
+    getattr(fl_lightning, name)
+imported()
 import fl_lightning.fit.command
-print({"timm", "wandb", "pandas", "mlflow", "datasets"} & set(sys.modules))
+imported()
+import numpy, torch
 states = lambda: (random.getstate(), str(numpy.random.get_state()), torch.get_rng_state().tolist())
 before = states()
 import timm.layers.norm_act, timm.models.resnet
 print(states() == before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\nTrue\n"
+
+
+def test_what_few_runs_need_is_imported_when_it_is_used() -> None:
+    """The package alone imports nothing; its public names torch and Lightning, which imports matplotlib.
+
+    The names for finished runs are left out: they import pandas. Late imports draw no random numbers: a network is the
+    same whether timm was there before the seed was set.
+    """
+    training = "['lightning', 'matplotlib', 'torch']"
+    assert said(IMPORTS).splitlines() == ["[]", training, training, "True"]
 
 
 @pytest.mark.parametrize(("error", "status"), [(SIGTERMException(), 143), (MisconfigurationException("no"), 2)])

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 from command import HANG, process, restored, run
-from made_data import write_data
+from generated import write_images
+
+from fl_lightning import datamodules
 
 REPOSITORY = Path(__file__).parents[1]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -116,7 +118,10 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write_data(folder := tmp_path_factory.mktemp("images"))
+    """Data sets of made-up images under one root: some 1,000 images to train on and 200 to test on, in folders."""
+    folder = tmp_path_factory.mktemp("images")
+    for data in (datamodules.MNIST, datamodules.FashionMNIST, datamodules.CIFAR10, datamodules.CIFAR100):
+        write_images(folder / data.__name__, data, 1000 // data.num_classes, 200 // data.num_classes)
     return folder
 
 

@@ -43,6 +43,7 @@ def test_regression(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     assert worst[0] > after
 
 
+@pytest.mark.slow
 def test_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody who has learnt nothing does better than 28 on average, the number of letters."""
     run("text", 4, monkeypatch)
@@ -54,6 +55,7 @@ def test_text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert re.fullmatch(r"the model writes: [a-z ]*", text)
 
 
+@pytest.mark.slow
 def test_graphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the graphs react, so that a guess is right in half of them. Harmonization leaves no conflict."""
     run("graphs", 4, monkeypatch)
@@ -64,6 +66,7 @@ def test_graphs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     assert conflict.endswith("0% after harmonization")
 
 
+@pytest.mark.slow
 def test_self_supervised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Without training, both probes would see the same features."""
     run("self_supervised", 5, monkeypatch)
@@ -71,6 +74,7 @@ def test_self_supervised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert after > before + 4
 
 
+@pytest.mark.slow
 def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Adapters and head alone travel and are saved, what is frozen stays the backbone's, the program has it all.
 

@@ -13,7 +13,7 @@ from attack.fuzz_fit import fit_lines
 from attack.fuzz_line import FINE, Line, attempt, stage
 from command import refused, run
 
-FEW = 2  # lines of each command
+FEW = 1  # lines of each command
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +57,8 @@ def test_the_attack_notices(staged: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 LINES = {  # lines that once ended in a traceback, and what they say now
-    **{
-        f"{command} --config {path}": f": there is no {path}, and fl-lightning fit --config.help lists"
-        for command in ("fit", "data", "validate", "predict", "test")
-        for path in (".", "/", "..")
-    },
+    "fit --config .": ": there is no ., and fl-lightning fit --config.help lists",
+    "data --config /": ": there is no /, and fl-lightning fit --config.help lists",
     "data --config=": ": there is no '', and fl-lightning fit --config.help lists",
     "test --config=tiny.yaml --ckpt_path=": "ckpt_path: there is no file .; expected a path to a .ckpt, or 'last'",
     "sweep --config=tiny.yaml --grid=data.batch_size=*a": "--grid data.batch_size=*a is not YAML: ",

@@ -17,6 +17,12 @@ OWN = {text.splitlines()[0].removeprefix("# "): text for text in PYTHON if text.
 COMMAND = next(text for language, text in BLOCKS if language == "bash" and "my_rules" in text)
 
 
+def block(page: str, name: str) -> str:
+    """The Python block of a page that is the file of this name."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return next(text for text in blocks if f"# {name}" in text)
+
+
 @pytest.mark.parametrize("command", ["make demo", "make test"])
 def test_two_commands_stand_on_the_first_screen_and_in_the_makefile(command: str) -> None:
     """Under their heading, in the first 40 lines; each names a target of the Makefile."""
@@ -38,7 +44,7 @@ def test_an_own_rule_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     for name, text in OWN.items():
         Path(name).write_text(text)
-    arguments = [*shlex.split(COMMAND)[1:], "--trainer.max_epochs", "2"]
+    arguments = [*shlex.split(COMMAND)[1:], "--trainer.max_epochs", "1"]
     for number, args in enumerate([arguments, [a for a in arguments if "Median" not in a]]):
         result = run(*args, "--experiment", number)
         assert result.status == 0, result.err
@@ -56,27 +62,11 @@ def test_python_example_runs(
     assert float(printed[1]) < 4  # targets k + Σx, k = 0..7, of variance 5: the squared error starts near 5 + 12
 
 
-def test_configs_named_in_the_readme_exist() -> None:
-    configs = Path(__file__).parents[1] / "configs"
-    named = set(re.findall(r"--config (\S+\.yaml)", README))
-    assert named
-    assert all((configs / name).is_file() for name in named)
-
-
 def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each of the 20 clients a number in every round, their mean, and all of them in a file after the last round."""
     monkeypatch.chdir(tmp_path)
-    guide = (DOCS / "how-to" / "own-measure.md").read_text()
-    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_measure.py" in text)
-    Path("my_measure.py").write_text(text)
-    result = run(
-        "fit",
-        "--config",
-        "digits_gh.yaml",
-        "--trainer.callbacks+=my_measure.LonelinessMonitor",
-        "--trainer.max_epochs=2",
-    )
-    assert result.status == 0, result.err
+    Path("my_measure.py").write_text(block("how-to/own-measure.md", "my_measure.py"))
+    fit("--trainer.callbacks+=my_measure.LonelinessMonitor", "--trainer.max_epochs=2", config="digits_gh.yaml")
     folder = Path("runs/digits_gh/version_0")
     for row in rows(folder / "metrics.csv"):
         lonely = [value for name, value in row.items() if name.startswith("clients/lonely/")]
@@ -89,10 +79,8 @@ def test_the_guides_measure_runs_as_printed(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_the_guides_test_of_a_rule_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    guide = (DOCS / "how-to" / "test-a-rule.md").read_text()
-    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# test_my_rule.py" in text)
     names: dict[str, Any] = {}
-    exec(text, names)
+    exec(block("how-to/test-a-rule.md", "test_my_rule.py"), names)
     names["test_my_rule_copes"]("nan")
 
 
@@ -101,9 +89,7 @@ def test_the_guides_run_from_python_records_what_the_command_line_records(
 ) -> None:
     """The same files, the same metrics by name, the same display; a stopped run goes on there."""
     monkeypatch.chdir(tmp_path)
-    guide = (DOCS / "how-to" / "python.md").read_text()
-    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_run.py" in text)
-    exec(text, {})
+    exec(text := block("how-to/python.md", "my_run.py"), {})
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"]
     Path("tiny.yaml").write_text(TINY)
@@ -125,9 +111,7 @@ def test_the_guides_rule_with_a_state_gives_the_same_bits_on_two_devices(
 ) -> None:
     """All four clients take part in each of three rounds, so that from the second on, the state changes the result."""
     monkeypatch.chdir(tmp_path)
-    guide = (DOCS / "reference" / "hooks.md").read_text()
-    text = next(text for text in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "# my_rule.py" in text)
-    Path("my_rule.py").write_text(text)
+    Path("my_rule.py").write_text(block("reference/hooks.md", "my_rule.py"))
     Path("tiny.yaml").write_text(TINY)
     rule = ("--trainer.callbacks", "my_rule.Restraint", "--trainer.max_epochs", 3)
     fit("--experiment", "plain", "--trainer.max_epochs", 3)

@@ -28,7 +28,6 @@ from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
-from fl_lightning.fit.lightning_cli import OpenCLI
 from fl_lightning.fit.messages import ParsingError, counted
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stopping import Stopping
@@ -78,7 +77,7 @@ class CommandTrainer(Trainer):
         overview.show(datamodule, Path(plot or os.path.relpath(Path(experiment, PLOT))))
 
 
-class FederatedCLI(OpenCLI):
+class FederatedCLI(LightningCLI):
     """A LightningCLI whose ``model:`` is the orchestrator and whose ``data:`` is a FederatedDataModule.
 
     One seed (``seed_everything``) governs all randomness. Every run gets a folder, checkpoints and a progress display.
@@ -88,8 +87,6 @@ class FederatedCLI(OpenCLI):
         args: the command line, with configs given as paths.
         holds: the locks of the process, to which that of the run folder is added; None for no lock.
     """
-
-    own_subcommands = frozenset({"data"})
 
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
         self.holds, self.stopping = holds, Stopping()
@@ -140,7 +137,16 @@ class FederatedCLI(OpenCLI):
         return {**LightningCLI.subcommands(), "data": {"model", "datamodule"}}
 
     @override
-    def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        if subcommand == "data":  # without the method's arguments, a group whose name the data module's group has
+            parser = self.init_parser(**kwargs)
+            self._add_arguments(parser)
+            parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
+            about = f"PNG file of the bubble plot, by default runs/<experiment>/{PLOT}."
+            parser.add_argument("--plot", type=str | None, default=None, help=about)
+            self._subcommand_method_arguments[subcommand] = ["plot"]
+            return parser
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "fit":
             parser.add_argument(
                 "--resume_changed",
@@ -149,19 +155,14 @@ class FederatedCLI(OpenCLI):
                 help="Whether a run that goes on may change settings or data that affect its results; each change is "
                 "recorded in environment.yaml.",
             )
-        if subcommand != "data":
-            return []
-        parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
-        parser.add_argument(
-            "--plot",
-            type=str | None,
-            default=None,
-            help=f"PNG file of the bubble plot, by default runs/<experiment>/{PLOT}.",
-        )
-        return ["plot"]
+        return parser
 
     @override
-    def find_checkpoint(self) -> None:
+    def _add_instantiators(self) -> None:
+        """Do nothing: Lightning would give the data module's arguments to the modules that its constructor makes."""
+
+    @override
+    def _parse_ckpt_path(self) -> None:
         """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
@@ -196,7 +197,7 @@ class FederatedCLI(OpenCLI):
         Raises:
             ConfigurationError: settings that affect results differ, and may not.
         """
-        parser, config, before = self.parser_of("fit"), self.config["fit"], read_mapping(folder, CONFIG)
+        parser, config, before = self._parser("fit"), self.config["fit"], read_mapping(folder, CONFIG)
         if NOT_RECORDED in before:
             raise ConfigurationError(
                 f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
@@ -209,9 +210,9 @@ class FederatedCLI(OpenCLI):
         self.changed = changed if config.resume_changed else None
 
     @override
-    def set_seed(self) -> None:
+    def _set_seed(self) -> None:
         with values_of("seed_everything"):
-            super().set_seed()
+            super()._set_seed()
 
     @override
     def instantiate_classes(self) -> None:
@@ -222,7 +223,7 @@ class FederatedCLI(OpenCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        config = self.setting(self.config_init, "trainer")
+        config = self._get(self.config_init, "trainer")
         callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
         check_once(callbacks)
         callbacks = run_callbacks(
@@ -246,26 +247,26 @@ class FederatedCLI(OpenCLI):
 
     @override
     def before_instantiate_classes(self) -> None:
-        threads = self.setting(self.config, "num_threads")
+        threads = self._get(self.config, "num_threads")
         if threads < 1:
             raise ConfigurationError(f"num_threads must be at least 1, got {threads}")
         os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets a number
         torch.set_num_threads(threads)
-        if self.subcommand and "WandbLogger" in str(self.setting(self.config, "trainer").logger):
+        loggers = self._get(self.config, "trainer").logger
+        if "WandbLogger" in str(loggers):
             offline_without_key()
-        if self.subcommand:
-            self.mlflow_run = open_store(self.setting(self.config, "trainer").logger, self.mlflow_run)
+        self.mlflow_run = open_store(loggers, self.mlflow_run)
 
     @override
-    def run_subcommand(self, subcommand: str) -> None:
+    def _run_subcommand(self, subcommand: str) -> None:
         """Run a subcommand; one of the Trainer says first what it loads, because that may take minutes.
 
         Missing data are downloaded, or reported, before other devices' processes start.
         """
         fetch_missing(self.datamodule)
-        if subcommand not in self.own_subcommands:
+        if subcommand != "data":
             self._say(f"loading {type(self.datamodule).__name__} …")
-        super().run_subcommand(subcommand)
+        super()._run_subcommand(subcommand)
 
     def after_fit(self) -> None:
         """Print the path of the run folder. LightningCLI calls this after ``fit``."""
@@ -280,7 +281,7 @@ class FederatedCLI(OpenCLI):
 
     def _say(self, words: str) -> None:
         """Print a text on the first device, unless the progress bar is off."""
-        if self.setting(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
+        if self._get(self.config, "trainer").enable_progress_bar is not False and self.trainer.is_global_zero:
             print(words, flush=True)
 
 

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
 
-from fl_lightning.fit.arguments import export_arguments
-from fl_lightning.runs.export import export
+from fl_lightning.fit.arguments import CommandParser
+
+EXPORT = (
+    "Write the global model of a run to a file. The file's suffix decides the format. .ckpt: a Lightning checkpoint of "
+    "the client module, for MyModule.load_from_checkpoint; .safetensors or .pt: the module's state_dict; .pt2: the "
+    "program of the module's forward, which torch.export traces on the module's example_input_array or on a validation "
+    "batch of the run."
+)
+
+
+def arguments(args: Sequence[str]) -> Namespace:
+    """Parse ``export …``."""
+    parser = CommandParser("fl-lightning export", description=EXPORT, allow_abbrev=False)
+    parser.add_argument("run", help="a checkpoint of a run, or a run folder: its best.ckpt, else its last.ckpt")
+    parser.add_argument("--out", required=True, help="file to write: model.ckpt, .safetensors, .pt or .pt2")
+    parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
+    return parser.parse_args(args[1:])
 
 
 def command(args: Sequence[str]) -> int:
     """Run ``export …`` and return the exit status, 0."""
-    options = export_arguments(args)
+    from fl_lightning.runs.export import export  # imports torch, which takes seconds: after the arguments are checked
+
+    options = arguments(args)
     export(options.run, options.out, overwrite=options.overwrite)
     print(f"model: {options.out}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import os
 import re
 import signal
@@ -185,9 +184,17 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
         innermost: the first error that led to ``error``, raised by the parser of the class whose arguments are refused;
             or ``error`` itself.
     """
-    text, options = " ".join(error.message.split()), error.options
-    keys = re.findall(r'Parser key "([^"]+)":', text)
+    text = " ".join(error.message.split())
+    keys = re.findall(r'Parser key "([^"]+)":', text)  # the nested options that lead to the mistake
     where = f"{'.'.join(keys)}: " if keys else ""
+    if unknown := _unknown_option(text, error.options):
+        return unknown
+    said = _option_of_another(text, keys, innermost) or _refused_class(text, keys) or _refused_value(text, keys)
+    return f"{where}{said}" if said else text[:400]
+
+
+def _unknown_option(text: str, options: Iterable[str]) -> str | None:
+    """Name the option that an unknown one may mean."""
     if found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", text):
         return f"there is no option --{found[1]}; {meant(found[1], found[2]) or _like(found[1], options)}"
     if found := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
@@ -195,35 +202,52 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
         return f"expected an option, got {found[1]}: {how}"
     if found := re.search(r"does not accept option '([\w.]+)'", text):
         return f"there is no option {found[1]}; {_like(found[1], options, '')}"
-    if (found := re.search(r"Option '(\w+)[\w.]*' is not accepted", text)) and found[1] not in innermost.accepted:
-        missing = f"{where}there is no option {found[1]}"
-        if near := _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted):
-            return f"{missing}; did you mean {near}?"
-        last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
-        there = f"{innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
-        return f"{missing}; {hint}" if (hint := meant(found[1])) else f"{missing}: {there}"
+    return None
+
+
+def _option_of_another(text: str, keys: Sequence[str], innermost: ParsingError) -> str | None:
+    """Name what the class has in place of an option that it does not have."""
+    found = re.search(r"Option '(\w+)[\w.]*' is not accepted", text)
+    if found is None or found[1] in innermost.accepted:
+        return None
+    missing = f"there is no option {found[1]}"
+    if near := _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted):
+        return f"{missing}; did you mean {near}?"
+    if hint := meant(found[1]):
+        return f"{missing}; {hint}"
+    last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
+    return f"{missing}: {innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
+
+
+def _refused_class(text: str, keys: Sequence[str]) -> str | None:
+    """Say what is wrong with the name of a class or a function."""
     if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
-        return f"{where}{found[1]}:{found[2]}"
+        return f"{found[1]}:{found[2]}"
     if found := re.search(r"import path (?:string|format): ([\w.]+)\((?:(\w+) *=)? *([^,)]*)", text):
         option = f"--{'.'.join(keys)}"
         how = f"{option}{'+' * option.endswith('callbacks')}={found[1]} {option}.{found[2] or 'OPTION'}={found[3]}"
-        return f"{where}write the arguments of {found[1]} as options: {how}"
+        return f"write the arguments of {found[1]} as options: {how}"
     if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
         known = _classes()
         if found[1] in known:
-            return f"{where}{found[1]} is not of the kind of classes that this option takes"
-        return f"{where}there is no class {found[1]}; {_like(found[1], known, '')}"
+            return f"{found[1]} is not of the kind of classes that this option takes"
+        return f"there is no class {found[1]}; {_like(found[1], known, '')}"
     if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
-        return f"{where}expected a function, as in my_module.my_function, got something else: {found[1]}"
+        return f"expected a function, as in my_module.my_function, got something else: {found[1]}"
+    return None
+
+
+def _refused_value(text: str, keys: Sequence[str]) -> str | None:
+    """Say what was expected in place of a value, or that a value is missing."""
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
         how = f": --{keys[-1]}.{found[1]} VALUE" if keys and "," not in found[1] else ""
-        return f"{where}give a value for {found[1]}{how}"
+        return f"give a value for {found[1]}{how}"
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
-        return f"{where}expected {_plain(found[1])}, got {found[2]}"
+        return f"expected {_plain(found[1])}, got {found[2]}"
     expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
     if (found := re.search(r"Given value: (.{1,80}?)(?= - | Given value|$)", text)) and expected:
-        return f"{where}expected {' or '.join(map(_plain, expected))}, got {found[1]}"
-    return text[:400]
+        return f"expected {' or '.join(map(_plain, expected))}, got {found[1]}"
+    return None
 
 
 def _plain(expected: str) -> str:
@@ -255,18 +279,6 @@ def _short(name: str, known: Iterable[str]) -> str | None:
     return initials if initials in known else None
 
 
-def _subclasses(of: type) -> set[type]:
-    below: list[type] = of.__subclasses__()
-    return {of}.union(*map(_subclasses, below))
-
-
-def _ours() -> set[type]:
-    """Return the classes of this package that have been imported."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("fl_lightning.")]
-    found = {cls for module in modules for cls in vars(module).values() if inspect.isclass(cls)}
-    return {cls for cls in found if cls.__module__.startswith("fl_lightning.")}
-
-
 def _classes() -> set[str]:
     """Return the names of the classes that a config may name."""
     # Imported here, where a parser has already imported them: other messages need not wait seconds for the imports.
@@ -277,4 +289,14 @@ def _classes() -> set[str]:
     from torch.optim.lr_scheduler import LRScheduler
 
     named = (Callback, LightningDataModule, LightningModule, Logger, nn.Module, Optimizer, LRScheduler)
-    return {cls.__name__ for cls in _ours().union(*map(_subclasses, named))}
+    known = [cls for cls in _imported() if issubclass(cls, named) or str(cls.__module__).startswith("fl_lightning.")]
+    return {cls.__name__ for cls in known}
+
+
+def _imported() -> set[type]:
+    """Return all classes of the process."""
+    found, new = set[type](), {object}
+    while new:
+        found |= new
+        new = {each for cls in new for each in type.__subclasses__(cls)} - found
+    return found

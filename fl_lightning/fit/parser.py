@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from traceback import walk_stack
+from types import FrameType
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities import parsing
 from typing_extensions import override
 
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
-from fl_lightning.fit.lightning_cli import own_hyperparameters
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
 from fl_lightning.runs.yaml_text import check_aliases
@@ -65,6 +69,26 @@ class Parser(LightningArgumentParser):
         for key in (*KEYS, "resume_changed"):
             cfg.pop(key, None)
         return str(super().dump(cfg, **{"skip_validation": True} | kwargs))  # the parser has validated the values
+
+
+@contextmanager
+def own_hyperparameters() -> Iterator[None]:
+    """Let ``save_hyperparameters`` save the arguments of a module's own constructors.
+
+    Lightning adds, and lets win, those of a module in whose constructor the module is made.
+    """
+    collect = parsing.collect_init_args
+
+    def collect_own(frame: FrameType, path_args: Any, inside: bool = False, classes: Any = ()) -> list[dict[str, Any]]:
+        calls = (parsing._get_init_args(each) for each, _ in walk_stack(frame))
+        groups = (list(group) for _, group in groupby(calls, key=lambda call: id(call[0])))  # of the same object
+        return next(([args for _, args in group] for group in groups if isinstance(group[0][0], classes)), [])
+
+    parsing.collect_init_args = collect_own
+    try:
+        yield
+    finally:
+        parsing.collect_init_args = collect
 
 
 def class_help(args: Sequence[str]) -> bool:

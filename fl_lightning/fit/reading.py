@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
 from typing import Any
 
-from jsonargparse import Namespace
 from lightning.pytorch import Callback
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from fl_lightning.engine.federation.data import FederatedDataModule
@@ -21,46 +21,26 @@ from fl_lightning.fit.parser import Parser
 from fl_lightning.runs.yaml_text import read_yaml
 
 
-class ConfigReader(FederatedCLI):
-    """Parses arguments of ``fit`` into a config, and runs nothing."""
+class _ParsersMadeError(Exception):
+    """Leaves the constructor of a command line whose parsers are made."""
 
-    def __init__(self) -> None:
-        super().__init__([])
 
-    @staticmethod
-    @override
-    def subcommands() -> dict[str, set[str]]:
-        return {"fit": LightningCLI.subcommands()["fit"]}
+class _Parsers(FederatedCLI):
+    """Has the parser of a command; parses, makes and runs nothing."""
+
+    def __init__(self, command: str) -> None:
+        with suppress(_ParsersMadeError):
+            super().__init__([command])
 
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = Namespace(subcommand="fit")  # type: ignore[no-untyped-call]  # jsonargparse leaves it untyped
-
-    @override
-    def find_checkpoint(self) -> None: ...
-
-    @override
-    def set_seed(self) -> None: ...
-
-    @override
-    def before_instantiate_classes(self) -> None: ...
-
-    @override
-    def instantiate_classes(self) -> None: ...
-
-    @override
-    def run_subcommand(self, subcommand: str) -> None: ...
-
-    def read(self, arguments: Sequence[str]) -> dict[str, Any]:
-        """Parse the arguments of ``fit``: see :func:`config_of`."""
-        parser = self.parser_of("fit")
-        dumped = parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)
-        return dict(read_yaml("the config", dumped))
+        raise _ParsersMadeError
 
 
 @cache
-def _reader() -> ConfigReader:
-    return ConfigReader()
+def parser_of(command: str) -> LightningArgumentParser:
+    """Make the parser of a command of one run, such as ``fit``."""
+    return _Parsers(command)._parser(command)
 
 
 def config_of(arguments: Sequence[str]) -> dict[str, Any]:
@@ -72,12 +52,10 @@ def config_of(arguments: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigurationError: ``fit`` would refuse the arguments.
     """
-    try:
-        return _reader().read(arguments)
-    except Exception as error:
-        if (mistake := mistake_in(error)) is None:
-            raise
-        raise ConfigurationError(mistake) from None
+    parser = parser_of("fit")
+    with _mistakes_in_one_line():
+        dumped = parser.dump(parser.parse_args(resolve_configs(arguments)), skip_unset=False)
+        return dict(read_yaml("the config", dumped))
 
 
 def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
@@ -112,9 +90,15 @@ def callbacks_of(config: Mapping[str, Any]) -> list[Callback]:
 
 def _made(parser: Parser, name: str, settings: Any) -> Any:
     """Make what a parser's only option describes."""
-    try:
-        # parsing changes the lists in the settings
+    with _mistakes_in_one_line():  # parsing changes the lists in the settings
         return parser.instantiate(parser.parse_object({name: deepcopy(settings)}))[name]
+
+
+@contextmanager
+def _mistakes_in_one_line() -> Iterator[None]:
+    """Turn an error that a user's mistake has caused into a ConfigurationError."""
+    try:
+        yield
     except Exception as error:
         if (mistake := mistake_in(error)) is None:
             raise

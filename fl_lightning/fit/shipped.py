@@ -44,16 +44,20 @@ class Kind:
     Attributes:
         about: a noun that describes one class, with its article, such as "the data of the clients".
         base: the class that all of the kind are subclasses of.
+        example: the name of a user's own class.
         home: the module whose public names include the shipped classes.
-        own: a text that tells users how to name a class of their own.
+        own: what a user's own class may be; empty for a subclass of the base.
+        more: what the option takes, too.
         without: a class whose subclasses do not belong to this kind.
         folders: headings for the classes of each folder of the home, by the folder's name; empty for one list.
     """
 
     about: str
     base: type
-    home: ModuleType
-    own: str
+    example: str
+    home: ModuleType = fl_lightning.datamodules
+    own: str = ""
+    more: str = ""
     without: type | None = None
     folders: Mapping[str, str] | None = None
 
@@ -62,6 +66,12 @@ class Kind:
         found = [getattr(self.home, name) for name in self.home.__all__]
         found = [each for each in found if isinstance(each, type) and issubclass(each, self.base)]
         return [each for each in found if each not in MADE_FOR_SUBCLASSES and not issubclass(each, self.without or ())]
+
+    def own_class(self, option: str) -> str:
+        """Tell users how to name a class of their own."""
+        name = self.base.__name__
+        own = self.own or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+        return f"{own}: --{option}{'+=' if self.folders else ' '}my_module.{self.example}{self.more}"
 
 
 FOLDERS = {
@@ -74,59 +84,39 @@ KINDS = {
     "model.client": Kind(
         "the module that every client trains",
         LightningModule,
-        fl_lightning.models,
-        "any LightningModule, unmodified: --model.client my_module.MyModule",
+        "MyModule",
+        home=fl_lightning.models,
+        own="any LightningModule, unmodified",
     ),
     "model.client.network": Kind(
         "the network of ImageClassifier or Detector",
         nn.Module,
-        fl_lightning.models,
-        "any torch.nn.Module: --model.client.network my_module.MyNetwork, or one of torchvision.models",
+        "MyNetwork",
+        home=fl_lightning.models,
+        own="any torch.nn.Module",
+        more=", or one of torchvision.models",
         without=LightningModule,
     ),
     "data": Kind(
         "the data of the clients",
         FederatedDataModule,
-        fl_lightning.datamodules,
-        "a FederatedDataModule: --data my_module.MyData; or any LightningDataModule, as the datamodule of "
-        "PartitionedData",
+        "MyData",
+        more="; or any LightningDataModule, as the datamodule of PartitionedData",
     ),
-    "data.partition": Kind(
-        "the partition of the training examples over the clients",
-        Partition,
-        fl_lightning.datamodules,
-        "a Partition: --data.partition my_module.MyPartition",
-    ),
-    "data.augment": Kind(
-        "an augmentation of the clients' training images",
-        Augmentation,
-        fl_lightning.datamodules,
-        "an Augmentation: --data.augment my_module.MyAugmentation",
-    ),
-    "data.corruption": Kind(
-        "a corruption of the clients' training labels",
-        Corruption,
-        fl_lightning.datamodules,
-        "a Corruption: --data.corruption my_module.MyCorruption",
-    ),
-    "data.sampler": Kind(
-        "the sampler that draws each round's clients",
-        ClientSampler,
-        fl_lightning,
-        "a ClientSampler: --data.sampler my_module.MySampler",
-    ),
+    "data.partition": Kind("the partition of the training examples over the clients", Partition, "MyPartition"),
+    "data.augment": Kind("an augmentation of the clients' training images", Augmentation, "MyAugmentation"),
+    "data.corruption": Kind("a corruption of the clients' training labels", Corruption, "MyCorruption"),
+    "data.sampler": Kind("the sampler that draws each round's clients", ClientSampler, "MySampler", home=fl_lightning),
     "data.availability": Kind(
-        "the simulation of clients that cannot be selected, drop out or are late",
-        Availability,
-        fl_lightning,
-        "an Availability: --data.availability my_module.MyWorld",
+        "the simulation of clients that cannot be selected, drop out or are late", Availability, "MyWorld", fl_lightning
     ),
     "trainer.callbacks": Kind(
         "a rule or a monitor; --trainer.callbacks+=CLASS adds one",
         Callback,
-        fl_lightning.callbacks,
-        "a FederatedCallback: --trainer.callbacks+=my_module.MyRule; Lightning's callbacks, such as EarlyStopping and "
-        "LearningRateMonitor, go by their names",
+        "MyRule",
+        home=fl_lightning.callbacks,
+        own="a FederatedCallback",
+        more="; Lightning's callbacks, such as EarlyStopping and LearningRateMonitor, go by their names",
         folders=FOLDERS,
     ),
 }
@@ -140,20 +130,13 @@ def listing(option: str) -> str:
     """
     kind = KINDS[option]
     lines = [f"--{option} CLASS: {kind.about}"]
-    for title, classes in _grouped(kind).items():
+    for folder, title in (kind.folders or {"": ""}).items():
+        inside = f"{kind.home.__name__}.{folder}." if folder else ""
+        classes = [each for each in kind.classes() if each.__module__.startswith(inside)]
         lines += ["", *([f"{title}:"] if title else [])]
         lines += [line for each in classes for line in beside(each.__name__, purpose(each))]
-    lines += ["", *wrapped(f"Your own: {kind.own}", indent=0)]
+    lines += ["", *wrapped(f"Your own: {kind.own_class(option)}", indent=0)]
     return "\n".join([*lines, f"The options of a class: --{option}.help CLASS"]) + "\n"
-
-
-def _grouped(kind: Kind) -> dict[str, list[type]]:
-    if kind.folders is None:
-        return {"": kind.classes()}
-    homes = {f"{kind.home.__name__}.{folder}.": title for folder, title in kind.folders.items()}
-    return {
-        title: [each for each in kind.classes() if each.__module__.startswith(home)] for home, title in homes.items()
-    }
 
 
 def purpose(cls: type) -> str:

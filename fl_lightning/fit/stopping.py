@@ -59,17 +59,14 @@ class Stopping(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restore()
-
-    @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
         """Restore the earlier handlers, which are Lightning's; Lightning then restores those before its own."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_train_end(trainer, pl_module)
 
 
 def requeues(trainer: Trainer) -> bool:

@@ -21,7 +21,7 @@ from attack.fuzz_line import BOMB, Line
 from command import run
 
 from fl_lightning.fit.command import FederatedCLI
-from fl_lightning.fit.reading import ConfigReader
+from fl_lightning.fit.reading import parser_of
 
 RUN = "runs/tiny/version_0"
 QUIET = "--trainer.enable_progress_bar=false"
@@ -127,18 +127,12 @@ PROCESSES = [
 ]
 
 
-class AllCommands(ConfigReader):
-    """Has the parsers of all commands that take a run's options."""
-
-    subcommands = staticmethod(FederatedCLI.subcommands)
-
-
 @cache
 def options_of(command: str) -> list[str]:
     """Name the options of a command, with their dashes."""
-    if command not in AllCommands.subcommands():
+    if command not in FederatedCLI.subcommands():
         return sorted(set(re.findall(r"--[\w-]+", run(command, "--help").out)))
-    names = {action.dest for action in AllCommands().parser_of(command)._actions}
+    names = {action.dest for action in parser_of(command)._actions}
     return [*sorted(f"--{name}" for name in names - SKIPPED if not name.endswith(".help")), "--ckpt_path", "--config"]
 
 

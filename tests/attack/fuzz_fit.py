@@ -24,7 +24,7 @@ import fl_lightning.callbacks
 import fl_lightning.models
 from fl_lightning import ClientSampler, FederatedDataModule
 from fl_lightning.datamodules import Corruption, Digits, LabelledData, Partition
-from fl_lightning.fit.reading import ConfigReader
+from fl_lightning.fit.reading import parser_of
 
 FIT = ("--config", "tiny.yaml", "--trainer.max_epochs=1", "--trainer.max_time=00:00:00:20")
 FIT += ("--trainer.enable_progress_bar=false",)
@@ -122,7 +122,7 @@ class Slot:
 
 def slots() -> list[Slot]:
     """List the options of ``fit`` and the arguments of the classes that its options take."""
-    actions = ConfigReader().parser_of("fit")._actions
+    actions = parser_of("fit")._actions
     found = [
         Slot(f"--{action.dest}", (), getattr(action, "_typehint", None))
         for action in actions

@@ -20,11 +20,10 @@ from fl_lightning import lightning_private as private
 
 LIGHTNING = {  # its private names that a module uses or overrides itself; all others use lightning_private.py
     "engine/rules/server.py": {"_apply_batch_transfer_handler", "_on_before_batch_transfer"},
-    "fit/lightning_cli.py": {
+    "fit/command.py": {
         "_add_arguments",
         "_add_instantiators",
         "_get",
-        "_get_init_args",
         "_parse_ckpt_path",
         "_prepare_subcommand_parser",
         "_run_subcommand",
@@ -52,7 +51,7 @@ OTHERS = {  # private names of other libraries
     "engine/module/params.py": {"_modules", "_parameters"},  # torch
     "engine/states/sealed.py": {"_version"},  # torch
     "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
-    "fit/parser.py": {"_actions"},  # argparse
+    "fit/parser.py": {"_actions", "_get_init_args"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public
     "report/dashboard.py": {"_to_model"},  # wandb_workspaces
     "models/group_norm.py": {"_BatchNorm"},  # torch

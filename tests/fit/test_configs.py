@@ -1,13 +1,16 @@
 """Config files that build on others, and the grid of an experiment."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, bases, find_config, grid, resolve_configs, shipped_configs
+from fl_lightning.fit.configs import CONFIGS, bases, find_config, grid, name_of, resolve_configs, shipped_configs
+from fl_lightning.fit.reading import config_of
 
 TABLE = """
 base: parts/tiny.yaml
@@ -19,52 +22,42 @@ data:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Holds table.yaml, which builds on parts/tiny.yaml."""
-    monkeypatch.chdir(tmp_path)
+def _table() -> None:
+    """Write table.yaml, which builds on parts/tiny.yaml."""
     Path("parts").mkdir()
     Path("parts/tiny.yaml").write_text(TINY)
     Path("table.yaml").write_text(TABLE)
-    return tmp_path
 
 
-def printed(*args: object) -> dict[str, dict[str, object]]:
-    result = run("fit", *args, "--print_config")
-    assert (result.status, result.err) == (0, "")
-    return dict(yaml.safe_load(result.out))
+def printed(*args: str) -> dict[str, Any]:
+    return config_of(args)
 
 
 def test_a_config_says_what_differs_from_its_base() -> None:
     """Two rounds and alpha 0.1 in the base; one round and alpha 3 in the table; 4 clients and the 2NN in both."""
     config = printed("--config", "table.yaml")
     assert config["trainer"]["max_epochs"] == 1
-    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0  # type: ignore[index]
-    assert config["data"]["init_args"]["num_clients"] == 4  # type: ignore[index]
-    assert config["model"]["client"]["init_args"]["network"]["class_path"].endswith("TwoNN")  # type: ignore[index]
+    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0
+    assert config["data"]["init_args"]["num_clients"] == 4
+    assert config["model"]["client"]["init_args"]["network"]["class_path"].endswith("TwoNN")
 
 
-def test_what_is_printed_and_saved_stands_alone() -> None:
-    """No word of the base is left: the file can be moved."""
-    assert {"base", "grid"}.isdisjoint(printed("--config", "table.yaml"))
-    assert run("fit", "--config", "table.yaml", "--trainer.accelerator", "cpu").status == 0
-    saved = yaml.safe_load(Path("runs/table/version_0/config.yaml").read_text())
-    assert {"base", "grid"}.isdisjoint(saved)
-    assert saved["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0
-
-
-def test_the_run_is_named_after_the_config_and_not_its_base() -> None:
-    assert run("fit", "--config", "table.yaml", "--config", "parts/tiny.yaml", "--trainer.max_epochs", 1).status == 0
-    assert Path("runs/table").is_dir()
-
-
-def test_an_experiment_may_lie_in_a_folder() -> None:
-    """As the papers' tables do: it trains, and goes on from its last checkpoint."""
+def test_an_experiment_may_lie_in_a_folder_and_its_config_stands_alone() -> None:
+    """As the papers' tables do: it trains, and goes on from its last checkpoint; no word of the base is left."""
     name = ["--experiment", "paper/table-1"]
     assert run("fit", "--config", "table.yaml", *name).status == 0
     result = run("fit", "--config", "table.yaml", *name, "--trainer.max_epochs", 2, "--ckpt_path", "last")
     assert result.status == 0, result.err
     assert len(Path("runs/paper/table-1/version_0/metrics.csv").read_text().splitlines()) == 3
     assert [path.name for path in Path("runs").iterdir()] == ["paper"]
+    saved = yaml.safe_load(Path("runs/paper/table-1/version_0/config.yaml").read_text())
+    assert {"base", "grid"}.isdisjoint(saved)
+    assert {"base", "grid"}.isdisjoint(printed("--config", "table.yaml"))
+    assert saved["data"]["init_args"]["partition"]["init_args"]["alpha"] == 3.0
+
+
+def test_the_run_is_named_after_the_config_and_not_its_base() -> None:
+    assert name_of([*bases("table.yaml"), "table.yaml", "parts/tiny.yaml"]) == "table"
 
 
 def test_bases_come_first_and_the_most_basic_of_them_before_the_others() -> None:
@@ -86,10 +79,8 @@ def test_bases_come_first_and_the_most_basic_of_them_before_the_others() -> None
 )
 def test_refuses_bases_that_lead_nowhere(content: str, reason: str) -> None:
     Path("a.yaml").write_text(content)
-    result = run("fit", "--config", "a.yaml")
-    assert result.status == 2
-    assert reason in result.err
-    assert len(result.err.strip().splitlines()) == 1
+    with pytest.raises(ConfigurationError, match=re.escape(reason)):
+        bases("a.yaml")
 
 
 @pytest.mark.parametrize("name", ["digits_gh.yaml", "digits_gh", "base/digits.yaml", "papers/fedgh-slides/table-1"])
@@ -142,8 +133,8 @@ grid:
         {"alpha": alpha, "method": method} for alpha in (0.5, float("inf")) for method in ("FedAvg", "FedProx+GH")
     ]
     config = printed("--config", "grid.yaml", *cells[-1].options)
-    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == float("inf")  # type: ignore[index]
-    names = [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]  # type: ignore[attr-defined]
+    assert config["data"]["init_args"]["partition"]["init_args"]["alpha"] == float("inf")
+    names = [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
     assert names == ["FedProx", "GradientHarmonization"]
     assert cells[0].options == ("--data.partition.alpha=0.5",)
 
@@ -180,8 +171,7 @@ def test_parts_are_no_experiments() -> None:
     assert not [name for name in names if "base" in name.split("/")]
 
 
-def test_a_misspelt_config_beside_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_misspelt_config_beside_the_user() -> None:
     Path("hospitals.yaml").write_text("experiment: hospitals\n")
     with pytest.raises(ConfigurationError, match=r"such as hospitals\.yaml, "):
         find_config("hospital.yaml")

@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, fit, fit_on, run
+from command import fit, fit_on, run
 
-FIRST, SECOND = (Path("runs", name, "version_0") for name in ("first", "second"))
+FIRST, SECOND = (Path("runs", name, "version_0") for name in ("tiny", "second"))
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
+pytestmark = pytest.mark.usefixtures("last")
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -27,7 +24,6 @@ def equal(one: Path, other: Path) -> bool:
 
 def test_another_run_by_its_folder_is_its_best_checkpoint_or_else_its_last() -> None:
     """Clients that stand still (lr 0): the second run ends where it began."""
-    fit("--experiment", "first")
     still = ("--model.client.optimizer.lr", 0, "--trainer.max_epochs", 1, "--experiment", "second")
     fit(*still, "--model.init_from", FIRST)
     assert equal(SECOND / "checkpoints/last.ckpt", FIRST / "checkpoints/best.ckpt")
@@ -39,7 +35,6 @@ def test_another_run_by_its_folder_is_its_best_checkpoint_or_else_its_last() -> 
 
 
 def test_two_devices_start_from_the_same_file() -> None:
-    fit("--experiment", "first", "--trainer.max_epochs", 1)
     for devices in (1, 2):
         fit_on(devices, "--experiment", f"on{devices}", "--trainer.max_epochs", 1, "--model.init_from", FIRST)
     one, two = (Path("runs", f"on{devices}", "version_0/checkpoints/last.ckpt") for devices in (1, 2))
@@ -64,4 +59,4 @@ def test_mistakes_take_one_line_before_the_first_round(source: str, message: str
     assert result.status == 2
     assert result.err.startswith(f"fl-lightning: error: {message}"), result.err
     assert result.err.count("\n") == 1
-    assert not list(Path().rglob("*.ckpt"))
+    assert [path.name for path in Path("runs/tiny").iterdir()] == ["version_0"]

@@ -1,53 +1,8 @@
-"""What the command line changes in Lightning's own: public hooks, and hyper-parameters of each module's own."""
+"""What the command line changes in Lightning's own: each module saves hyper-parameters of its own."""
 
-from typing import Any
-
-import lightning
-import pytest
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.cli import LightningArgumentParser
-from toy import Quadratic
 
-from fl_lightning.fit.lightning_cli import OpenCLI, own_hyperparameters
-
-
-def test_open_cli(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each hook is called where Lightning calls its private method; a subcommand of one's own gets its arguments."""
-
-    class Command(lightning.Trainer):
-        def show(self, model: Any, colour: str) -> None:
-            """Show it."""
-
-    class CLI(OpenCLI):
-        own_subcommands = frozenset({"show"})
-        calls: list[str]
-
-        @staticmethod
-        def subcommands() -> dict[str, set[str]]:
-            return {"show": {"model"}}
-
-        def add_own_arguments(self, subcommand: str, parser: LightningArgumentParser) -> list[str]:
-            self.calls = [f"arguments of {subcommand}"]
-            parser.add_argument("--colour", default="red")
-            return ["colour"]
-
-        def find_checkpoint(self) -> None:
-            self.calls.append("checkpoint")
-
-        def set_seed(self) -> None:
-            self.calls.append("seed")
-
-        def instantiate_classes(self) -> None:
-            self.calls.append("classes")
-
-        def run_subcommand(self, subcommand: str) -> None:
-            self.calls.append(f"run {subcommand}")
-
-    monkeypatch.setattr("sys.argv", ["program"])
-    cli = CLI(Quadratic, trainer_class=Command, args=["show", "--colour", "blue"], save_config_callback=None)
-    assert cli.calls == ["arguments of show", "checkpoint", "seed", "classes", "run show"]
-    assert cli.setting(cli.config, "colour") == "blue"
-    assert "--colour" in cli.parser_of("show").format_help()
+from fl_lightning.fit.parser import own_hyperparameters
 
 
 class Made(LightningDataModule):

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import pytest
-from command import TINY, fit, refused
+from command import fit
+
+from fl_lightning import ConfigurationError
+from fl_lightning.fit.reading import config_of
 
 FIT = {  # what follows ``fit --config tiny.yaml``, and the answer
     "--rounds 10": "there is no option --rounds; the number of rounds is --trainer.max_epochs 10",
-    "--rounds=10": "there is no option --rounds; the number of rounds is --trainer.max_epochs 10",
     "--num-rounds 10": "there is no option --num-rounds; the number of rounds is --trainer.max_epochs 10",
     "--trainer.rounds 10": "there is no option --trainer.rounds; the number of rounds is --trainer.max_epochs 10",
     "--epochs 5": (
@@ -45,20 +47,15 @@ FIT = {  # what follows ``fit --config tiny.yaml``, and the answer
 }
 
 
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
-
-
 @pytest.mark.parametrize("words", FIT)
 def test_the_option_that_is_meant(words: str) -> None:
-    assert refused("fit", "--config", "tiny.yaml", *words.split()) == FIT[words]
+    with pytest.raises(ConfigurationError) as refusal:
+        config_of(["--config=tiny.yaml", *words.split()])
+    assert str(refusal.value) == FIT[words]
 
 
-def test_a_finished_run_says_how_to_go_on() -> None:
-    """A run that goes on says nothing of the kind, nor does one that begins."""
+def test_a_finished_run_says_how_to_go_on(last: Path) -> None:
+    """A run that goes on says nothing of the kind."""
     words = "all 2 rounds were done before, none was trained: --trainer.max_epochs 3 or more goes on"
-    assert "were done before" not in fit().out
     assert words in fit("--ckpt_path", "last").out.splitlines()
     assert "were done before" not in fit("--ckpt_path", "last", "--trainer.max_epochs", 3).out

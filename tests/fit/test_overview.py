@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import TINY, run
+from command import refused, run
 from PIL import Image
 from rich.console import Console
 from torch.utils.data import TensorDataset
@@ -80,10 +80,8 @@ def test_many_clients_are_cut_short(tmp_path: Path) -> None:
     assert "1,442 training examples; 300 of 300 clients hold some" in text
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command() -> None:
     """It takes a config and its overrides as ``fit`` does, writes the plot, and trains nothing."""
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
     result = run("data", "--config", "tiny.yaml", "--data.num_clients", 6, "--plot", "plots/six.png")
     assert (result.status, result.err) == (0, "")
     assert len(cells(result.out)) == 6
@@ -93,9 +91,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Path("runs").exists()
 
 
-def test_no_model_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_model_is_needed() -> None:
     """Neither on the command line nor in a config; a model that is given is still looked at."""
-    monkeypatch.chdir(tmp_path)
     Path("stays.csv").write_text("hospital,age,stay\nrome,40,0\noslo,50,1\nrome,60,1\n")
     Path("data.yaml").write_text("data: {class_path: Digits, init_args: {num_clients: 5}}")
     table = ["--data", "Table", "--data.train", "stays.csv", "--data.client", "hospital", "--data.target", "stay"]
@@ -109,10 +106,8 @@ def test_no_model_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("fit", *table).status == 2
 
 
-def test_the_plot_belongs_to_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_belongs_to_the_experiment() -> None:
     """By default; no version of the experiment is taken."""
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
     result = run("data", "--config", "tiny.yaml")
     assert (result.status, result.err) == (0, "")
     assert result.out.endswith("plot: runs/tiny/partition.png\n")
@@ -122,10 +117,5 @@ def test_the_plot_belongs_to_the_experiment(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("plot", ["tiny.yaml/plot.png", "plot.nope"])
-def test_a_plot_that_cannot_be_written_is_one_line(plot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("tiny.yaml").write_text(TINY)
-    result = run("data", "--config", "tiny.yaml", "--plot", plot)
-    assert result.status == 2
-    assert len(result.err.strip().splitlines()) == 1
-    assert "plot must be a PNG" in result.err
+def test_a_plot_that_cannot_be_written_is_one_line(plot: str) -> None:
+    assert "plot must be a PNG" in refused("data", "--config", "tiny.yaml", "--plot", plot)
