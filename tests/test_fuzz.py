@@ -49,10 +49,12 @@ def test_the_attack_notices(staged: Path, monkeypatch: pytest.MonkeyPatch) -> No
             pass
 
     line = Line(("report", RUN))
-    monkeypatch.setattr("attack.fuzz_line.LIMIT", 1)
-    for ours, end in ((hang, "hang"), (crash, "traceback")):
-        monkeypatch.setattr("attack.fuzz_line.run", ours)
-        assert attempt(line, staged)["end"] == end
+    with monkeypatch.context() as patch:
+        patch.setattr("attack.fuzz_line.run", crash)
+        assert attempt(line, staged)["end"] == "traceback"
+        patch.setattr("attack.fuzz_line.run", hang)
+        patch.setattr("attack.fuzz_line.LIMIT", 1)
+        assert attempt(line, staged)["end"] == "hang"
     assert attempt(Line(("--version",), shell="; echo one two >&2; exit 2"), staged)["end"] == "1 lines"
 
 
@@ -105,12 +107,10 @@ REPORTED: list[tuple[str, Change, str]] = [  # file, change, and what report say
 ]
 EXPORTED: list[tuple[str, Change, str]] = [  # suffix of the file, change of config.yaml, and what export says
     (".ckpt", lambda all: all.pop("model"), CLIENT),
-    (".ckpt", lambda all: all.update(model=None), CLIENT),
     (".ckpt", lambda all: all.update(model=[1]), "expected names and values in model, got [1]"),
     (".ckpt", lambda all: all["model"].pop("client"), CLIENT),
     (".ckpt", lambda all: all["model"].update(client=5), "expected names and values in model.client, got 5"),
     (".ckpt", lambda all: all["model"]["client"].pop("class_path"), CLIENT),
-    (".ckpt", lambda all: all["model"]["client"].update(class_path=5), CLIENT),
     (".ckpt", lambda all: all["model"]["client"].update(init_args=[1]), CLIENT),
     (".pt", lambda all: all["model"].update(init_from=5), "expected a text in model.init_from, got 5"),
     (".pt2", lambda all: all.update(seed_everything="x"), "expected a whole number in seed_everything, got 'x'"),
@@ -142,13 +142,10 @@ def test_an_export_of_a_damaged_run(suffix: str, change: Change, words: str, wor
 
 STREAMS = [  # of processes of their own
     (Line(("--version",), shell=">&-"), 0),
-    (Line(("--version",), shell=">&- 2>&-"), 0),
     (Line(("--version",), shell=">/dev/full"), 2),
     (Line(("--help",), shell=">/dev/full"), 2),
-    (Line(("reproduce", "--list"), shell=">&-"), 0),
     (Line(("--version",), shell="| true; exit ${PIPESTATUS[0]}"), 141),
     (Line(("--version",), gone=True), 0),
-    (Line(("reproduce", "--list"), gone=True), 0),
     (Line(("fit", "--config=digits_gh.yaml"), gone=True), 2),
     (Line(("\udcff",), shell=";"), 2),
     (Line(("data", "--config=tiny.yaml"), environment={"OMP_NUM_THREADS": "x"}, shell=";"), 2),

@@ -30,6 +30,10 @@ MEANT = {
 }
 
 
+# Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
+NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
+
+
 class ParsingError(Exception):
     """Carries a message of the argument parser. Parsers nest, and only the outermost parser's message is for the user.
 
@@ -211,7 +215,8 @@ def _option_of_another(text: str, keys: Sequence[str], innermost: ParsingError) 
     if found is None or found[1] in innermost.accepted:
         return None
     missing = f"there is no option {found[1]}"
-    if near := _short(found[1], innermost.accepted) or nearest(found[1], innermost.accepted):
+    initials = "".join(word[:1] for word in found[1].split("_"))  # as lr abbreviates learning_rate
+    if near := initials if initials in innermost.accepted else nearest(found[1], innermost.accepted):
         return f"{missing}; did you mean {near}?"
     if hint := meant(found[1]):
         return f"{missing}; {hint}"
@@ -267,30 +272,19 @@ def meant(name: str, value: str = "") -> str | None:
 
 
 def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
-    known = [each for each in known if not each.endswith(".help")]
-    same = next((each for each in known if each.endswith(f".{name}")), None)  # such as model.local_epochs
-    near = same or nearest(name, known)
+    near = nearest(name, [each for each in known if not each.endswith(".help")])
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 
 
-def _short(name: str, known: Iterable[str]) -> str | None:
-    """Find the known name that abbreviates a name, as lr abbreviates learning_rate."""
-    initials = "".join(word[:1] for word in name.split("_"))
-    return initials if initials in known else None
-
-
 def _classes() -> set[str]:
-    """Return the names of the classes that a config may name."""
-    # Imported here, where a parser has already imported them: other messages need not wait seconds for the imports.
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule
-    from lightning.pytorch.loggers import Logger
-    from torch import nn
-    from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
+    """Return the names of the classes that a config may name: of this package, and of Lightning's and PyTorch's kinds.
 
-    named = (Callback, LightningDataModule, LightningModule, Logger, nn.Module, Optimizer, LRScheduler)
-    known = [cls for cls in _imported() if issubclass(cls, named) or str(cls.__module__).startswith("fl_lightning.")]
-    return {cls.__name__ for cls in known}
+    The kinds are told by their names: other messages need not wait seconds for the imports.
+    """
+    found = _imported()
+    kinds = {cls for cls in found if any(base.__name__ in NAMEABLE for base in cls.__mro__)}
+    ours = {cls for cls in found if str(cls.__module__).startswith("fl_lightning.")}
+    return {cls.__name__ for cls in kinds | ours}
 
 
 def _imported() -> set[type]:

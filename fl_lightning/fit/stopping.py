@@ -11,9 +11,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, LightningModule, Trainer
 from typing_extensions import override
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
-if hasattr(signal, "SIGUSR1"):  # not on Windows
-    SIGNALS.append(signal.SIGUSR1)
+SIGNALS = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has no SIGUSR1
 
 
 class Stopping(Callback):

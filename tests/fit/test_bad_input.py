@@ -176,6 +176,9 @@ CHECKPOINTS = {  # the command and its options, and how the message begins
     "fit --ckpt_path last --experiment other": (
         "last looks for runs/other/*/checkpoints/last.ckpt, but there is no such file: start"
     ),
+    "fit --ckpt_path last --experiment ../outside": (
+        "experiment must name a folder below trainer.default_root_dir, got ../outside: give the name"
+    ),
     "fit --ckpt_path damaged.ckpt": "damaged.ckpt cannot be read, it is damaged or not a checkpoint: use another one",
     "test --ckpt_path damaged.ckpt": "damaged.ckpt cannot be read, it is damaged or not a checkpoint: use another one",
     "fit --ckpt_path plain.ckpt": "plain.ckpt is a checkpoint, but not of a federated run: it has no rounds_done",
@@ -203,17 +206,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_run_as_it_was(line: str, last
     message = refused(command, "--config", "tiny.yaml", *options)
     assert message.removeprefix("ckpt_path: ").startswith(CHECKPOINTS[line])
     assert contents() == before
-
-
-@pytest.mark.parametrize(("name", "more"), [("{folder}/outside", []), ("../outside", ["--ckpt_path", "last"])])
-def test_an_experiment_lies_below_the_root(last: Path, name: str, more: list[str]) -> None:
-    before = set(Path.cwd().parent.rglob("*"))
-    name = name.format(folder=Path.cwd().parent)
-    message = refused(*TINY_FIT, "--experiment", name, *more)
-    assert message.startswith(
-        f"experiment must name a folder below trainer.default_root_dir, got {name}: give the name"
-    )
-    assert set(Path.cwd().parent.rglob("*")) == before
+    assert not Path("outside").exists()
 
 
 # The process
@@ -277,8 +270,8 @@ def test_a_folder_that_cannot_be_written(trained: Path) -> None:
     if os.geteuid():
         pytest.skip("root can take another user's place")
     with TemporaryDirectory() as folder, chdir(folder):  # the folders of pytest are for root alone
-        Path(folder).chmod(0o755)
         shutil.copytree(trained, folder, dirs_exist_ok=True)
+        Path(folder).chmod(0o755)
         os.seteuid(65534)
         try:
             tested = run("test", "--config", "tiny.yaml", "--ckpt_path", "last")

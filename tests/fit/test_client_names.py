@@ -17,6 +17,7 @@ CALLBACKS = """[
     {class_path: ClientMonitor},
     {class_path: PersonalEvaluation},
 ]"""
+MEASURED = ("--data.held_out", 0.2, "--trainer.callbacks", CALLBACKS)
 RUN = Path("runs/tiny/version_0")
 
 
@@ -35,7 +36,7 @@ def measured(experiment: str) -> list[dict[str, Any]]:
 
 def test_names_are_in_the_messages_and_the_report_and_change_no_other_file() -> None:
     """Metrics keep the numbers, by which the run folder records the names."""
-    said = fit(*NAMES, "--trainer.callbacks", CALLBACKS).warnings
+    said = fit(*NAMES, *MEASURED).warnings
     assert "round 2: client 2 (oslo) is left out: ClientFailure: injected fault" in said
     assert {f"clients/loss/{k}" for k in range(4)} <= rows(RUN / "metrics.csv")[0].keys()
     with np.load(RUN / "arrays/partition.npz") as arrays:
@@ -48,7 +49,7 @@ def test_names_are_in_the_messages_and_the_report_and_change_no_other_file() -> 
     frames = charts(page)["cosines"]["frames"]["runs"][0]["frames"]
     assert [frame["clients"] for frame in frames] == [[0, 1, 2, 3], [0, 1, 3]]
 
-    fit("--experiment", "plain", "--trainer.callbacks", CALLBACKS)
+    fit("--experiment", "plain", *MEASURED)
     assert measured("tiny") == measured("plain")
     named, plain = (contents(f"runs/{name}/version_0/arrays") for name in ("tiny", "plain"))
     same = [Path(path).name for path in named if named[path] == plain[path.replace("/tiny/", "/plain/")]]

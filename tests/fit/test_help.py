@@ -50,6 +50,9 @@ LISTED = {
 }
 
 
+OTHERS = {"data": "VisionData", "model.client.network": "ImageClassifier", "trainer.callbacks": "EarlyStopping"}
+
+
 def listed(page: str) -> list[str]:
     """The classes of a page."""
     return re.findall(r"^  ([A-Z]\w+) ", page.partition("Your own:")[0], re.M)
@@ -63,6 +66,7 @@ def test_an_option_lists_the_shipped_classes_with_their_purpose(option: str) -> 
     classes = KINDS[option].classes()
     assert sorted(listed(result.out)) == sorted(each.__name__ for each in classes)
     assert listed(result.out) == LISTED.get(option, listed(result.out))
+    assert OTHERS.get(option) not in listed(result.out)
     for each in classes:
         begins = re.escape(" ".join(purpose(each).split()[:3]))
         assert re.search(rf"^  {each.__name__} +{begins}", result.out, re.M), each
