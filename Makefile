@@ -14,7 +14,7 @@ test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal --durations=10
 
 test-slow: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal --durations=10 -m slow
 
 attack: .venv/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.fuzz

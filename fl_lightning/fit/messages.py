@@ -41,16 +41,16 @@ class ParsingError(Exception):
         message: the parser's message.
         options: the parser's long options, without dashes.
         owner: the class whose arguments the parser parses, if it parses those of one class.
+
+    Attributes:
+        accepted: the options of the parser that take a value.
     """
 
-    def __init__(self, message: str, options: Iterable[str], owner: str = "") -> None:
+    def __init__(self, message: str, options: Sequence[str], owner: str = "") -> None:
         super().__init__(message)
         self.message, self.options, self.owner = message, options, owner
-
-    @property
-    def accepted(self) -> list[str]:
-        """Return the options, except those that only give help, append to a list or are parts of other options."""
-        return [name for name in self.options if name.isidentifier() and name != "help"]
+        # Without options that only give help, append to a list or are parts of other options.
+        self.accepted = [name for name in options if name.isidentifier() and name != "help"]
 
 
 def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from fl_lightning.fit.configs import KEYS
 from fl_lightning.fit.help import brief
 from fl_lightning.fit.messages import ParsingError
-from fl_lightning.fit.shipped import KINDS, listing, named_option, plain
+from fl_lightning.fit.shipped import KINDS, listing, plain
 from fl_lightning.runs.yaml_text import check_aliases
 
 LOAD = get_loader("yaml")
@@ -100,17 +100,24 @@ def class_help(args: Sequence[str]) -> bool:
     Returns:
         Whether the command line asked for such help.
     """
-    asked = named_option(args)
-    if asked is None:
-        return False
-    option, name = asked
+    for number, arg in enumerate(args):
+        name, _, value = arg.replace(".init_args.", ".").removeprefix("--").partition("=")
+        option = name.removesuffix(".help")
+        if arg.startswith("--") and option != name and option in KINDS:
+            following = [each for each in args[number + 1 : number + 2] if not each.startswith("-")]
+            _show_help(option, value or "".join(following))
+            return True
+    return False
+
+
+def _show_help(option: str, name: str) -> None:
+    """Show the help of a class that an option takes; without a name, the list of such classes."""
     if not name:
         print(listing(option), end="")
-        return True
+        return
     parser = Parser()
     parser.add_subclass_arguments(KINDS[option].base, option)
     parser.parse_args([f"--{option}.help", name])
-    return True
 
 
 def _load(text: str) -> Any:

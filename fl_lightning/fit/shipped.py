@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -177,18 +177,3 @@ def wrapped(words: str, indent: int = 2) -> list[str]:
     """Wrap words to lines of a page."""
     first, later = " " * indent, " " * (indent + 2)
     return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
-
-
-def named_option(args: Sequence[str]) -> tuple[str, str] | None:
-    """Find the first of ``KINDS`` whose help a command line asks for.
-
-    Returns:
-        The option, and the class that is named after it, "" for none; None if the help of no such option is asked for.
-    """
-    for number, arg in enumerate(args):
-        name, _, value = arg.replace(".init_args.", ".").removeprefix("--").partition("=")
-        option = name.removesuffix(".help")
-        if arg.startswith("--") and option != name and option in KINDS:
-            following = [each for each in args[number + 1 : number + 2] if not each.startswith("-")]
-            return option, value or "".join(following)
-    return None

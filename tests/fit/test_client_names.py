@@ -21,13 +21,6 @@ MEASURED = ("--data.held_out", 0.2, "--trainer.callbacks", CALLBACKS)
 RUN = Path("runs/tiny/version_0")
 
 
-def test_names_are_in_the_overview() -> None:
-    shown = run("data", "--config", "tiny.yaml", *NAMES).out
-    for number, name in enumerate(HOSPITALS):
-        (line,) = [line for line in shown.splitlines() if name in line]
-        assert line.split("│")[1:3] == [f"{number:>7} ", f" {name:<26}"]
-
-
 def measured(experiment: str) -> list[dict[str, Any]]:
     """The rows of a run, without times."""
     table = rows(f"runs/{experiment}/version_0/metrics.csv")
