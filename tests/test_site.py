@@ -1,7 +1,4 @@
-"""The documentation's site builds without a warning, shows every public name, and is searched without a network.
-
-The site is built at night; by day, tests/test_house.py follows the links of the pages.
-"""
+"""The documentation's site builds without a warning, shows every public name, and is searched without a network."""
 
 import os
 import shutil
@@ -17,12 +14,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[1]
 PUBLIC = ("fl_lightning", "fl_lightning.callbacks", "fl_lightning.datamodules", "fl_lightning.models")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+# Building the site takes long; by day, test_house follows the links of pages, and test_cli looks for descriptions.
+pytestmark = pytest.mark.slow
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
-
-
-def test_every_public_name_is_described() -> None:
-    for package in map(import_module, PUBLIC):
-        assert [name for name in package.__all__ if not (getattr(package, name).__doc__ or "").strip()] == []
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +31,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_every_public_name_is_shown(site: Path) -> None:
+def test_every_public_name_is_shown_and_described(site: Path) -> None:
     with (site / "objects.inv").open("rb") as file:
         shown = import_module("mkdocstrings").Inventory.parse_sphinx(file)
     for package in map(import_module, PUBLIC):
         for name in package.__all__:
             value = getattr(package, name)
             assert f"{package.__name__}.{name}" in shown or f"{value.__module__}.{name}" in shown, name
+            assert (value.__doc__ or "").strip(), name
 
 
-@pytest.mark.slow
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
         text = page.read_text()
@@ -66,7 +59,6 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-@pytest.mark.slow
 def test_search_finds_a_rule_without_a_network(site: Path, browser: Any) -> None:
     page = browser.new_page(viewport=DESK)
     page.goto((site / "index.html").as_uri())
@@ -77,7 +69,6 @@ def test_search_finds_a_rule_without_a_network(site: Path, browser: Any) -> None
     page.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
 def test_no_page_is_wider_than_its_window(site: Path, browser: Any, size: dict[str, int]) -> None:
     page = browser.new_page(viewport=size)
@@ -88,7 +79,6 @@ def test_no_page_is_wider_than_its_window(site: Path, browser: Any, size: dict[s
     page.close()
 
 
-@pytest.mark.slow
 def test_no_sign_in_a_docstring_became_a_quotation(site: Path) -> None:
     """``size: >= 0`` and ``>>> f(x)`` begin with what Markdown takes for a quotation."""
     for page in (site / "reference" / "api").glob("*.html"):

@@ -138,7 +138,8 @@ class FederatedCLI(LightningCLI):
 
     @override
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        if subcommand == "data":  # without the method's arguments, a group whose name the data module's group has
+        if subcommand == "data":
+            # Lightning would name a group of the method's arguments "data", as the data module's group is named.
             parser = self.init_parser(**kwargs)
             self._add_arguments(parser)
             parser.set_defaults({"model.client": {"class_path": STAND_IN}})  # the data are shown without a model
