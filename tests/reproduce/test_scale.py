@@ -21,7 +21,7 @@ grid:
     1.0: {{data.partition.alpha: 1.0}}
   method:
     FedAvg: {{}}
-    FedProx: {{trainer.callbacks+: [{{class_path: FedProx, init_args: {{mu: 0.1}}}}]}}
+    FedProx: {{model.local_epochs: 7}}
     Slow: {{model.local_epochs: 9}}
 scale:
   small:
