@@ -29,9 +29,10 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     for name, parameter in module.named_parameters():
         state[name] = parameter.detach().clone()
         state[f"{name}, trainable"] = parameter.requires_grad
+    for name, buffer in module.named_buffers():
+        state[name] = buffer.to_dense().clone()
     for name, part in module.named_modules():
-        for own, buffer in part._buffers.items():
-            state[f"{name}.{own}"] = buffer if buffer is None else buffer.detach().to_dense().clone()
+        state |= {f"{name}.{own}".lstrip("."): None for own, buffer in part._buffers.items() if buffer is None}
         state[f"{name}, mode"] = part.training
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             state[f"{name}, extra state"] = repr(part.get_extra_state())

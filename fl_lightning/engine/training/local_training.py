@@ -222,11 +222,17 @@ class LocalTraining:
             outputs, loss = self._evaluate(run, batch, index)
             return loss
 
-        closure = self.wrapped(run, evaluate)
+        wrapped = self.wrapped(run, evaluate)
+
+        def closure() -> Tensor | None:
+            loss = wrapped()
+            run.add_loss(loss)
+            return loss
+
         if stepping:
             self._step(run, closure, index)
         else:
-            run.add_loss(closure())
+            closure()
         return outputs
 
     def wrapped(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
@@ -290,37 +296,28 @@ class LocalTraining:
     def _step(self, run: LocalRun, evaluate: Callable[[], Tensor | None], index: int) -> None:
         """Let the client's optimizer step, or the module's ``optimizer_step``, with the closure of a batch."""
         optimizer, step = run.optimizers[0], partial(self._take_step, run)
+        if "optimizer_step" in self.hooks:
+            self._call("optimizer_step", run.epoch, index, hooked(optimizer, self.module, step), evaluate)
+        else:
+            step(optimizer, evaluate)
+        run.global_step += 1
+
+    def _take_step(self, run: LocalRun, optimizer: Any, evaluate: Callable[[], Tensor | None], **kwargs: Any) -> None:
+        """Step an optimizer; the gradients of a batch are scaled back, corrected by the rules, and clipped before."""
 
         def closure() -> Tensor | None:
             loss = evaluate()
-            run.add_loss(loss)
-            return loss
-
-        if "optimizer_step" in self.hooks:
-            self._call("optimizer_step", run.epoch, index, hooked(optimizer, self.module, step), closure)
-        else:
-            step(optimizer, closure)
-        run.global_step += 1
-
-    def _take_step(
-        self, run: LocalRun, optimizer: Optimizer, closure: Callable[[], Tensor | None], **kwargs: Any
-    ) -> None:
-        """Step an optimizer; the gradients of the closure are scaled back, corrected by the rules, and clipped."""
-        scaler = self.scaler
-
-        def prepared() -> Tensor | None:
-            loss = closure()
-            if scaler is not None and loss is not None:  # without a loss, there is nothing to scale back
-                scaler.unscale_(optimizer)
+            if self.scaler is not None and loss is not None:  # without a loss, there is nothing to scale back
+                self.scaler.unscale_(optimizer)
             self._before_step(run, optimizer)
             self._clip(optimizer)
             return loss
 
-        if scaler is None:
-            optimizer.step(prepared, **kwargs)  # type: ignore[arg-type]  # SGD takes a closure that returns None, too
-        elif prepared() is not None:
-            scaler.step(optimizer, **kwargs)
-            scaler.update()
+        if self.scaler is None:
+            optimizer.step(closure, **kwargs)
+        elif closure() is not None:
+            self.scaler.step(optimizer, **kwargs)
+            self.scaler.update()
 
     def _before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
         """Let the rules correct the gradients of this optimizer's parameters, and call the module's hook."""
