@@ -20,7 +20,7 @@ attack: .venv/installed
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.fuzz
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.crash
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.soak
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s -m slow tests/fit/test_damage.py tests/engine/test_ranks.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s -m slow tests/fit/test_damage.py tests/engine/devices/test_ranks.py
 
 format: .venv/installed
 	$(BIN)/ruff check --fix .

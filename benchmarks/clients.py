@@ -27,7 +27,7 @@ from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import Scaffold
 from fl_lightning.engine.states.disk import DiskState, client_bytes
 from fl_lightning.models import ImageClassifier, TwoLayerCNN
-from fl_lightning.runs.checkpoints import LastCheckpoint
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 SAMPLES = 8
 

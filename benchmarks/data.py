@@ -18,7 +18,7 @@ import torch
 
 from fl_lightning import datamodules
 from fl_lightning.datamodules import AutoAugment
-from fl_lightning.datamodules.published import PublishedImages
+from fl_lightning.datamodules.images.published import PublishedImages
 from fl_lightning.engine.federation.batches import TrainingBatch
 
 BATCHES = 30

@@ -26,8 +26,8 @@ from torch.utils.data import Dataset, TensorDataset
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import ClientMonitor, CoherenceMonitor, ConflictMonitor
 from fl_lightning.models import FedLAWLeNet, ImageClassifier, TwoNN
-from fl_lightning.runs.checkpoints import LastCheckpoint
-from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
+from fl_lightning.runs.folder.run_folder import RunFolder
 
 # Network, number of clients, clients per round, number of images.
 CASES: dict[str, tuple[nn.Module, int, int, int]] = {

@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from benchmarks.rows import Row, duration
-from fl_lightning.runs.folder import RunFolder
+from fl_lightning.runs.folder.run_folder import RunFolder
 
 EARLY, LATE, AROUND = 100, 10_000, 100
 

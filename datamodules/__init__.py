@@ -3,18 +3,20 @@
 if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
-from fl_lightning.datamodules.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip
-from fl_lightning.datamodules.boxes import BoxData, BoxFolder
-from fl_lightning.datamodules.corruption import Corruption, LabelSwap
-from fl_lightning.datamodules.digits import Digits
-from fl_lightning.datamodules.emnist import EMNIST, QMNIST
-from fl_lightning.datamodules.federated import FederatedDataModule, PartitionedData
-from fl_lightning.datamodules.flower_datasets import FlowerDatasets
-from fl_lightning.datamodules.huggingface import HuggingFace
-from fl_lightning.datamodules.image_folder import ImageFolder
-from fl_lightning.datamodules.images import ImageData
-from fl_lightning.datamodules.labelled import LabelledData
-from fl_lightning.datamodules.long_tail import long_tail
+from fl_lightning.datamodules.base.federated import FederatedDataModule, PartitionedData
+from fl_lightning.datamodules.base.labelled import LabelledData
+from fl_lightning.datamodules.changes.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip
+from fl_lightning.datamodules.changes.corruption import Corruption, LabelSwap
+from fl_lightning.datamodules.changes.long_tail import long_tail
+from fl_lightning.datamodules.images.boxes import BoxData, BoxFolder
+from fl_lightning.datamodules.images.digits import Digits
+from fl_lightning.datamodules.images.emnist import EMNIST, QMNIST
+from fl_lightning.datamodules.images.image_data import ImageData
+from fl_lightning.datamodules.images.image_folder import ImageFolder
+from fl_lightning.datamodules.images.published import PublishedImages
+from fl_lightning.datamodules.images.shapes import Shapes
+from fl_lightning.datamodules.images.tiny_imagenet import TinyImageNet
+from fl_lightning.datamodules.images.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
 from fl_lightning.datamodules.partition import (
     IID,
     ClassesPerClient,
@@ -24,12 +26,10 @@ from fl_lightning.datamodules.partition import (
     Partition,
     QuantitySkew,
 )
-from fl_lightning.datamodules.published import PublishedImages
-from fl_lightning.datamodules.shapes import Shapes
-from fl_lightning.datamodules.table import Table
-from fl_lightning.datamodules.tensors import Tensors
-from fl_lightning.datamodules.tiny_imagenet import TinyImageNet
-from fl_lightning.datamodules.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
+from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets
+from fl_lightning.datamodules.tables.huggingface import HuggingFace
+from fl_lightning.datamodules.tables.table import Table
+from fl_lightning.datamodules.tables.tensors import Tensors
 
 __all__ = [
     "CIFAR10",

@@ -47,21 +47,24 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     )
     from fl_lightning.errors import ClientFailure, ConfigurationError
     from fl_lightning.report.python import compare, load_runs, write_report
-    from fl_lightning.runs.environment import RunTracking
+    from fl_lightning.runs.display.timer import RoundTimer
+    from fl_lightning.runs.display.traffic import TrafficMonitor
     from fl_lightning.runs.export import export
-    from fl_lightning.runs.folder import RunFolder
-    from fl_lightning.runs.log import is_due, log_each, log_figure, save_arrays
-    from fl_lightning.runs.recorded import run_callbacks
-    from fl_lightning.runs.timer import RoundTimer
-    from fl_lightning.runs.traffic import TrafficMonitor
+    from fl_lightning.runs.folder.run_folder import RunFolder
+    from fl_lightning.runs.loggers.round_values import is_due, log_each, log_figure, save_arrays
+    from fl_lightning.runs.record.environment import RunTracking
+    from fl_lightning.runs.record.run_callbacks import run_callbacks
 else:
-    FEDERATION, UPDATES = ("availability", "batches", "sampling"), ("cohort", "gram")
-    RULES = ("callback", "run", "server")
-    RUNS = ("environment", "export", "folder", "log", "timer", "traffic", "recorded")
     REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
-    ROOMS = {"engine.federation": FEDERATION, "engine.updates": UPDATES, "engine.rules": RULES, "runs": RUNS}
-    INNER = [f"{room}.{name}" for room, names in ROOMS.items() for name in names]
-    HOMES = ["errors", *INNER, "engine.orchestrator", "datamodules"]
+    HOMES = (
+        "errors",
+        *("engine.federation.availability", "engine.federation.batches", "engine.federation.sampling"),
+        *("engine.updates.cohort", "engine.updates.gram"),
+        *("engine.rules.callback", "engine.rules.run", "engine.rules.server"),
+        *("runs.record.environment", "runs.record.run_callbacks", "runs.export", "runs.folder.run_folder"),
+        *("runs.loggers.round_values", "runs.display.timer", "runs.display.traffic"),
+        *("engine.orchestrator", "datamodules"),
+    )
 
     def __getattr__(name: str) -> Any:
         """Import a public name on its first use: torch and Lightning take seconds, which the command line announces."""

@@ -1,7 +1,7 @@
 """Lightning's private names (with a leading underscore) that the engine needs, each behind a public name.
 
 Lightning may change its private names in any release. Each has a test, so that an upgrade fails there.
-tests/engine/test_lightning_private.py lists the few other modules that use or override such names.
+tests/test_lightning_private.py lists the few other modules that use or override such names.
 """
 
 from __future__ import annotations

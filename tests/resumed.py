@@ -12,7 +12,7 @@ from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import GradientHarmonization
 from fl_lightning.datamodules import Digits, Dirichlet
 from fl_lightning.models import ImageClassifier
-from fl_lightning.runs.checkpoints import LastCheckpoint
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 ROUNDS = 6
 

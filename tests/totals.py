@@ -10,7 +10,7 @@ import toy
 from lightning.pytorch import Callback
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, LocalRun
-from fl_lightning.runs.checkpoints import BestCheckpoint, LastCheckpoint
+from fl_lightning.runs.folder.checkpoints import BestCheckpoint, LastCheckpoint
 
 CLIENTS, DRAWN, SIZE = 6, 3, 4
 UPDATES = torch.randn(CLIENTS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -26,7 +26,7 @@ import yaml
 
 from fl_lightning import FederatedCallback, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
-from fl_lightning.fit.shipped import first_sentence
+from fl_lightning.fit.class_lists import first_sentence
 from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]

@@ -12,6 +12,7 @@ public names of ``fl_lightning``.
 
 import ast
 import io
+import os
 import tokenize
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -53,10 +54,10 @@ def ground() -> int:
 
 
 def files() -> dict[str, int]:
-    """Count the modules of each folder of the engine."""
-    folders = [ENGINE, *(path for path in ENGINE.rglob("*") if path.is_dir() and path.name != "__pycache__")]
-    counts = {folder: len([path for path in folder.glob("*.py") if path.stem != "__init__"]) for folder in folders}
-    return {folder.relative_to(PACKAGE).as_posix(): count for folder, count in counts.items()}
+    """Count the modules of each folder of the package, by the folder's path below the package."""
+    walked = os.walk(PACKAGE, followlinks=True)
+    folders = [Path(folder) for folder, _, names in walked if "__init__.py" in names]
+    return {folder.relative_to(PACKAGE).as_posix(): len(list(folder.glob("*.py"))) - 1 for folder in sorted(folders)}
 
 
 def attributes() -> tuple[set[str], dict[str, list[str]]]:
@@ -112,7 +113,8 @@ def main() -> None:
     for room, size in sizes.items():
         print(f"{size:5} lines of code  engine/{room}")
     print(f"{sum(sizes.values()):5} in the engine, {ground()} on the ground floor below it")
-    print(f"{max(files().values()):5} files at most in a folder")
+    largest = max(files(), key=files().__getitem__)
+    print(f"{files()[largest]:5} files at most in a folder: {largest}")
     shared = sorted(name for name, classes in touched.items() if len(classes) > 2)
     print(f"{len(written):5} attributes of the orchestrator")
     print(f"{len(shared):5} of them touched by three classes: {', '.join(shared)}")

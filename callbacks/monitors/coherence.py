@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedDataModule, Monitor, Server, cosines, log_each, pairs
 from fl_lightning.runs.catalogue import Metric
-from fl_lightning.runs.critical import critical_round as critical_round  # a public name of this module
+from fl_lightning.runs.critical_round import critical_round as critical_round  # a public name of this module
 
 
 def local_coherence(gram: Tensor, weights: Tensor) -> float:

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fl_lightning.report.plots import Axis, Dots, Line, Lines, Panels, Plot
-from fl_lightning.report.printed import save
+from fl_lightning.report.drawing.on_paper import save
+from fl_lightning.report.drawing.plots import Axis, Dots, Line, Lines, Panels, Plot
+from fl_lightning.report.statistics import band
 from fl_lightning.reproduce.jobs import EXPERIMENT
 from fl_lightning.runs.reader import Run
-from fl_lightning.runs.seeds import band
 
 KEYS = ["round", "seed"]
 CHANCE = 15.0  # top-1 of ten classes, in per cent, up to which a run is called at chance

@@ -31,8 +31,9 @@ from fl_lightning.fit.configs import name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.parser import Parser, class_help
-from fl_lightning.fit.stopping import Stopping
-from fl_lightning.runs.checkpoints import (
+from fl_lightning.fit.stop_signals import Stopping
+from fl_lightning.runs.config.resuming import changed_settings, check_unchanged, tracked_run
+from fl_lightning.runs.folder.checkpoints import (
     checkpoint_of,
     last_of_experiment,
     last_of_run,
@@ -40,15 +41,14 @@ from fl_lightning.runs.checkpoints import (
     run_of,
     sound_checkpoint,
 )
-from fl_lightning.runs.environment import SaveConfig
-from fl_lightning.runs.files import CONFIG, NOT_RECORDED, read_mapping
-from fl_lightning.runs.folder import RunFolder, check_experiment
-from fl_lightning.runs.lock import Holds
-from fl_lightning.runs.mlflow import continue_mlflow, open_store
-from fl_lightning.runs.recorded import run_callbacks
-from fl_lightning.runs.resuming import changed_settings, check_unchanged, tracked_run
-from fl_lightning.runs.wandb import continue_wandb, offline_without_key
-from fl_lightning.runs.yaml_text import read_yaml
+from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
+from fl_lightning.runs.folder.lock import Holds
+from fl_lightning.runs.folder.run_folder import RunFolder, check_experiment
+from fl_lightning.runs.folder.yaml_text import read_yaml
+from fl_lightning.runs.loggers.mlflow import continue_mlflow, open_store
+from fl_lightning.runs.loggers.wandb import continue_wandb, offline_without_key
+from fl_lightning.runs.record.environment import SaveConfig
+from fl_lightning.runs.record.run_callbacks import run_callbacks
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "default_root_dir": "runs",

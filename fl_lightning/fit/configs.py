@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
-from fl_lightning.runs.files import NOT_RECORDED
-from fl_lightning.runs.yaml_text import read_yaml
+from fl_lightning.runs.folder.files import NOT_RECORDED
+from fl_lightning.runs.folder.yaml_text import read_yaml
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 # Keys that a config file may have beside those of the command line.
 BASE = "base"  # the file or files that a config builds on and overrides: relative to itself, or shipped
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
-SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/scale.py
-PAPER = "paper"  # what a paper prints and claims: see fl_lightning/reproduce/papers.py
+SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/experiments/scale.py
+PAPER = "paper"  # what a paper prints and claims: see fl_lightning/reproduce/experiments/papers.py
 KEYS = (BASE, GRID, SCALE, PAPER)
 PARTS = ("trainer", "model", "data")
 LIST = "--config.help"  # the option that lists the shipped configs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fl_lightning.errors import ConfigurationError, RankError, causes, is_exhaustion, nearest, of_user, system_error
-from fl_lightning.runs.unhelpful import hide_unhelpful
+from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
 # What sets here that for which others have an option, by the words of such options; {} is the value as typed.
 MEANT = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.commands import CommandParser
-from fl_lightning.runs.files import check_folder
+from fl_lightning.runs.folder.files import check_folder
 
 
 def report_arguments(args: Sequence[str]) -> Namespace:

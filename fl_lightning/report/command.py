@@ -11,12 +11,12 @@ from fl_lightning.commands import counted
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside
 from fl_lightning.report.arguments import report_arguments
-from fl_lightning.report.index import Experiment, experiments
-from fl_lightning.report.methods import group, resumed
+from fl_lightning.report.compared.experiments import Experiment, experiments
+from fl_lightning.report.compared.methods import group, resumed
+from fl_lightning.report.compared.verdict import texts, verdict
+from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.page import parts as parts_of
-from fl_lightning.report.printed import save
 from fl_lightning.report.python import described, write_page
-from fl_lightning.report.verdict import texts, verdict
 from fl_lightning.runs.reader import Run, read_runs
 
 

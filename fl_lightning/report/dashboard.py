@@ -15,9 +15,9 @@ from wandb_workspaces.workspaces import interface as workspaces
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.arguments import dashboard_arguments
-from fl_lightning.report.methods import CONFLICT
+from fl_lightning.report.compared.methods import CONFLICT
 from fl_lightning.runs.catalogue import catalogue
-from fl_lightning.runs.wandb import has_wandb_key
+from fl_lightning.runs.loggers.wandb import has_wandb_key
 
 ACCURACY = "val/top1"
 METHODS = ("experiment", "method", "settings")  # config entries that are the same in runs that differ only in the seed

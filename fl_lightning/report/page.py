@@ -12,14 +12,15 @@ import yaml
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
-from fl_lightning.report import charts, clients, explorers, resources, screen, tables
-from fl_lightning.report.frames import client_names
-from fl_lightning.report.index import Experiment
-from fl_lightning.report.methods import AFTER, CONFLICT, Method, logged
-from fl_lightning.report.parts import Chart, Section
+from fl_lightning.report.compared.experiments import Experiment
+from fl_lightning.report.compared.methods import AFTER, CONFLICT, Method, logged
+from fl_lightning.report.compared.verdict import table, verdict
+from fl_lightning.report.content import arrays, charts, clients, resources, tables
+from fl_lightning.report.content.by_round import client_names
+from fl_lightning.report.drawing import on_page
+from fl_lightning.report.elements import Chart, Section
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
-from fl_lightning.report.verdict import table, verdict
 from fl_lightning.runs.catalogue import catalogue, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
@@ -83,7 +84,7 @@ def render(experiments: Sequence[Experiment]) -> str:
     """
     templates = environment()
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    templates.filters["figure"] = screen.figure
+    templates.filters["figure"] = on_page.figure
     several, described = len(experiments) > 1, parts(experiments)
     names = described[0].methods
     title = " · ".join(names) if len(names) <= LISTED else f"{len(names)} methods"
@@ -106,7 +107,7 @@ def parts(experiments: Sequence[Experiment]) -> list[Part]:
 
 def _part(experiment: Experiment, key: str, of: int) -> Part:
     methods = experiment.methods
-    sections = [section for section in _sections(experiment, explorers.BUDGET // of) if section]
+    sections = [section for section in _sections(experiment, arrays.BUDGET // of) if section]
     names = [method.name for method in methods]
     shown = client_names(methods)
     return Part(key, experiment.name, names, experiment.notes, sections, shown, resources.axes(methods))
@@ -172,9 +173,9 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
 def _special(section: str, methods: Sequence[Method], budget: int) -> list[Chart | None]:
     """Make the charts of a section other than curves of one metric."""
     if section == "conflict":
-        return [charts.layers(methods), explorers.cosines(methods, budget)]
+        return [charts.layers(methods), arrays.cosines(methods, budget)]
     if section == "curvature":
-        return [charts.spectrum(methods), explorers.surfaces(methods, budget)]
+        return [charts.spectrum(methods), arrays.surfaces(methods, budget)]
     return [charts.over_rounds(methods, *HEATS[section])] if section in HEATS else []
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.report import comparison, verdict
-from fl_lightning.report.index import Experiment, experiments
-from fl_lightning.report.methods import group, resumed, unfinished
+from fl_lightning.report.compared import comparison, verdict
+from fl_lightning.report.compared.experiments import Experiment, experiments
+from fl_lightning.report.compared.methods import group, resumed, unfinished
 from fl_lightning.runs.reader import Run, read_runs
 
 

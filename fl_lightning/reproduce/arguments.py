@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fl_lightning.commands import counted
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.reproduce.papers import experiments, figures, find
+from fl_lightning.reproduce.experiments.papers import experiments, figures, find
 from fl_lightning.reproduce.run_options import PARTS, RunOptions, command_parser, read
 
 ABOUT = "Train the runs of a paper's table or figure, and compare their numbers with the paper's."

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fl_lightning.reproduce.arguments import arguments
-from fl_lightning.reproduce.cells import with_options
-from fl_lightning.reproduce.ledger_page import write_ledger
-from fl_lightning.reproduce.papers import find
+from fl_lightning.reproduce.experiments.choosing import with_options
+from fl_lightning.reproduce.experiments.papers import find
+from fl_lightning.reproduce.experiments.scale import at_scale
+from fl_lightning.reproduce.ledger.page import write_ledger
 from fl_lightning.reproduce.running import run
-from fl_lightning.reproduce.scale import at_scale
 
 
 def command(args: Sequence[str]) -> int:

@@ -23,17 +23,17 @@ from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
 from fl_lightning.fit.command import command
 from fl_lightning.fit.messages import reported
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 from fl_lightning.inside import inside
-from fl_lightning.reproduce.experiment import Cell
-from fl_lightning.reproduce.grid import option
-from fl_lightning.runs.checkpoints import last_of_run, sound_checkpoint
-from fl_lightning.runs.folder import rounds_in
-from fl_lightning.runs.lock import held
-from fl_lightning.runs.progress import ESTIMATE
+from fl_lightning.reproduce.experiments.experiment import Cell
+from fl_lightning.reproduce.experiments.grid import option
+from fl_lightning.runs.config.secrets import hidden_arguments
+from fl_lightning.runs.config.settings import settings_fingerprint
+from fl_lightning.runs.display.progress import ESTIMATE
+from fl_lightning.runs.folder.checkpoints import last_of_run, sound_checkpoint
+from fl_lightning.runs.folder.lock import held
+from fl_lightning.runs.folder.run_folder import rounds_in
 from fl_lightning.runs.reader import Run
-from fl_lightning.runs.secrets import hidden_arguments
-from fl_lightning.runs.settings import settings_fingerprint
 
 POLL_S = 0.5
 FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings

@@ -10,10 +10,10 @@ from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
-from fl_lightning.fit.reading import callbacks_of, data_of
+from fl_lightning.fit.read_config import callbacks_of, data_of
 from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.tracker import Planned, Tracker
-from fl_lightning.runs.progress import duration
+from fl_lightning.reproduce.progress.tracker import Planned, Tracker
+from fl_lightning.runs.display.progress import duration
 
 Made = TypeVar("Made")
 MOST_NAMED = 3  # experiments that a line names

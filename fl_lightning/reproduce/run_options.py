@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_lightning.commands import CommandParser, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.messages import meant
-from fl_lightning.reproduce.grid import option, option_name
+from fl_lightning.reproduce.experiments.grid import option, option_name
 
 PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
 PARTS = ("trainer", "model", "data", "num_threads")  # beginnings of the options that are passed on

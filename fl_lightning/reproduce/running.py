@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from fl_lightning.commands import counted
-from fl_lightning.reproduce.cells import named, select
-from fl_lightning.reproduce.experiment import Cell, Experiment
+from fl_lightning.report.statistics import label
+from fl_lightning.reproduce.experiments.choosing import named, select
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Folders, Job, plan
+from fl_lightning.reproduce.outcome.numbers import unknown_measures
+from fl_lightning.reproduce.outcome.results_folder import write
 from fl_lightning.reproduce.preflight import dry_run, preflight
-from fl_lightning.reproduce.progress import announce, train_with_progress
-from fl_lightning.reproduce.results import unknown_measures
+from fl_lightning.reproduce.progress.display import announce, train_with_progress
+from fl_lightning.reproduce.progress.tracker import Planned
 from fl_lightning.reproduce.run_options import RunOptions
-from fl_lightning.reproduce.tracker import Planned
-from fl_lightning.reproduce.writing import write
-from fl_lightning.runs.lock import held
-from fl_lightning.runs.seeds import label
+from fl_lightning.runs.folder.lock import held
 
 RUNS = "runs"  # in the folder of all results, the folder of the runs
 

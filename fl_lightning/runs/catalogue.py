@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from fl_lightning.runs.yaml_text import read_yaml
+from fl_lightning.runs.folder.yaml_text import read_yaml
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from fl_lightning.engine.hosting.saving import check_state, own_names
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.files import whole
-from fl_lightning.runs.checkpoints import checkpoint_of, read_checkpoint, run_of
-from fl_lightning.runs.files import NOT_RECORDED
+from fl_lightning.runs.folder.checkpoints import checkpoint_of, read_checkpoint, run_of
+from fl_lightning.runs.folder.files import NOT_RECORDED
 from fl_lightning.seeding import isolated, seed_globals
 
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.inside import inside, within
 from fl_lightning.runs.catalogue import is_item
-from fl_lightning.runs.files import (
+from fl_lightning.runs.config.settings import RULES, method_name, named_settings, seed_of
+from fl_lightning.runs.folder.files import (
     ARRAYS,
     CONFIG,
     ENVIRONMENT,
@@ -28,7 +29,6 @@ from fl_lightning.runs.files import (
     folders_in,
     read_mapping,
 )
-from fl_lightning.runs.settings import RULES, method_name, named_settings, seed_of
 
 # The values of config.yaml and environment.yaml that more is done with than to show them, each after what holds it.
 CONFIG_KINDS = {"seed_everything": int, "trainer": dict, "model": dict, "data": dict}

@@ -21,7 +21,7 @@ from attack.fuzz_line import BOMB, Line
 from command import run
 
 from fl_lightning.fit.command import FederatedCLI
-from fl_lightning.fit.reading import parser_of
+from fl_lightning.fit.read_config import parser_of
 
 RUN = "runs/tiny/version_0"
 QUIET = "--trainer.enable_progress_bar=false"

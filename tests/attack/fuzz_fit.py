@@ -24,7 +24,7 @@ import fl_lightning.callbacks
 import fl_lightning.models
 from fl_lightning import ClientSampler, FederatedDataModule
 from fl_lightning.datamodules import Corruption, Digits, LabelledData, Partition
-from fl_lightning.fit.reading import parser_of
+from fl_lightning.fit.read_config import parser_of
 
 FIT = ("--config", "tiny.yaml", "--trainer.max_epochs=1", "--trainer.max_time=00:00:00:20")
 FIT += ("--trainer.enable_progress_bar=false",)

@@ -11,7 +11,7 @@ from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import ConflictMonitor, FedBE, FedFV, Scaffold
-from fl_lightning.runs.checkpoints import LastCheckpoint
+from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 RULES = {
     **SERVER_RULES,

@@ -19,9 +19,9 @@ from torch import nn
 
 from fl_lightning import datamodules
 from fl_lightning.fit.configs import CONFIGS, shipped_configs
-from fl_lightning.fit.reading import config_of
-from fl_lightning.reproduce.experiment import Cell
-from fl_lightning.reproduce.grid import grid
+from fl_lightning.fit.read_config import config_of
+from fl_lightning.reproduce.experiments.experiment import Cell
+from fl_lightning.reproduce.experiments.grid import grid
 
 EXPERIMENTS = {
     "fedgh-slides": ["table-1", "table-2", "table-3", "table-4", "table-5", "table-yolov8n"],

@@ -22,7 +22,7 @@ from fl_lightning import ConfigurationError
 from fl_lightning.datamodules import Digits
 from fl_lightning.engine.checks import check_once, check_rules
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 
 SHIPPED = [name for name in shipped_configs() if not name.startswith("papers/")]  # those: test_papers.py
 DATA = Digits(proxy_per_class=10)

@@ -6,8 +6,8 @@ import pytest
 from image_files import write_folder
 
 from fl_lightning.datamodules import CIFAR10
-from fl_lightning.fit.reading import config_of, data_of
-from fl_lightning.runs.settings import settings_fingerprint
+from fl_lightning.fit.read_config import config_of, data_of
+from fl_lightning.runs.config.settings import settings_fingerprint
 
 
 @pytest.fixture

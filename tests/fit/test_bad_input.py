@@ -16,9 +16,9 @@ from command import TINY, contents, fit, process, refused, run
 from lightning import Trainer
 
 from fl_lightning import ConfigurationError
-from fl_lightning.datamodules.published import data_folder
+from fl_lightning.datamodules.images.published import data_folder
 from fl_lightning.engine.checks import check_trainer
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 
 MINE = """
 import fl_lightning.datamodules as d

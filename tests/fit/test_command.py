@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from wandb_files import fit_with_wandb, wandb_history, without_key
 
 from fl_lightning.fit.command import _several
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 
 RUN = Path("runs", "tiny", "version_0")
 LAST = RUN / "checkpoints" / "last.ckpt"

@@ -10,8 +10,8 @@ from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import CONFIGS, bases, find_config, name_of, resolve_configs, shipped_configs
-from fl_lightning.fit.reading import config_of
-from fl_lightning.reproduce.grid import grid
+from fl_lightning.fit.read_config import config_of
+from fl_lightning.reproduce.experiments.grid import grid
 
 TABLE = """
 base: parts/tiny.yaml

@@ -15,7 +15,7 @@ from resumed import assert_same
 
 from fl_lightning import ConfigurationError
 from fl_lightning.files import SealedCheckpoints, is_damaged
-from fl_lightning.runs.checkpoints import rounds_of
+from fl_lightning.runs.folder.checkpoints import rounds_of
 
 SCAFFOLD = ("--config", "tiny.yaml", "--trainer.callbacks+=Scaffold", "--model.client_states", "disk")
 GO_ON = ("fit", *SCAFFOLD, "--trainer.max_epochs", "3", "--ckpt_path", "last")

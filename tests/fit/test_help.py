@@ -7,8 +7,8 @@ import pytest
 from command import run
 
 import fl_lightning.callbacks
-from fl_lightning.fit.reading import parser_of
-from fl_lightning.fit.shipped import KINDS, listing, purpose
+from fl_lightning.fit.class_lists import KINDS, listing, purpose
+from fl_lightning.fit.read_config import parser_of
 
 TITLES = ["The run:", "The rounds, and the clients' training:", "The data:", "Lightning's Trainer:", "More help:"]
 

@@ -6,7 +6,7 @@ import pytest
 from command import fit
 
 from fl_lightning import ConfigurationError
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 
 FIT = {  # what follows ``fit --config tiny.yaml``, and the answer
     "--rounds 10": "there is no option --rounds; the number of rounds is --trainer.max_epochs 10",

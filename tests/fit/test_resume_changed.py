@@ -20,8 +20,8 @@ from command import contents, fit, process, refused, restored, rows, run
 from resumed import assert_same
 
 from fl_lightning.fit.parser import Parser
-from fl_lightning.fit.reading import config_of, parser_of
-from fl_lightning.runs.resuming import changed_settings
+from fl_lightning.fit.read_config import config_of, parser_of
+from fl_lightning.runs.config.resuming import changed_settings
 
 RUN = Path("runs/tiny/version_0")
 LAST = RUN / "checkpoints/last.ckpt"
@@ -40,7 +40,7 @@ FREE = {
     *("experiment", "num_threads", "ckpt_path", "weights_only"),
 }
 # Not in config.yaml: an optimizer's parameters, and the seeds that seed_everything sets, belong to the run.
-NOT_OF_A_CONFIG = {"config", "base", "grid", "scale", "resume_changed", "params", "seed", "model.seed"}
+NOT_OF_A_CONFIG = {"config", "base", "grid", "scale", "paper", "resume_changed", "params", "seed", "model.seed"}
 
 
 pytestmark = pytest.mark.usefixtures("last")
@@ -285,7 +285,7 @@ def test_what_is_equal_and_written_differently_is_free() -> None:
     """A whole number for a float, a class by its longer path, and without an argument that came later."""
     config = saved()
     config["model"]["local_lr_decay"] = 1
-    config["data"]["class_path"] = "fl_lightning.datamodules.digits.Digits"
+    config["data"]["class_path"] = "fl_lightning.datamodules.images.digits.Digits"
     del config["model"]["on_bad_update"], config["data"]["init_args"]["drop_last"], config["trainer"]["plugins"]
     (RUN / "config.yaml").write_text(yaml.safe_dump(config))
     fit("--ckpt_path", "last", "--trainer.max_epochs", 3)

@@ -7,7 +7,7 @@ import pytest
 from command import TINY, refused
 
 from fl_lightning import ConfigurationError
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 
 
 def refusal(*args: str) -> str:

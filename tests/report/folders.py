@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fl_lightning.runs.files import RoundTime
+from fl_lightning.runs.folder.files import RoundTime
 
 TIMES = [field.name for field in fields(RoundTime)][1:]  # columns of timings.csv, after the round
 NAMES = ["oslo", "lyon, hôpital de la <b>Croix</b>", "17", "bern"]  # a comma, markup, a number, and all unsorted

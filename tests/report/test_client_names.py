@@ -11,12 +11,12 @@ import pytest
 from command import run
 from report.folders import NAMES, charts, config, tables, write
 
-from fl_lightning.report.charts import over_rounds
-from fl_lightning.report.clients import partition
-from fl_lightning.report.explorers import cosines
-from fl_lightning.report.frames import client_names
-from fl_lightning.report.methods import group
-from fl_lightning.report.printed import draw
+from fl_lightning.report.compared.methods import group
+from fl_lightning.report.content.arrays import cosines
+from fl_lightning.report.content.by_round import client_names
+from fl_lightning.report.content.charts import over_rounds
+from fl_lightning.report.content.clients import partition
+from fl_lightning.report.drawing.on_paper import draw
 from fl_lightning.runs.reader import read_runs
 
 MATRIX = [[1, -0.5, 0.2, 0.1], [-0.5, 1, 0.3, 0.2], [0.2, 0.3, 1, -0.9], [0.1, 0.2, -0.9, 1]]  # one conflict each

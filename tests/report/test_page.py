@@ -11,11 +11,11 @@ import pytest
 from command import run
 from report.folders import charts, config, curves, similar, tables, write
 
-from fl_lightning.report.charts import layers
-from fl_lightning.report.explorers import cosines
-from fl_lightning.report.methods import group
+from fl_lightning.report.compared.methods import group
+from fl_lightning.report.content.arrays import cosines
+from fl_lightning.report.content.charts import layers
+from fl_lightning.report.drawing.plots import Dots
 from fl_lightning.report.numbers import written
-from fl_lightning.report.plots import Dots
 from fl_lightning.runs.reader import read_runs
 
 

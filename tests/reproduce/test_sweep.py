@@ -8,11 +8,11 @@ from command import TINY, contents, run
 from job_folders import finished, under_way, waiting
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.reading import config_of
+from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.arguments import arguments
-from fl_lightning.reproduce.cells import refined, select, with_options
-from fl_lightning.reproduce.experiment import Cell, Experiment
-from fl_lightning.reproduce.papers import find
+from fl_lightning.reproduce.experiments.choosing import refined, select, with_options
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
+from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.preflight import dry_run
 from fl_lightning.reproduce.sweep.command import command as sweep
 

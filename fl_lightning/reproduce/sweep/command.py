@@ -7,9 +7,9 @@ from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import experiment_in, find_config
-from fl_lightning.reproduce.cells import refined, with_options
-from fl_lightning.reproduce.experiment import Experiment
-from fl_lightning.reproduce.grid import grid
+from fl_lightning.reproduce.experiments.choosing import refined, with_options
+from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.experiments.grid import grid
 from fl_lightning.reproduce.running import RUNS, run
 from fl_lightning.reproduce.sweep.arguments import arguments
 

@@ -12,7 +12,7 @@ from toy import Capture, Linear, Notes, trainer
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import TrainingEvaluation
 from fl_lightning.datamodules import Tensors
-from fl_lightning.datamodules.augmentation import Augmentation
+from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.models import ImageClassifier
 from fl_lightning.runs.catalogue import measured
 

@@ -1,0 +1,279 @@
+"""FederatedDataModule: the base class of all data modules. PartitionedData: an ordinary data set, dealt to clients."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, training_data
+from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
+from fl_lightning.datamodules.partition import IID, Partition, Stated
+from fl_lightning.engine.federation.availability import Availability
+from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
+from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.federation.sampling import ClientSampler, UniformSampler
+from fl_lightning.errors import ConfigurationError, check_at_least
+
+OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")
+
+
+class FederatedDataModule(FederatedData):
+    """Holds the data of ``num_clients`` clients. Subclasses define ``num_clients`` and :meth:`client_dataset`.
+
+    The Trainer's training batches are the client ids of each round's cohort; the batches on which a client trains come
+    from :meth:`client_batches`. A client without data is never drawn.
+
+    Args:
+        batch_size: number of examples in a client's batch.
+        participation: clients per round, as a share in (0, 1] (float) or a number of clients (int).
+        sampler: the sampler that draws each round's cohort; :class:`UniformSampler` by default.
+        availability: model of the clients that can take part in a round, drop out or are late; by default, every client
+            can take part, and every update arrives.
+        client_names: N different names, of the clients 0, 1, …, N - 1, which messages, tables and plots show; settings
+            and metrics use the clients' numbers. A subclass may define ``client_names`` itself.
+        clients_per_batch: number of clients that the Trainer sees as one batch. Each batch costs the Trainer about
+            0.6 ms, so group tiny clients.
+        num_workers: number of DataLoader processes for a client's data; unused for tensors in memory.
+        seed: the seed of the cohorts and, in subclasses, of the partition.
+        drop_last: whether to leave out a client's last batch if that batch is smaller than ``batch_size``; a client's
+            only batch always stays. The client's number of examples, n_k, counts all examples.
+        collate_fn: function that makes a client's batch from a list of its examples, for examples that cannot be
+            stacked (texts of different length, graphs); PyTorch's ``default_collate`` by default. Random numbers that
+            the function draws are seeded for each batch.
+
+    Raises:
+        ConfigurationError: ``participation`` is outside its range, ``batch_size`` or ``clients_per_batch`` is less than
+            1, ``num_workers`` is less than 0, or ``client_names`` are given to a subclass whose names are a property;
+            when training begins, ``client_names`` are not N different names.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        participation: int | float = 1.0,
+        sampler: ClientSampler | None = None,
+        clients_per_batch: int = 1,
+        num_workers: int = 0,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        availability: Availability | None = None,
+        client_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, batch_size=batch_size, clients_per_batch=clients_per_batch)
+        if not participation > 0 or (isinstance(participation, float) and participation > 1):  # also refuses nan
+            raise ConfigurationError(
+                "participation must be a share in (0, 1] or a whole number of clients per round, "
+                f"got {participation}: 0.2 draws a fifth of the clients, 5 draws five"
+            )
+        check_at_least(0, num_workers=num_workers)
+        self.batch_size = batch_size
+        self.participation = participation
+        self.sampler = sampler or UniformSampler()
+        self.availability = availability
+        self.clients_per_batch = clients_per_batch
+        self.num_workers = num_workers
+        self.seed = seed
+        self.drop_last = drop_last
+        self.collate_fn = collate_fn
+        if client_names is not None:
+            try:
+                self.client_names = client_names
+            except AttributeError:
+                raise ConfigurationError(
+                    f"{type(self).__name__} names its clients itself, got client_names, too: leave client_names out"
+                ) from None
+
+    @staticmethod
+    def from_datamodule(
+        datamodule: LightningDataModule,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **settings: Unpack[Partitioned],
+    ) -> "PartitionedData":
+        """Make an ordinary LightningDataModule federated.
+
+        Args:
+            datamodule: the data module, whose training set is dealt to the clients.
+            batch_size: number of examples in a batch; by default that of the data module's training loader.
+            collate_fn: function that makes a batch of examples; by default that of the data module's training loader.
+            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+        """
+        return PartitionedData(datamodule, batch_size=batch_size, collate_fn=collate_fn, **settings)
+
+    @staticmethod
+    def from_loaders(
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        predict: Any = None,
+        batch_size: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **settings: Unpack[Partitioned],
+    ) -> "PartitionedData":
+        """Make DataLoaders or datasets federated.
+
+        Args:
+            train: DataLoader or dataset, whose examples are dealt to the clients.
+            val: DataLoader, several of them, or dataset to validate on.
+            test: data to test on, like ``val``.
+            predict: data to predict on, like ``val``.
+            batch_size: number of examples in a batch; by default that of the loader ``train``, and 32 for datasets.
+            collate_fn: function that makes a batch of examples; by default that of the loader ``train``.
+            settings: ``num_clients``, ``partition`` and the other arguments of :class:`PartitionedData`.
+        """
+        loaders = Loaders(train, batch_size or 32, collate_fn, val=val, test=test, predict=predict)
+        return PartitionedData(loaders, batch_size=batch_size, collate_fn=collate_fn, **settings)
+
+    def missing(self) -> str | None:
+        """Return one line on which data are missing and how to get them; None if the data are there, or not known.
+
+        The method looks for files; it neither reads nor downloads them. ``prepare_data`` downloads what can be
+        downloaded, and raises an error for the rest.
+        """
+        return None
+
+    def downloads(self) -> bool:
+        """Tell whether ``prepare_data`` downloads the data that :meth:`missing` names."""
+        return False
+
+    def setup(self, stage: str) -> None:
+        """Load and deal the data on the first call, if there is one training set to deal; later calls do nothing."""
+        self._dealt  # noqa: B018  # loads
+
+    @cached_property
+    def _dealt(self) -> Dealt | None:
+        """The training set that is dealt to the clients; None for clients with data sets of their own."""
+        return None
+
+    @override
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        return super().client_dataset(client) if self._dealt is None else self._dealt.dataset(client)
+
+    @override
+    def client_num_samples(self, client: int) -> int:
+        return super().client_num_samples(client) if self._dealt is None else int(self._dealt.parts.sizes[client])
+
+    @cached_property
+    @override
+    def sizes(self) -> Tensor:
+        own = type(self).client_num_samples is not FederatedDataModule.client_num_samples
+        return super().sizes if own or self._dealt is None else self._dealt.parts.sizes
+
+    @override
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of training examples per client and class, or None for data without classes."""
+        return None if self._dealt is None else self._dealt.class_counts()
+
+
+class PartitionedData(FederatedDataModule):
+    """Deals the training set of an ordinary LightningDataModule to clients.
+
+    The data module's other loaders, its transfer hooks, ``prepare_data`` and ``setup`` are used unchanged. Each fit
+    deals the training set again, with the same seed.
+
+    Args:
+        datamodule: the data module; its ``train_dataloader`` returns one DataLoader over a map-style dataset.
+        num_clients: N, the number of clients; leave it out with a stated partition, which sets N. With
+            ``Natural(column)``, each value of the column is a client by default.
+        partition: a :class:`Partition`; or a stated partition: either one list of example indices for each client, or
+            one integer or string for each example, which stands for its client. The distinct values in sorted order are
+            the clients 0, 1, … By default, random parts whose sizes differ by at most one.
+        labels: (n,) class (for ``Natural``, group) of each training example, integers or strings. By default, the
+            second tensor of a TensorDataset, the dataset's ``targets`` or ``labels``, or the second entry or the entry
+            ``label`` of its examples.
+        batch_size: number of examples in a client's batch; by default that of ``train_dataloader``.
+        drop_last: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
+        collate_fn: as for :class:`FederatedDataModule`; by default that of ``train_dataloader``.
+        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+
+    Attributes:
+        client_names: the given names; by default, the values of a column or of a stated partition that gives the client
+            of each example, else None.
+
+    Raises:
+        ConfigurationError: ``num_clients`` is missing or contradicts the partition; on loading, the training set is
+            iterable, the partition does not fit, or there are no labels for a partition by label.
+    """
+
+    def __init__(
+        self,
+        datamodule: LightningDataModule,
+        num_clients: int | None = None,
+        partition: Partition | Sequence[Any] | None = None,
+        labels: Sequence[Any] | None = None,
+        batch_size: int | None = None,
+        drop_last: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **federation: Unpack[Draws],
+    ) -> None:
+        super().__init__(batch_size=32 if batch_size is None else batch_size, **federation)
+        self._given = {"batch_size": batch_size, "drop_last": drop_last, "collate_fn": collate_fn}
+        self.datamodule, self.labels = datamodule, labels
+        chosen = IID() if partition is None else partition
+        self.partition = chosen if isinstance(chosen, Partition) else Stated(chosen)
+        self._late = ["sizes"]  # attributes that a new fit finds again
+        if num_clients is None and isinstance(self.partition, Stated):
+            num_clients = len(self.partition.parts)
+        if num_clients is not None:
+            check_at_least(1, num_clients=num_clients)
+            self.num_clients = num_clients
+        elif self.partition.column is not None:
+            self._late += ["num_clients", *({"client_names"} - self.__dict__.keys())]
+        else:
+            raise ConfigurationError(
+                "expected num_clients, a stated partition or Natural with a column, got none of them: set num_clients"
+            )
+        self.prepare_data_per_node = datamodule.prepare_data_per_node
+        for name in (*LOADERS, *TRANSFER_HOOKS, *OWN_HOOKS):
+            if is_overridden(name, datamodule) and not is_overridden(name, self):
+                setattr(self, name, getattr(datamodule, name))
+
+    @override
+    def prepare_data(self) -> None:
+        self.datamodule.trainer = self.trainer
+        self.datamodule.prepare_data()
+
+    @override
+    def setup(self, stage: str) -> None:
+        self.datamodule.trainer = self.trainer
+        self.datamodule.setup(stage)
+        if stage == "fit":
+            for name in self._late:
+                self.__dict__.pop(name, None)
+            self._dealt = self._deal()
+
+    @cached_property
+    def num_clients(self) -> int:  # type: ignore[override]  # a column is known on loading only
+        """N, the number of clients."""
+        return len(self._dealt.parts)
+
+    @cached_property
+    def client_names(self) -> Sequence[str] | None:  # type: ignore[override]
+        """The names of the clients; None for numbers alone."""
+        return self._dealt.names
+
+    @cached_property
+    def _dealt(self) -> Dealt:  # also deals for code that reads the data without a Trainer, or before its setup
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+        return self._deal()
+
+    def _deal(self) -> Dealt:
+        examples, loader = training_data(self.datamodule)
+        for name, value in self._given.items():
+            setattr(self, name, loader[name] if value is None else value)
+        if (column := self.partition.column) is None:
+            return deal(examples, self.partition, self.num_clients, self.labels, None, self.seed)
+        values = column_of(examples, column, self.datamodule)
+        if "num_clients" not in self._late:
+            return deal(examples, self.partition, self.num_clients, self.labels, values, self.seed)
+        each = Stated(values.tolist())  # a client for each value
+        return deal(examples, each, len(each.parts), self.labels, None, self.seed)

@@ -1,0 +1,219 @@
+"""LabelledData: labelled examples in memory, partitioned over clients, with a proxy set for the server."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_lightning.datamodules.base.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.base.federated import FederatedDataModule
+from fl_lightning.datamodules.base.settings import Federation, Unpack
+from fl_lightning.datamodules.changes.corruption import Corruption
+from fl_lightning.datamodules.changes.long_tail import long_tail, tail_sizes
+from fl_lightning.datamodules.changes.proxy_set import Balanced, Shuffled, draw_proxy
+from fl_lightning.datamodules.partition import IID, Partition
+from fl_lightning.datamodules.partition.base import check_enough
+from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
+from fl_lightning.seeding import numpy_generator
+
+
+class LabelledData(FederatedDataModule):
+    """Labelled examples, kept in memory. A subclass defines ``num_classes`` and :meth:`load`.
+
+    Batches are ``[inputs (B, ...), targets (B, ...)]``. Validation and test both use the test set, without the examples
+    that move to the proxy set: the federated learning papers evaluate on the test set every round and hold nothing out.
+    ``held_out`` concerns the clients' parts of the training set.
+
+    The training set is changed in this order: the proxy set is taken out (``proxy_source="train"``), examples beyond
+    ``train_examples`` are left out, the long tail thins out the classes, the partition deals the examples to the
+    clients, the labels are corrupted, the clients hold examples out.
+
+    Args:
+        num_clients: N, the number of clients, at least 1.
+        partition: partition that deals the training set to the clients; equal random parts by default.
+        corruption: corruption of the clients' training labels; none by default.
+        long_tail: ratio ρ >= 1 of the largest class of the training set to the smallest: class c keeps at most
+            n_max ρ^(-c / (C - 1)) examples, where n_max is the size of the largest class; 1 leaves the classes as they
+            are (FedLAW, Table 7: 5).
+        held_out: share of each client's part, in [0, 1), that the client keeps back from training for evaluation; drawn
+            with the run's seed and rounded to whole examples; at least one example stays in training.
+        proxy_per_class: number of examples of each class that move to the server's proxy set; 0 for no proxy set.
+        proxy_source: set that the proxy examples are taken from, "test" or "train".
+        proxy_long_tail: ratio ρ >= 1 of the largest class of the proxy set to the smallest, as for ``long_tail``
+            (FedLAW, Table 6: 10); class 0 has ``proxy_per_class`` examples.
+        proxy_balanced: whether to draw the proxy set's batches with replacement, every class with the same probability.
+        proxy_batch_size: examples per batch of the proxy set.
+        eval_batch_size: examples per batch of the test set.
+        train_examples: number of training examples to use, at least 1, drawn with the run's seed among those that are
+            not in the proxy set; None for all.
+        test_examples: number of test examples to use, as ``train_examples``.
+        federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
+            :class:`FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, there are too few examples for the proxy set
+            or the partition is impossible.
+    """
+
+    num_classes: int
+
+    def __init__(
+        self,
+        num_clients: int = 20,
+        partition: Partition | None = None,
+        corruption: Corruption | None = None,
+        long_tail: float = 1.0,
+        held_out: float = 0.0,
+        proxy_per_class: int = 0,
+        proxy_source: Literal["test", "train"] = "test",
+        proxy_long_tail: float = 1.0,
+        proxy_balanced: bool = False,
+        proxy_batch_size: int = 128,
+        eval_batch_size: int = 1000,
+        train_examples: int | None = None,
+        test_examples: int | None = None,
+        **federation: Unpack[Federation],
+    ) -> None:
+        super().__init__(**federation)
+        check_at_least(1, num_clients=num_clients, proxy_batch_size=proxy_batch_size, eval_batch_size=eval_batch_size)
+        check_at_least(0, proxy_per_class=proxy_per_class)
+        if not 0 <= held_out < 1:
+            raise ConfigurationError(f"held_out must be in [0, 1), the share of each client's examples, got {held_out}")
+        if not (1 <= long_tail < math.inf and 1 <= proxy_long_tail < math.inf):  # also refuses nan
+            raise ConfigurationError(
+                "long_tail and proxy_long_tail must be at least 1, the ratio of the largest class to the smallest, got "
+                f"{long_tail} and {proxy_long_tail}"
+            )
+        check_choice("proxy_source", proxy_source, "test", "train")
+        limits = {"train_examples": train_examples, "test_examples": test_examples}
+        check_at_least(1, **{name: number for name, number in limits.items() if number is not None})
+        self.num_clients = num_clients
+        self.partition = partition or IID()
+        self.corruption = corruption
+        self.long_tail = long_tail
+        self.held_out = held_out
+        self.proxy_per_class = proxy_per_class
+        self.proxy_source = proxy_source
+        self.proxy_long_tail = proxy_long_tail
+        self.proxy_balanced = proxy_balanced
+        self.proxy_batch_size = proxy_batch_size
+        self.eval_batch_size = eval_batch_size
+        self.train_examples = train_examples
+        self.test_examples = test_examples
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Load the training or the test set: inputs (n, ...) and targets (n, ...); see :meth:`labels`."""
+        raise ConfigurationError(f"{type(self).__name__} must define load(train)")
+
+    def labels(self, targets: Tensor) -> Tensor:
+        """Return the (n,) int64 class of each example, below ``num_classes``; by default the targets themselves."""
+        return targets
+
+    def groups(self) -> Tensor | None:
+        """Return the (n,) number of each training example's group (writer, speaker, device); None if unknown."""
+        return None
+
+    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+        """Return the examples that the client keeps back from training, in batches of ``eval_batch_size``, in order."""
+        return self._dealt.kept_batches(client, self.eval_batch_size)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return the test set without proxy examples, in order; the papers evaluate on the test set every round."""
+        return in_order(self._dealt.evaluation, self.eval_batch_size)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Return the same batches as :meth:`val_dataloader`."""
+        return self.val_dataloader()
+
+    def proxy_dataloader(self) -> DataLoader[Any] | None:
+        """Return the proxy set in an order drawn from torch's global generator; None if ``proxy_per_class`` is 0."""
+        dataset = self._dealt.proxy
+        if not len(dataset):
+            return None
+        labels = self.labels(dataset.tensors[1])
+        batches = (Balanced if self.proxy_balanced else Shuffled)(labels, self.proxy_batch_size)
+        return DataLoader(dataset, batch_size=None, sampler=batches)
+
+    @cached_property
+    def _dealt(self) -> "_Loaded":
+        train, test = (self._checked(*self.load(train)) for train in (True, False))
+        source = train if self.proxy_source == "train" else test
+        sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
+        in_proxy = draw_proxy(self.labels(source[1]), sizes, numpy_generator(self.seed, "proxy"))
+        free = {name: torch.ones(len(each[0]), dtype=torch.bool) for name, each in (("train", train), ("test", test))}
+        free[self.proxy_source] &= ~in_proxy
+        for name, number in (("train", self.train_examples), ("test", self.test_examples)):
+            free[name] = self._drawn(name, free[name], number)
+        parts = self._deal(self.labels(train[1]), free["train"].nonzero().flatten())
+        if self.corruption is not None:
+            generator = numpy_generator(self.seed, "corruption")
+            train = (train[0], self.corruption.corrupt(train[1], parts, self.num_classes, generator))
+        parts, kept = hold_out(parts, self.held_out, self.seed)
+        return _Loaded(
+            examples=TensorDataset(*train),
+            parts=parts,
+            classes=self.labels(train[1]),
+            num_classes=self.num_classes,
+            kept=(TensorDataset(*train), kept),
+            evaluation=TensorDataset(*(tensor[free["test"]] for tensor in test)),
+            proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
+        )
+
+    def _drawn(self, name: str, free: Tensor, number: int | None) -> Tensor:
+        """Draw the (n,) bool mask of the examples of a set to use, among those that are free."""
+        rows = free.nonzero().flatten()
+        if number is None or number == len(rows):
+            return free
+        if number > len(rows):
+            raise ConfigurationError(
+                f"expected {name}_examples of at most {len(rows)}, the examples that {type(self).__name__} has, got "
+                f"{number}: lower {name}_examples, or leave it out for all"
+            )
+        generator = numpy_generator(self.seed, f"{name} examples")
+        mask = torch.zeros_like(free)
+        mask[rows[torch.from_numpy(generator.choice(len(rows), number, replace=False))]] = True
+        return mask
+
+    def _deal(self, labels: Tensor, rows: Tensor) -> Parts:
+        """Deal ``rows`` of the training set to the clients, thinned out by the long tail; return each client's rows."""
+        if self.long_tail > 1:
+            rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
+        by = self.groups() if self.partition.by == "groups" else labels
+        if by is None or (column := self.partition.column):
+            lacks, way = (
+                (f"column {column}", "leave column out") if by is not None else ("groups", "choose another partition")
+            )
+            raise ConfigurationError(
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no {lacks}: "
+                f"{way}, or define groups()"
+            )
+        check_enough(self.num_clients, len(rows))
+        parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))
+        return Parts.of(parts).among(rows)
+
+    def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Refuse labels that are not int64 from 0 to ``num_classes`` - 1, one per example; return both tensors."""
+        labels = self.labels(targets)
+        if labels.dtype != torch.int64 or labels.shape != inputs.shape[:1] or not len(inputs):
+            raise ConfigurationError(
+                f"expected {type(self).__name__}.load to give int64 labels ({len(inputs)},), one per example, got "
+                f"{labels.dtype} {tuple(labels.shape)}: convert the labels"
+            )
+        if labels.min() < 0 or labels.max() >= self.num_classes:
+            raise ConfigurationError(
+                f"expected {type(self).__name__} to have labels from 0 to {self.num_classes - 1}, got "
+                f"{int(labels.min())} to {int(labels.max())}: set num_classes or renumber the labels"
+            )
+        return inputs, targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(Dealt):
+    evaluation: TensorDataset
+    proxy: TensorDataset  # may be empty

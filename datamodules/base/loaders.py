@@ -1,0 +1,251 @@
+"""Ordinary loaders and data sets, as the source of the clients' data."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from fl_lightning.datamodules.base.dealt import Dealt
+from fl_lightning.datamodules.partition import Partition, Stated
+from fl_lightning.datamodules.partition.base import check_enough
+from fl_lightning.datamodules.partition.parts import Parts
+from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples, unchanged
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.seeding import isolated, numpy_generator, seed_globals
+
+STORED = ("targets", "labels")  # attributes in which data sets keep their labels, and keys of examples
+COLUMN = (list, tuple, np.ndarray, Tensor)  # classes of a column beside those of pandas
+
+
+class Loaders(LightningDataModule):
+    """A LightningDataModule of given loaders.
+
+    Args:
+        train: DataLoader or dataset to train on.
+        batch_size: number of examples in a batch, for data given as datasets.
+        collate_fn: function that makes a batch of examples, for data given as datasets.
+        others: loaders, lists of loaders, or datasets by name: ``val``, ``test``, ``predict``.
+    """
+
+    def __init__(self, train: Any, batch_size: int, collate_fn: Collate | None, **others: Any) -> None:
+        super().__init__()
+        for name, data in {"train": train, **others}.items():
+            if data is not None:
+                loader = _loader(data, name, batch_size, collate_fn)
+                setattr(self, f"{name}_dataloader", partial(unchanged, loader))
+
+
+def _loader(data: Any, name: str, batch_size: int, collate_fn: Collate | None) -> Any:
+    several = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else [data]
+    if any(isinstance(each, DataLoader) for each in several):
+        return data
+    examples: Any = check_examples(data, f"the {name} data")
+    # With its own generator, the loader does not draw a seed for its workers from the global generator.
+    return DataLoader(examples, batch_size=batch_size, collate_fn=collate_fn, generator=torch.Generator())
+
+
+def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, Any]]:
+    """Return the training examples of a data module, and how its ``train_dataloader`` makes batches of them.
+
+    Args:
+        datamodule: a data module that is set up.
+
+    Returns:
+        The dataset, and the loader's ``batch_size``, ``drop_last`` and ``collate_fn`` (None for PyTorch's own).
+
+    Raises:
+        ConfigurationError: ``train_dataloader`` does not return one DataLoader that passes over a map-style dataset in
+            batches of one size.
+    """
+    name = f"{type(datamodule).__name__}.train_dataloader()"
+    loader = datamodule.train_dataloader()
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(
+            f"expected {name} to return one DataLoader, got {type(loader).__name__}: return a single DataLoader"
+        )
+    dataset, sampler = loader.dataset, loader.sampler
+    check_examples(dataset, f"the dataset of {name}")
+    batches = loader.batch_sampler
+    if type(batches) is not BatchSampler:
+        got = "batch_size=None" if batches is None else type(batches).__name__
+        raise ConfigurationError(f"expected {name} to have a batch_size, got {got}: clients draw their own batches")
+    if isinstance(sampler, SubsetRandomSampler):
+        dataset = Subset(dataset, list(sampler.indices))
+    elif getattr(sampler, "replacement", False) or not isinstance(
+        sampler, RandomSampler | SequentialSampler | DistributedSampler
+    ):
+        raise ConfigurationError(
+            f"expected {name} to pass over its dataset once, got {type(sampler).__name__}: clients shuffle their own "
+            "examples; leave the sampler out, or give a Subset"
+        )
+    collate = None if loader.collate_fn is default_collate else loader.collate_fn
+    settings = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "collate_fn": collate}
+    return check_examples(dataset, name), settings
+
+
+def stored(dataset: Any, find: Callable[[Any], Any]) -> NDArray[Any] | None:
+    """Find values (n,) that a dataset stores, one for each example, also below Subset and ConcatDataset.
+
+    Args:
+        dataset: the dataset.
+        find: function that finds the values in a dataset that is none of the two; None if there are none.
+    """
+    if isinstance(dataset, Subset):
+        inner = stored(dataset.dataset, find)
+        return None if inner is None else inner[np.asarray(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [part for each in dataset.datasets if (part := stored(each, find)) is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+    return None if (found := find(dataset)) is None else np.asarray(found)
+
+
+def _labels(dataset: Any) -> Any:
+    """Find the labels in the second tensor of a TensorDataset, or in the attributes ``targets`` and ``labels``."""
+    if isinstance(dataset, TensorDataset):
+        return dataset.tensors[1].numpy(force=True) if len(dataset.tensors) > 1 else None
+    found = (getattr(dataset, name, None) for name in STORED)
+    return next((labels for labels in found if labels is not None and len(labels) == len(dataset)), None)
+
+
+def column_of(examples: Examples, name: str, datamodule: LightningDataModule) -> NDArray[Any]:
+    """Find a column of a training set: integers or strings (n,), one for each example.
+
+    The column is an attribute of the dataset or the data module, a column of a DataFrame that the dataset holds, or an
+    entry of examples that are dicts.
+
+    Raises:
+        ConfigurationError: there is no such column, values are missing, or they are neither integers nor strings.
+    """
+    known: set[str] = set()
+
+    def find(dataset: Any) -> Any:
+        columns = {**_columns(datamodule, len(dataset)), **_columns(dataset, len(dataset))}
+        known.update(columns)
+        own = getattr(dataset, name, None)  # such as a property
+        return columns.get(name, own if isinstance(own, COLUMN) else None)
+
+    values = stored(examples, find)
+    keys: set[str] = set()
+    if values is None:
+        with isolated(CPU):
+            keys = set(first) if isinstance(first := examples[0], Mapping) else keys
+        if name in keys:
+            values = _read(examples, itemgetter(name))
+    if values is None:
+        raise ConfigurationError(
+            f"expected a column {name} in the training set, got {', '.join(sorted(known | keys)) or 'none'}: name "
+            f"another, or give the dataset or the data module an attribute {name}, with a value for each example"
+        )
+    return _complete(values, name)
+
+
+def _columns(holder: Any, count: int) -> dict[str, Any]:
+    """Return what an object holds for each of ``count`` examples, by name: columns of DataFrames, and attributes."""
+    held = {key: value for key, value in getattr(holder, "__dict__", {}).items() if not key.startswith("_")}
+    frames = [value for value in held.values() if hasattr(value, "columns") and len(value) == count]
+    lists = {key: value for key, value in held.items() if isinstance(value, COLUMN) or hasattr(value, "to_numpy")}
+    own = {key: value for key, value in lists.items() if len(value) == count and getattr(value, "ndim", 1) == 1}
+    return {str(column): frame[column] for frame in frames for column in frame.columns} | own
+
+
+def _complete(values: NDArray[Any], name: str) -> NDArray[Any]:
+    """Return the values of a column as integers or strings; refuse others, and missing values."""
+    from pandas import isna
+
+    if missing := int(isna(values).sum()):
+        raise ConfigurationError(
+            f"expected column {name} to be complete, got {missing} missing values: fill the values or leave these "
+            "examples out"
+        )
+    if (plain := np.asarray(values.tolist())).dtype.kind not in "iuSU":
+        raise ConfigurationError(f"expected column {name} to hold integers or texts, got {plain.dtype}: convert them")
+    return plain
+
+
+def _read(examples: Examples, entry: Callable[[Any], Any]) -> NDArray[Any]:
+    """Read an entry of every example."""
+    with isolated(CPU):
+        seed_globals(0, CPU)
+        values = (entry(examples[index]) for index in range(len(examples)))
+        return np.asarray([value.tolist() if isinstance(value, Tensor) else value for value in values])
+
+
+def _label(example: Any) -> Any:
+    """Return the label of an example: its second entry, or the entry ``label``, ``targets`` or ``labels``."""
+    if isinstance(example, Mapping):
+        key: Any = next((key for key in ("label", *STORED) if key in example), None)
+    else:
+        key = 1 if isinstance(example, Sequence) and not isinstance(example, str) and len(example) > 1 else None
+    if key is None:
+        raise ConfigurationError(
+            f"expected examples (input, label) or with an entry label, got {type(example).__name__}: give labels=, one "
+            "class for each training example"
+        )
+    return example[key]
+
+
+def deal(
+    examples: Examples, partition: Partition, num_clients: int, labels: Any, groups: NDArray[Any] | None, seed: int
+) -> Dealt:
+    """Deal a training set to clients.
+
+    Args:
+        examples: the training set, n examples.
+        partition: the partition.
+        num_clients: N >= 1, the number of clients.
+        labels: (n,) class or group of each example, or None to look for the labels in the training set.
+        groups: (n,) values of the column by which the partition deals; None for a partition without a column.
+        seed: the run's seed.
+
+    Raises:
+        ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
+            does not fit.
+    """
+    count, by = len(examples), "nothing" if groups is not None else partition.by
+    if not isinstance(partition, Stated):
+        check_enough(num_clients, count)
+    if by == "groups" and labels is None:
+        raise ConfigurationError(
+            f"{type(partition).__name__} keeps groups together: name a column, or give labels=, the group of each "
+            "training example"
+        )
+    found = stored(examples, _labels) if labels is None else np.asarray(labels)
+    if found is None and by == "labels":
+        found = _read(examples, _label)
+    classes = None if found is None else _numbered(found, count)
+    if classes is None and found is not None and (labels is not None or by != "nothing"):
+        what = "labels" if labels is not None else f"the labels, by which {type(partition).__name__} deals,"
+        raise ConfigurationError(
+            f"expected {what} to be integers or strings ({count},), one for each training example, got {found.dtype} "
+            f"{found.shape}: give labels=, or a partition without labels such as IID"
+        )
+    numbers = classes if groups is None else _numbered(groups, count)
+    numbers = torch.zeros(count, dtype=torch.int64) if numbers is None else numbers
+    parts = partition.split(numbers, num_clients, numpy_generator(seed, "partition"))
+    names = partition.names if isinstance(partition, Stated) else None
+    return Dealt(examples=examples, parts=Parts.of(parts), classes=classes, names=names)
+
+
+def _numbered(values: NDArray[Any], count: int) -> Tensor | None:
+    """Number the distinct values from 0 in sorted order: (n,) int64; None if the values are not classes."""
+    if values.shape != (count,) or values.dtype.kind not in "iubSU":
+        return None
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1])

@@ -1,0 +1,107 @@
+"""The arguments that data modules pass on to their base classes, for editors and type checkers.
+
+Each class holds the keyword arguments that some data modules take as ``**settings``, beside the arguments that they
+name themselves. Defaults and meanings are those of the class that names an argument.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.datamodules.changes.corruption import Corruption
+from fl_lightning.datamodules.partition import Partition
+from fl_lightning.engine.federation.availability import Availability
+from fl_lightning.engine.federation.sampling import ClientSampler
+
+if TYPE_CHECKING:
+    from typing import Unpack as Unpack
+else:
+
+    class Unpack:  # jsonargparse finds defaults and help of an argument in the base class, unless there is a real one
+        """Stands for ``typing.Unpack`` at run time."""
+
+        def __class_getitem__(cls, settings: type) -> Any:
+            return Any
+
+
+class Draws(TypedDict, total=False):
+    """Which clients take part, and how their batches are read."""
+
+    participation: int | float
+    sampler: ClientSampler | None
+    clients_per_batch: int
+    num_workers: int
+    seed: int
+    availability: Availability | None
+    client_names: Sequence[str] | None
+
+
+class Partitioned(Draws, total=False):
+    """The arguments of :class:`PartitionedData` that its other constructors do not name."""
+
+    num_clients: int | None
+    partition: Partition | Sequence[Any] | None
+    labels: Sequence[Any] | None
+    drop_last: bool | None
+
+
+class Stacked(Draws, total=False):
+    """Whether a client's last batch is left out, too."""
+
+    drop_last: bool
+
+
+class Federation(Stacked, total=False):
+    """All arguments of :class:`FederatedDataModule`."""
+
+    batch_size: int
+    collate_fn: Callable[[list[Any]], Any] | None
+
+
+class Boxed(Federation, total=False):
+    """The arguments of :class:`LabelledData` that data with boxes support, but for ``eval_batch_size``."""
+
+    num_clients: int
+    partition: Partition | None
+    long_tail: float
+    held_out: float
+    proxy_per_class: int
+    proxy_source: Literal["test", "train"]
+    proxy_long_tail: float
+    proxy_balanced: bool
+    proxy_batch_size: int
+    train_examples: int | None
+    test_examples: int | None
+
+
+class Boxes(Boxed, total=False):
+    """The arguments of :class:`BoxData`, but for ``image_size``."""
+
+    eval_batch_size: int
+
+
+class Labelled(Boxes, total=False):
+    """All arguments of :class:`LabelledData`."""
+
+    corruption: Corruption | None
+
+
+class Arrays(Labelled, total=False):
+    """The arguments of :class:`ImageData` that arrays take."""
+
+    resize: int | None
+
+
+class Images(Arrays, total=False):
+    """All arguments of :class:`ImageData`."""
+
+    normalize: bool | tuple[float, float]
+    augment: Sequence[Augmentation] | Augmentation | None
+
+
+class Published(Images, total=False):
+    """All arguments of :class:`PublishedImages`."""
+
+    root: str | None
+    download: bool
+    cache: str | None

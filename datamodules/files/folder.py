@@ -1,0 +1,148 @@
+"""Functions that find image folders ``{train,test}/<class>/*`` and decode them into memory."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from fl_lightning.datamodules.files.cache import cached
+from fl_lightning.errors import ConfigurationError
+
+SUFFIXES = {".png", ".jpg", ".jpeg"}
+MODES = {1: "L", 3: "RGB"}  # number of channels, PIL's name of the mode
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The image files of one split, and the class of each."""
+
+    folder: Path
+    split: str
+    files: list[str]
+    labels: Tensor  # (n,) int64
+
+
+def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = ("test",)) -> tuple[Path, str] | None:
+    """Find the folder that holds ``train`` and a test set: ``root/<name>``, else ``root`` itself.
+
+    Args:
+        root: folder to search in.
+        names: names of the data set; case, hyphens and underscores are ignored (cifar-10, Cifar10).
+        tests: names that the folder of the test set may have, the preferred one first.
+
+    Returns:
+        The folder and the name of its test set; None if there is no such folder.
+    """
+    if not root.is_dir():
+        return None
+    wanted = {_plain(name) for name in names}
+    for folder in [*(child for child in sorted(root.iterdir()) if _plain(child.name) in wanted), root]:
+        found = [test for test in tests if (folder / test).is_dir()]
+        if found and (folder / "train").is_dir():
+            return folder, found[0]
+    return None
+
+
+def list_images(folder: Path, split: str, test: str = "test", num_classes: int | None = None) -> ImageFiles:
+    """List the files ``<split>/<class>/*`` (or ``<split>/<class>/images/*``) with the suffix of a png or jpg.
+
+    Classes are numbered in sorted order; files are sorted within each class.
+
+    Args:
+        folder: folder that holds ``train`` and the test set.
+        split: "train" or the name of the test set's folder.
+        test: name of the test set's folder.
+        num_classes: number of class folders to expect; None if unknown.
+
+    Raises:
+        ConfigurationError: the number of classes is not as expected, train and test have different classes, or a class
+            has no images.
+    """
+    names, others = class_names(folder / split), class_names(folder / (test if split == "train" else "train"))
+    if num_classes is not None and len(names) != num_classes:
+        raise ConfigurationError(
+            f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
+            "check that the folder holds this data set"
+        )
+    if names != others:
+        raise ConfigurationError(
+            f"expected the same class folders in train and {test} of {folder}, got "
+            f"{sorted(set(names) ^ set(others))[0]!r} in only one of them: give both the same class folders"
+        )
+    found = [_images(folder / split / name) for name in names]
+    labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(files) for files in found], dtype=torch.long))
+    return ImageFiles(folder, split, [path for files in found for path in files], labels)
+
+
+def read_images(
+    found: ImageFiles, shape: tuple[int, int, int], cache: str | None, resize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Decode image files, or read the decoded images from the cache.
+
+    Args:
+        found: files to decode, and their labels.
+        shape: shape (C, H, W) of every image; C is 1 (colours become grey) or 3 (grey becomes colour).
+        cache: folder that keeps decoded images; None to decode every time.
+        resize: whether to scale images of other sizes until they cover H x W (bilinear, antialiased) and cut out the
+            middle; otherwise such images are refused.
+
+    Returns:
+        uint8 images (n, C, H, W) and int64 labels (n,).
+
+    Raises:
+        ConfigurationError: an image has another size without ``resize``, or a file cannot be decoded.
+    """
+
+    def decode() -> Tensor:
+        channels, height, width = shape
+        pixels = np.empty((len(found.files), height, width, channels), dtype=np.uint8)
+        for row, path in zip(pixels, found.files, strict=True):
+            row[:] = _decode(path, channels, (width, height), resize)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+    kind = f"{found.split} {'resized' if resize else 'exact'}"
+    return cached(cache, found.folder, kind, found.files, (len(found.files), *shape), decode), found.labels
+
+
+def class_names(split: Path) -> list[str]:
+    """Return the sorted names of a split's class folders, without hidden ones."""
+    return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _images(folder: Path) -> list[str]:
+    """List the image files of one class, sorted; refuse a class without images."""
+    inner = folder / "images"
+    with os.scandir(inner if inner.is_dir() else folder) as entries:
+        found = sorted(e.path for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES)  # noqa: PTH122  # fast
+    if not found:
+        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add images")
+    return found
+
+
+def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> NDArray[np.uint8]:
+    """Decode one file into (H, W, C) pixels; ``size`` is (width, height)."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            if image.size != size and not resize:
+                raise ConfigurationError(
+                    f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
+                    "resize the images beforehand"
+                )
+            if image.mode[0] in "IF":  # PIL would clip the pixels
+                raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert files")
+            converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
+            if converted.size != size:
+                converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
+            return np.asarray(converted).reshape(size[1], size[0], channels)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # errors that PIL raises
+        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")

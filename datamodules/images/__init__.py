@@ -1,0 +1,1 @@
+"""Data sets of images, and images with boxes."""

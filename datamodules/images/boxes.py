@@ -1,0 +1,196 @@
+"""Images with boxes around objects: BoxData, their base class, and BoxFolder, in the text format of YOLO."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning.datamodules.base.settings import Boxed, Boxes, Unpack
+from fl_lightning.datamodules.files.folder import SUFFIXES
+from fl_lightning.datamodules.images.image_data import ImageData
+from fl_lightning.errors import ConfigurationError, check_at_least
+
+GREY = 114  # grey level of the borders in the published YOLOv8
+PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
+
+
+class BoxData(ImageData):
+    """Images with boxes around objects, for detection. A subclass defines ``num_classes`` and ``load``.
+
+    Batches are ``[images (B, 3, S, S) in [0, 1], targets (B, M, 5)]``. A row of targets holds class, x1, y1, x2, y2 in
+    pixels of the square; images with fewer than M objects are filled up with rows of class -1. A partition by label
+    takes the class of an image's first object for the image's label, 0 if the image has no object.
+
+    Args:
+        image_size: S, the side of the square in pixels.
+        eval_batch_size: examples per batch of the test set.
+        images: ``num_clients``, ``partition`` and the other arguments of :class:`ImageData`, except ``augment``,
+            ``corruption``, ``normalize`` and ``resize``, which do not support boxes.
+
+    Raises:
+        ConfigurationError: an argument is outside its range.
+    """
+
+    mean = (0.0, 0.0, 0.0)  # only gives the number of channels: images stay in [0, 1]
+
+    def __init__(self, image_size: int, eval_batch_size: int = 32, **images: Unpack[Boxed]) -> None:
+        super().__init__(
+            normalize=False, augment=None, corruption=None, resize=None, eval_batch_size=eval_batch_size, **images
+        )
+        self.image_size = image_size
+
+    @override
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Load the training or the test set: uint8 images (n, 3, S, S) and float32 targets (n, M, 5), M at least 1."""
+        return super().load(train)
+
+    @override
+    def labels(self, targets: Tensor) -> Tensor:
+        """Return the (n,) class of each image's first object, 0 for an image without objects."""
+        return targets[:, 0, 0].clamp(min=0).long()
+
+
+class BoxFolder(BoxData):
+    """Your own images with boxes around objects, for detection, as YOLO's text files.
+
+    Images are ``<root>/images/{train,test}/*`` (png, jpg), with ``<root>/labels/{train,test}/<name>.txt``.
+
+    A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
+    An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,
+    scaled to fit a square and centred on grey; boxes are cut off at the image's edges. Batches are those of
+    :class:`BoxData`.
+
+    Args:
+        root: folder that holds ``images`` and ``labels``.
+        num_classes: C, the number of classes; classes are numbered from 0.
+        image_size: S, the side of the square in pixels.
+        images: ``num_clients``, ``partition`` and the other arguments of :class:`BoxData`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, a folder is missing, an image cannot be
+            decoded, or a line of a text file is invalid.
+    """
+
+    def __init__(
+        self, root: str = "data", num_classes: int = 1, image_size: int = 640, **images: Unpack[Boxes]
+    ) -> None:
+        super().__init__(image_size, **images)
+        check_at_least(1, num_classes=num_classes, image_size=image_size)
+        self.root, self.num_classes = root, num_classes
+
+    @override
+    def missing(self) -> str | None:
+        try:
+            for train in (True, False):
+                self._files(train)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    @override
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        files, labels = self._files(train)
+        pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
+        boxes = []
+        for row, path in zip(pixels, files, strict=True):
+            square, place = letterbox(path, self.image_size)
+            row[:] = np.asarray(square).transpose(2, 0, 1)
+            boxes.append(read_boxes(labels / f"{path.stem}.txt", self.num_classes, place))
+        return torch.from_numpy(pixels), padded(boxes)
+
+    def _files(self, train: bool) -> tuple[list[Path], Path]:
+        """List the images of the training or the test set; return the list, and the folder of the text files."""
+        root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
+        images, labels = root / "images" / split, root / "labels" / split
+        files = sorted(path for path in images.glob("*") if path.suffix.lower() in SUFFIXES)
+        if not files or not labels.is_dir():
+            raise ConfigurationError(
+                f"expected png or jpg images in {images} and a folder {labels}, got {len(files)} images"
+                f"{' and no such folder' if files else ''}: point root to the data (--data.root DIR)"
+            )
+        return files, labels
+
+
+def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
+    """Scale an image file with its proportions kept, and centre it on a grey square.
+
+    Args:
+        path: png or jpg file.
+        size: side of the square in pixels.
+
+    Returns:
+        The square, and the place of the image on the square: left, top, width, height in pixels.
+
+    Raises:
+        ConfigurationError: the file cannot be decoded.
+    """
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            scaled = ImageOps.contain(
+                ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR
+            )
+    except OSError:  # PIL's own errors are OSErrors, too
+        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
+    left, top = (size - scaled.width) // 2, (size - scaled.height) // 2
+    square = Image.new("RGB", (size, size), (GREY, GREY, GREY))
+    square.paste(scaled, (left, top))
+    return square, (left, top, scaled.width, scaled.height)
+
+
+def read_boxes(path: Path, num_classes: int, place: tuple[int, int, int, int]) -> list[tuple[float, ...]]:
+    """Read the objects of one image.
+
+    Args:
+        path: text file with lines ``class cx cy w h``; no file means no objects.
+        num_classes: C, the number of classes.
+        place: place of the image on the square: left, top, width and height in pixels.
+
+    Returns:
+        One tuple (class, x1, y1, x2, y2) per object, in pixels of the square.
+
+    Raises:
+        ConfigurationError: a line is not five numbers, has a class that does not exist, or a centre or size outside the
+            image; or the file cannot be read.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    except (OSError, UnicodeDecodeError):
+        raise ConfigurationError(f"expected a text file of boxes, got unreadable {path}: replace the file") from None
+    return [
+        _box(line, f"line {number} of {path}", num_classes, place)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+
+
+def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, int]) -> tuple[float, ...]:
+    try:
+        label, x, y, width, height = map(float, line.split())
+    except ValueError:  # not a number, or not five of them
+        raise ConfigurationError(
+            f"expected five numbers, class, centre x and y, width and height, in {where}, got {line.strip()[:60]!r}: "
+            "correct the line"
+        ) from None
+    if not (label.is_integer() and 0 <= label < num_classes):
+        raise ConfigurationError(
+            f"expected a class from 0 to {num_classes - 1} in {where}, got {label:g}: correct the class or set "
+            "num_classes"
+        )
+    if not all(0 <= value <= 1 for value in (x, y, width, height)) or not width * height > 0:
+        raise ConfigurationError(
+            f"expected centre and size as shares of the image's size, in [0, 1], with a size above 0, in {where}, got "
+            f"{x:g} {y:g} {width:g} {height:g}: divide pixels by the image's size"
+        )
+    left, top, across, down = place
+    cut = [min(max(edge, 0.0), 1.0) for edge in (x - width / 2, y - height / 2, x + width / 2, y + height / 2)]
+    return (label, left + cut[0] * across, top + cut[1] * down, left + cut[2] * across, top + cut[3] * down)
+
+
+def padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
+    """Stack n lists of boxes into one tensor (n, M, 5): M is the longest list's length, at least 1."""
+    longest = max(1, *map(len, boxes))
+    return torch.tensor([[*rows, *[PADDING] * (longest - len(rows))] for rows in boxes], dtype=torch.float32)

@@ -1,0 +1,110 @@
+"""ImageData: labelled images in memory as bytes, augmented and scaled on the device."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvision ships no types
+
+from fl_lightning.datamodules.base.labelled import LabelledData
+from fl_lightning.datamodules.base.settings import Labelled, Unpack
+from fl_lightning.datamodules.changes.augmentation import Augmentation
+from fl_lightning.engine.federation.batches import TrainingBatch
+from fl_lightning.errors import ConfigurationError, check_at_least
+
+
+class ImageData(LabelledData):
+    """Labelled images, kept in memory as bytes. A subclass defines ``num_classes``, ``mean``, ``std`` and ``load``.
+
+    Batches are ``[images, labels]``: uint8 images (B, C, H, W), which :meth:`on_after_batch_transfer` turns into inputs
+    on the device, and int64 labels (B,).
+
+    Args:
+        normalize: True to subtract each channel's ``mean`` and divide by its ``std``, False to leave inputs in [0, 1],
+            or a mean and a standard deviation > 0 for all channels: (0.5, 0.5) makes inputs in [-1, 1].
+        augment: one or more augmentations of the clients' training batches, applied in order; evaluation and proxy
+            batches are never augmented; not together with ``collate_fn``.
+        resize: side in pixels, at least 1, of the squares to which all images are resized once, when they are loaded
+            (bilinear, antialiased); None leaves images as they are.
+        labelled: ``num_clients``, ``partition``, ``proxy_per_class`` and the other arguments of :class:`LabelledData`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, the images have the wrong type or shape.
+    """
+
+    mean: tuple[float, ...]  # per channel, of inputs in [0, 1]
+    std: tuple[float, ...]
+    by_example = True
+
+    def __init__(
+        self,
+        normalize: bool | tuple[float, float] = True,
+        augment: Sequence[Augmentation] | Augmentation | None = None,
+        resize: int | None = None,
+        **labelled: Unpack[Labelled],
+    ) -> None:
+        super().__init__(**labelled)
+        if not isinstance(normalize, bool) and not normalize[1] > 0:
+            raise ConfigurationError(f"normalize must be true, false or (mean, std) with std > 0, got {normalize}")
+        if augment and self.collate_fn is not None:
+            raise ConfigurationError(
+                "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
+                "collate_fn augment"
+            )
+        if resize is not None:
+            check_at_least(1, resize=resize)
+        self.normalize = normalize
+        self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
+        self.resize = resize
+
+    def load(self, train: bool) -> tuple[Tensor, Tensor]:
+        """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,) below ``num_classes``."""
+        return super().load(train)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Turn the images of a batch ``[images (B, C, H, W), ...]`` into inputs if the images are uint8.
+
+        The images of a training batch are augmented first. Then all images become floats in [0, 1], of the type in
+        which the run computes. Unless ``normalize`` is False, each channel x then becomes (x - mean) / std. Any other
+        batch is returned unchanged: batches of floats, and the client ids that the Trainer takes for training batches.
+        """
+        if not isinstance(batch, list | tuple) or not isinstance(batch[0], Tensor) or batch[0].dtype != torch.uint8:
+            return batch
+        images = batch[0]
+        for augmentation in self.augment if isinstance(batch, TrainingBatch) else ():
+            images = augmentation(images)
+        inputs = images.to(self._dtype()).div_(255)
+        if self.normalize:
+            constants = (self.mean, self.std)
+            if not isinstance(self.normalize, bool):
+                constants = ((self.normalize[0],), (self.normalize[1],))
+            mean, std = (_per_channel(values, inputs.dtype, inputs.device) for values in constants)
+            inputs.sub_(mean).div_(std)
+        return [inputs, *batch[1:]]
+
+    def _dtype(self) -> torch.dtype:
+        """Return the type in which the run computes: the default type, or float64 under ``precision: 64-true``."""
+        if self.trainer is None:
+            return torch.get_default_dtype()
+        with self.trainer.precision_plugin.tensor_init_context():  # the Trainer converts inputs only before this hook
+            return torch.get_default_dtype()
+
+    def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        channels = len(self.mean)
+        if inputs.dtype != torch.uint8 or inputs.ndim != 4 or inputs.shape[1] != channels or not len(inputs):
+            raise ConfigurationError(
+                f"expected {type(self).__name__}.load to give uint8 images (n, {channels}, H, W), n > 0, got "
+                f"{inputs.dtype} {tuple(inputs.shape)}: convert the images"
+            )
+        if self.resize is not None:
+            inputs = v2.functional.resize(inputs, [self.resize, self.resize])
+        return super()._checked(inputs, targets)
+
+
+@lru_cache(maxsize=32)  # kept on the device: a copy to a GPU would make every batch wait
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return constants (C, 1, 1) that broadcast over (B, C, H, W)."""
+    with torch.inference_mode(False):  # validation runs in inference mode, training reuses the tensor
+        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)

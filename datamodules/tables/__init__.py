@@ -1,0 +1,1 @@
+"""Rows of tables, arrays, and the data sets of other libraries."""

@@ -1,0 +1,113 @@
+"""FlowerDatasets: the partitions of Flower Datasets as clients."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from fl_lightning.datamodules.base.federated import FederatedDataModule
+from fl_lightning.datamodules.base.loaders import Loaders
+from fl_lightning.datamodules.base.settings import Stacked, Unpack
+from fl_lightning.datamodules.tables.huggingface import column_of, prepared
+from fl_lightning.errors import ConfigurationError
+
+
+class FlowerDatasets(FederatedDataModule):
+    """The partitions of a ``flwr_datasets`` partitioner, or of a ``FederatedDataset``: partition k is client k.
+
+    Examples are as for :class:`HuggingFace`. The partitioner's own seed governs the partition. The natural ids of a
+    ``NaturalIdPartitioner`` are the clients' names.
+
+    Args:
+        source: ``FederatedDataset``, which loads its data set in ``prepare_data``, or ``Partitioner`` with a data set.
+        split: name of the split of a FederatedDataset that is partitioned.
+        test: ``datasets.Dataset`` to validate and test on; or the name of a split of a FederatedDataset.
+        columns: names of columns: examples become tuples of these columns; dicts of all columns by default.
+        label: name of the column of classes, whole numbers, for the overview of the clients; ignored if there is no
+            such column.
+        batch_size: number of examples in a batch, for evaluation, too.
+        collate_fn: as for :class:`FederatedDataModule`, for evaluation, too.
+        federation: ``participation``, ``seed`` and the other arguments of :class:`FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: ``source`` is neither of the two; on loading, the split has no partitioner, or a column is
+            missing.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        split: str = "train",
+        test: Any = None,
+        columns: list[str] | None = None,
+        label: str = "label",
+        batch_size: int = 32,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **federation: Unpack[Stacked],
+    ) -> None:
+        super().__init__(batch_size=batch_size, collate_fn=collate_fn, **federation)
+        if not hasattr(source, "load_partition") or (isinstance(test, str) and not hasattr(source, "load_split")):
+            raise ConfigurationError(
+                "expected a FederatedDataset, or a Partitioner and a test set, of flwr_datasets (pip install "
+                f"'fl-lightning[flower-datasets]'), got {type(source).__name__} and test={str(test)[:40]}: give either"
+            )
+        self.source, self.split, self.test, self.columns, self.label = source, split, test, columns, label
+        if test is not None:
+            self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
+
+    @cached_property
+    def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
+        """N, the number of partitions."""
+        return int(self._partitioner.num_partitions)
+
+    @cached_property
+    def client_names(self) -> list[str] | None:  # type: ignore[override]  # known on loading only
+        """The natural id of each partition, as text; None for a partitioner without natural ids."""
+        partitions = range(self.num_clients)  # a NaturalIdPartitioner finds its ids when it counts its partitions
+        ids = getattr(self._partitioner, "partition_id_to_natural_id", None)
+        return None if ids is None else [str(ids[k]) for k in partitions]
+
+    @override
+    def prepare_data(self) -> None:
+        self._partitioner  # noqa: B018  # a FederatedDataset downloads here
+
+    @override
+    def client_dataset(self, client: int) -> Any:
+        return prepared(self._partitioner.load_partition(client), self.columns)
+
+    @override
+    def client_num_samples(self, client: int) -> int:
+        return len(self._partitioner.load_partition(client))
+
+    @override
+    def class_counts(self) -> Tensor | None:
+        """Return the (N, C) numbers of examples per client and class; None if ``label`` is no column of integers."""
+        parts = [self._partitioner.load_partition(client) for client in range(self.num_clients)]
+        if self.label not in parts[0].column_names:
+            return None
+        labels = [torch.from_numpy(column_of(part, self.label)) for part in parts]
+        if any(each.is_floating_point() or each.ndim != 1 or (len(each) and each.min() < 0) for each in labels):
+            return None
+        most = max(int(each.max()) + 1 for each in labels if len(each))
+        return torch.stack([each.long().bincount(minlength=most) for each in labels])
+
+    @cached_property
+    def _partitioner(self) -> Any:
+        if not hasattr(self.source, "partitioners"):
+            return self.source
+        partitioners = self.source.partitioners
+        if self.split not in partitioners:
+            raise ConfigurationError(
+                f"expected split to have a partitioner, got {self.split}: choose among {', '.join(partitioners)}"
+            )
+        return partitioners[self.split]
+
+    def _test_loader(self) -> DataLoader[Any]:
+        test = self.source.load_split(self.test) if isinstance(self.test, str) else self.test
+        loaders = Loaders(prepared(test, self.columns), self.batch_size, self.collate_fn)
+        loader: DataLoader[Any] = loaders.train_dataloader()
+        return loader

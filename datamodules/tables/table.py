@@ -1,0 +1,289 @@
+"""Table: the rows of a pandas DataFrame, a CSV file or a parquet file, with a column that names the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+from typing_extensions import override
+
+from fl_lightning.datamodules.base.dealt import Dealt, hold_out, in_order
+from fl_lightning.datamodules.base.federated import FederatedDataModule
+from fl_lightning.datamodules.base.settings import Federation, Unpack
+from fl_lightning.datamodules.partition import Natural
+from fl_lightning.datamodules.partition.parts import Parts, rows_of
+from fl_lightning.errors import ConfigurationError, nearest
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+Task = Literal["classification", "regression"]
+
+
+class Table(FederatedDataModule):
+    """The rows of a table, in memory. Each distinct value of one column (hospital, user, writer) is a client.
+
+    Clients are numbered in the sorted order of the values, which also name them (``client_names``). Batches are
+    ``[features (B, F), targets]``, floats of the default type and unscaled. Unless ``task`` says otherwise, a target
+    column of integers, truth values or texts holds classes: targets (B,) int64, numbered in the sorted order of the
+    values in both sets, ``class_names``; and a target column of floats is for regression: targets (B,). A warning says
+    so if the classes are integers other than 0 to C-1. Several target columns, or a list of one, become floats (B, T).
+
+    The test set is used for validation, too; without a test set, the client module's own loaders are used. When clients
+    evaluate, each uses its own rows of the test set.
+
+    Args:
+        train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
+        target: name of the target column, or a list of such names.
+        client: name of the column that holds each row's client.
+        features: names of the feature columns, which hold numbers or truth values; all other columns by default.
+        test: table of the test rows, like ``train``; the client column may be missing.
+        test_share: without ``test``, share in [0, 1) of each client's rows that become the test set instead of training
+            rows; drawn with the run's seed; at least one row of each client stays in training.
+        eval_batch_size: rows per batch of the test set.
+        task: ``"regression"`` keeps the numbers of any target column as float targets; ``"classification"`` makes
+            classes of the values of any one target column; None decides by the type of the column.
+        partition: ``Natural(column)`` in place of ``client``.
+        federation: ``batch_size``, ``participation``, ``seed`` and the other arguments of
+            :class:`FederatedDataModule`.
+
+    Raises:
+        ConfigurationError: an argument is outside its range; on loading, a file cannot be read, a column is missing, or
+            a column holds missing values or values that are no numbers, such as a target column of texts for
+            regression.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        target: str | list[str],
+        client: str = "client",
+        features: list[str] | None = None,
+        test: Any = None,
+        test_share: float = 0.0,
+        eval_batch_size: int = 1000,
+        task: Task | None = None,
+        partition: Natural | None = None,
+        **federation: Unpack[Federation],
+    ) -> None:
+        super().__init__(**federation)
+        if not 0 <= test_share < 1 or (test is not None and test_share) or eval_batch_size < 1:
+            raise ConfigurationError(
+                "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
+                f"test_share={test_share}{' beside test' if test is not None else ''} and {eval_batch_size}: set one"
+            )
+        if task not in (None, *get_args(Task)) or (task == "classification" and not isinstance(target, str)):
+            raise ConfigurationError(
+                "expected task to be regression, or classification of one target column, not a list, got "
+                f"task={task} and target={target}: change one"
+            )
+        if partition is not None and (getattr(partition, "column", None) is None or client != "client"):
+            raise ConfigurationError(
+                f"expected client, or partition: Natural with a column, got {partition} and client={client}: give one"
+            )
+        client = partition.column if partition and partition.column else client
+        self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
+        self.target, self.client, self.features, self.task = target, client, features, task
+        if test is not None or test_share:  # else the data module would hide the client module's own loaders
+            self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
+
+    @cached_property
+    def num_clients(self) -> int:  # type: ignore[override]  # known on loading only
+        """N, the number of distinct values of the client column."""
+        return len(self._dealt.parts)
+
+    @cached_property
+    def client_names(self) -> list[str]:  # type: ignore[override]  # known on loading only
+        """The value of the client column for each client, as text, in the sorted order of the values."""
+        return self._dealt.names
+
+    @property
+    def class_names(self) -> list[Any]:
+        """The value of the target column for each class, in sorted order; empty for regression."""
+        return self._dealt.class_names
+
+    @override
+    def missing(self) -> str | None:
+        for name, table in (("train", self.train), ("test", self.test)):
+            if isinstance(table, str | Path) and not _file(table).exists():
+                return _unreadable(_file(table), "No such file or directory", name)
+        return None
+
+    @override
+    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+        """Return the rows of the test set that are the client's own, in batches of ``eval_batch_size``, in order."""
+        return self._dealt.kept_batches(client, self.eval_batch_size)
+
+    def _test_loader(self) -> DataLoader[Any]:
+        return in_order(self._dealt.kept[0], self.eval_batch_size)
+
+    @cached_property
+    def _dealt(self) -> _Loaded:
+        train = _frame(self.train, "train")
+        test = train.iloc[:0] if self.test is None else _frame(self.test, "test")
+        _check_columns(train, "train", [self.client, *self._targets, *(self.features or ())])
+        names = self.features or [c for c in train.columns if c not in (self.client, *self._targets)]
+        _check_columns(test, "test", [*self._targets, *names])
+        clients = _sorted(train[self.client], self.client)
+        classes = self._classes(train, test)
+        rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
+        parts, kept = (_parts(table, self.client, clients) for table in (train, test))
+        if self.test_share:
+            parts, back = hold_out(parts, self.test_share, self.seed)
+            kept = Parts(torch.arange(len(back.rows)), back.sizes)
+            test_rows = TensorDataset(*rows[back.rows])
+        return _Loaded(
+            examples=rows,
+            parts=parts,
+            classes=rows.tensors[1] if classes else None,
+            num_classes=len(classes),
+            names=[str(value) for value in clients],
+            kept=(test_rows, kept),
+            class_names=classes,
+        )
+
+    @property
+    def _targets(self) -> list[str]:
+        return [self.target] if isinstance(self.target, str) else self.target
+
+    def _classes(self, train: DataFrame, test: DataFrame) -> list[Any]:
+        """Return the sorted distinct values of a target column of classes; an empty list for floats."""
+        import pandas as pd
+
+        if (task := self.task) == "regression":
+            _check_numbers(train[self._targets])
+        if not isinstance(self.target, str) or task == "regression":
+            return []
+        column = train[self.target]
+        if not task and pd.api.types.is_float_dtype(column):
+            return []
+        classes = _sorted(column if not len(test) else pd.concat([column, test[self.target]]), self.target)
+        if not task and pd.api.types.is_integer_dtype(column) and classes != list(range(len(classes))):
+            rank_zero_warn(
+                f"{self.target}: whole numbers from {classes[0]} to {classes[-1]} are taken as {len(classes)} classes, "
+                "numbered from 0: task: regression keeps the numbers, task: classification says that classes are meant"
+            )
+        return classes
+
+    def _encode(self, table: DataFrame, classes: list[Any]) -> Tensor:
+        if classes:
+            return torch.from_numpy(_numbers(table[str(self.target)], classes))
+        targets = _floats(table, self._targets)
+        return targets[:, 0] if isinstance(self.target, str) else targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Loaded(Dealt):
+    names: list[str]
+    kept: tuple[TensorDataset, Parts]  # the test set, and each client's rows of the test set
+    class_names: list[Any]
+
+
+def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
+    """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
+    owners = _numbers(table[column], clients) if column in table else np.empty(0, np.int64)
+    rows = np.flatnonzero(owners >= 0)
+    return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
+
+
+def _frame(table: Any, name: str) -> DataFrame:
+    """Return a DataFrame, read from a file if a path is given."""
+    import pandas as pd
+
+    if isinstance(table, pd.DataFrame):
+        return table
+    if not isinstance(table, str | Path):
+        raise ConfigurationError(
+            f"expected {name} to be a pandas DataFrame or the path of a CSV or parquet file, got {type(table).__name__}"
+        )
+    path = _file(table)
+    try:
+        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+    except ImportError:
+        raise ConfigurationError("reading parquet files needs pyarrow: pip install 'fl-lightning[parquet]'") from None
+    except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors, too
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigurationError(_unreadable(path, reason, name)) from None
+
+
+def _file(table: str | Path) -> Path:
+    return Path(table).expanduser().absolute()
+
+
+def _unreadable(path: Path, reason: str, name: str) -> str:
+    return f"expected a CSV or parquet file in {path}, got {reason!r}: point {name} to such a file"
+
+
+def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
+    missing = [column for column in columns if column not in table]
+    if missing:
+        near = [nearest(str(column), map(str, table.columns)) for column in missing]
+        hint = f"; did you mean {', '.join(filter(None, near))}?" if any(near) else ""
+        raise ConfigurationError(
+            f"expected the {name} table to have the columns {', '.join(map(str, columns))}, got "
+            f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set client, target and features{hint}"
+        )
+    if not len(table) and name == "train":
+        raise ConfigurationError("expected the train table to have rows, got none: give at least one")
+
+
+def _sorted(column: Series[Any], name: str) -> list[Any]:
+    """Return a column's distinct values in sorted order."""
+    if column.isna().any():
+        raise ConfigurationError(
+            f"expected column {name} to be complete, got {int(column.isna().sum())} missing values: fill the values or "
+            "leave these rows out"
+        )
+    try:
+        return sorted(column.unique().tolist())
+    except TypeError:  # such as integers and texts
+        raise ConfigurationError(
+            f"expected column {name} to hold values of one type, got several: convert them to texts"
+        ) from None
+
+
+def _numbers(column: Series[Any], values: list[Any]) -> NDArray[np.int64]:
+    """Return the position (n,) of each of a column's entries among some values; -1 for others."""
+    import pandas as pd
+
+    return np.asarray(pd.Index(values).get_indexer(column), dtype=np.int64)
+
+
+def _check_numbers(targets: DataFrame) -> None:
+    """Refuse target columns that are no numbers."""
+    import pandas as pd
+
+    for name, column in targets.items():
+        if not pd.api.types.is_numeric_dtype(column):
+            raise ConfigurationError(
+                f"expected task: regression to have targets of numbers, got other values in {name}: set task: "
+                "classification, or another target"
+            )
+
+
+def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:
+    """Return columns of numbers as (n, F) floats of the default type."""
+    import pandas as pd
+
+    wrong = [name for name in names if not pd.api.types.is_numeric_dtype(table[name])]
+    if wrong:
+        raise ConfigurationError(
+            f"expected columns of numbers, got other values in {', '.join(map(str, wrong))}: encode these columns, as "
+            "pandas.get_dummies does, or list other features"
+        )
+    values = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
+    if not np.isfinite(values).all():
+        bad = [str(name) for name, column in zip(names, values.T, strict=True) if not np.isfinite(column).all()]
+        raise ConfigurationError(
+            f"expected finite numbers, got nan or inf in {', '.join(bad)}: fill the values or leave these rows out"
+        )
+    return torch.tensor(values, dtype=torch.get_default_dtype())

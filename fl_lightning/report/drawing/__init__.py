@@ -1,0 +1,1 @@
+"""Plots as data, drawn by Plotly on the page and by Matplotlib for a paper."""

@@ -1,0 +1,235 @@
+"""Plots as data: screen.py draws them with Plotly on the page, printed.py with Matplotlib for a paper.
+
+Every plot lists its methods by name. A method has the same colour, dashes and marks in all plots of a page or a paper.
+The ``table`` of a plot has a row for each drawn point, bar, cell or bubble, and columns with the titles of the axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+BYTES = "bytes"  # title of an axis whose ticks have units: MB, GB
+PAPER = "paper"  # text of a Mark at a number that a paper prints
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a plot.
+
+    Attributes:
+        title: title of the axis, with the unit in brackets if there is one.
+        percent: whether the values are shares, written in per cent.
+    """
+
+    title: str
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's line, with a band if there are several seeds.
+
+    Attributes:
+        method: name of the method.
+        points: by x value, the columns ``mean``, ``low``, ``high`` (edges of the 95 % t interval, nan for one seed) and
+            ``seeds``, see :func:`fl_lightning.report.statistics.band`.
+        variant: name of the line among several lines of a method, such as "before correction", which is drawn dotted;
+            "" for a method's main or only line.
+    """
+
+    method: str
+    points: pd.DataFrame
+    variant: str = ""
+
+    @property
+    def name(self) -> str:
+        """The names of the method and of the variant."""
+        return f"{self.method}, {self.variant}" if self.variant else self.method
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A marked point of a plot of lines.
+
+    Attributes:
+        method: name of the method that the point belongs to.
+        x: position on the x-axis.
+        y: position on the y-axis.
+        text: description of the point, such as "critical round" or PAPER.
+    """
+
+    method: str
+    x: float
+    y: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Lines over the rounds, or over another quantity."""
+
+    x: Axis
+    y: Axis
+    lines: Sequence[Line]
+    marks: Sequence[Mark] = ()
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate ``mean``, ``low``, ``high``, ``seeds`` of the points; marked points have ``mean`` and ``mark``."""
+        title = self.x.title
+        points = [line.points.rename_axis(title).reset_index() for line in self.lines]
+        lines = [
+            each.assign(method=line.method, variant=line.variant, mark="")
+            for each, line in zip(points, self.lines, strict=True)
+        ]
+        marks = [{"method": each.method, title: each.x, "mean": each.y, "mark": each.text} for each in self.marks]
+        numbers = pd.concat([*lines, pd.DataFrame(marks)], ignore_index=True).fillna({"variant": ""})
+        unused = [name for name, used in (("variant", numbers["variant"].any()), ("mark", marks)) if not used]
+        return _first(numbers.drop(columns=unused), "method", "variant")
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Dots that are not connected.
+
+    Attributes:
+        x: the horizontal axis.
+        y: the vertical axis.
+        dots: by method, the columns ``x``, ``y`` (numbers, or names of categories) and ``name`` (what the dot stands
+            for, such as "client 7"), and, where the dots are clients, ``client`` (the client's id).
+    """
+
+    x: Axis
+    y: Axis
+    dots: Mapping[str, pd.DataFrame]
+
+    @property
+    def categories(self) -> list[str]:
+        """The names of categories along the y-axis; none if y are numbers."""
+        return list(dict.fromkeys(y for dots in self.dots.values() for y in dots["y"] if isinstance(y, str)))
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the dots, and what they stand for."""
+        titles = {"x": self.x.title, "y": self.y.title}
+        every = [dots.rename(columns=titles).assign(method=method) for method, dots in self.dots.items()]
+        return _first(pd.concat(every, ignore_index=True), "method")
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Stacked horizontal bars, one per row.
+
+    Attributes:
+        x: the axis of the lengths.
+        parts: lengths of the parts: one row per bar (a method), one column per part.
+    """
+
+    x: Axis
+    parts: pd.DataFrame
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the parts."""
+        return self.parts.rename_axis("method").reset_index().melt("method", None, "part", self.x.title)
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A heat map.
+
+    Attributes:
+        x: the horizontal axis.
+        y: the vertical axis; the first row is at the top.
+        values: the cells; the index names the rows, the columns name the columns.
+        colour: title of the scale of colours.
+        low: value at the lower end of the scale.
+        high: value at the upper end of the scale.
+        diverging: whether the middle of the scale is neutral, and its ends are opposites.
+    """
+
+    x: Axis
+    y: Axis
+    values: pd.DataFrame
+    colour: Axis
+    low: float
+    high: float
+    diverging: bool = False
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the cells."""
+        down = self.y.title
+        across = self.x.title if self.x.title != down else f"other {down}"
+        return self.values.rename_axis(down).reset_index().melt(down, None, across, self.colour.title)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """The loss on a grid around the global model, drawn as contours with logarithmic colours.
+
+    Attributes:
+        steps: (n,) positions along both directions.
+        loss: (n, n) the loss; entry [i, j] is at ``steps[i]`` along the first direction and ``steps[j]`` along the
+            second.
+    """
+
+    steps: NDArray[np.float64]
+    loss: NDArray[np.float64]
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the loss by the steps along both directions."""
+        grid = pd.DataFrame(self.loss, self.steps, self.steps).rename_axis("d1").reset_index()
+        return grid.melt("d1", None, "d2", "loss")
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """Examples of each class at each client, as bubbles whose area is the number of examples.
+
+    Attributes:
+        counts: (N, C) number of examples.
+        names: names of the clients, at least N; None for numbers.
+    """
+
+    counts: NDArray[np.int64]
+    names: Sequence[str] | None = None
+
+    @property
+    def drawn(self) -> list[str] | None:
+        """The names of the clients that are drawn."""
+        return None if self.names is None else list(self.names[: len(self.counts)])
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate the numbers of examples."""
+        grid = pd.DataFrame(self.counts, self.drawn).rename_axis("client").reset_index()
+        return grid.melt("client", None, "class", "examples")
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Plots of one kind side by side, which share axes, scale of colours and legend.
+
+    Attributes:
+        panels: the plots, by title.
+        shared: whether panels of the same y-axis have the same range of y.
+        columns: number of panels in a row; 0 for a nearly square grid.
+    """
+
+    panels: Mapping[str, Lines | Heat | Surface | Bubbles]
+    shared: bool = True
+    columns: int = 0
+
+    def table(self) -> pd.DataFrame:
+        """Tabulate all panels; the column ``panel`` has their titles."""
+        every = [plot.table().assign(panel=title) for title, plot in self.panels.items()]
+        return _first(pd.concat(every, ignore_index=True), "panel")
+
+
+def _first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:
+    """Put the columns with these names first, those that there are."""
+    return numbers[sorted(numbers, key=lambda name: names.index(name) if name in names else len(names))]
+
+
+Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Panels

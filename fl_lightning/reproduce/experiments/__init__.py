@@ -1,0 +1,1 @@
+"""Experiments: configs with grids, and what papers print and claim about their cells."""

@@ -1,0 +1,163 @@
+"""Read numbers from run folders, one row per seed, and compare means with intervals to the paper's numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.report.compared.comparison import default_metric
+from fl_lightning.report.statistics import interval
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
+from fl_lightning.runs.catalogue import is_item, measured
+
+USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
+UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
+# Name of an experiment's results file, and of its column with the settings that were changed, if any were.
+RESULTS, CHANGED = "results.csv", "changed"
+
+
+def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
+    """Read the runs of finished jobs.
+
+    Returns:
+        One row for each run and round that the table reads: the cell's labels (None on an axis that the cell
+        lacks), ``round``, ``seed``, the measures, ``seconds`` of training and the job's ``folder``. Empty, without
+        columns, if no run is finished.
+    """
+    axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
+    rows = [row for cell, job in jobs if job.finished for row in _read(experiment, axes, cell, job)]
+    # A sweep may name a value twice: count each run once.
+    return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True) if rows else pd.DataFrame()
+
+
+def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
+    metrics, facts = job.run.metrics, job.facts
+    return [
+        {
+            **{axis: cell.labels.get(axis) for axis in axes},
+            "round": round,
+            "seed": job.seed,
+            **{name: measure(experiment, metrics, name, own) for name in experiment.measures},
+            "seconds": facts["seconds"],
+            "folder": str(job.folder),
+        }
+        for round, own in experiment.read_at(job.rounds).items()
+    ]
+
+
+def with_measure(experiment: Experiment, jobs: Iterable[Job]) -> Experiment:
+    """Give an experiment that names no measures the accuracy, or what a report of its runs compares them by."""
+    if experiment.measures:
+        return experiment
+    names = sorted(name for name in _logged(jobs) if not name.endswith("/*"))
+    measure = USUAL if USUAL in names or not names else default_metric(names)
+    return replace(experiment, metric=measure, measures=(measure,))
+
+
+def unknown_measures(experiment: Experiment, jobs: Iterable[Job]) -> list[str]:
+    """Write a line for each measure of a user's experiment that none of its runs has logged so far.
+
+    Args:
+        experiment: the experiment; a paper's, some of whose cells log less than others, has no unknown measures.
+        jobs: the experiment's jobs. If none has begun, all measures may still be logged.
+    """
+    if experiment.rows or experiment.claims or not (logged := _logged(jobs)):
+        return []
+    lines = []
+    for name in sorted({_starred(measured(each)[0]) for each in experiment.measures} - logged):
+        hint = f"; did you mean {near}?" if (near := nearest(name, logged)) else ""
+        lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
+    return lines
+
+
+def _logged(jobs: Iterable[Job]) -> set[str]:
+    """Collect the names of the metrics that runs have logged, without the numbers of clients and classes."""
+    names = set[str]()
+    for job in jobs:
+        with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
+            names |= set(map(_starred, job.run.names))
+    return names
+
+
+def _starred(name: str) -> str:
+    """Replace the number of a client or a class, which may be absent in the first round, by a star."""
+    return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
+
+
+def axes_of(results: pd.DataFrame) -> list[str]:
+    """Return the axes of the grid and ``round``, which together tell the rows of one seed apart."""
+    return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
+
+
+def measure(experiment: Experiment, metrics: pd.DataFrame, name: str, round: int) -> float:
+    """Compute a metric's mean over the experiment's ``last`` rounds up to ``round``; nan if the metric was not logged.
+
+    The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
+    """
+    metric, factor = measured(name)
+    if metric not in metrics:
+        return math.nan
+    middle, around = round // 2, experiment.paced(10)
+    last = experiment.paced(experiment.last)
+    chosen = slice(middle - around, middle + around) if name == "gamma_learned" else slice(round - last + 1, round)
+    return factor * float(metrics[metric].loc[chosen].mean())
+
+
+def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
+    """Compare the numbers of our runs with the paper's numbers.
+
+    Args:
+        experiment: the experiment, whose rows give the paper's numbers.
+        results: table of our runs, see :func:`collect`.
+
+    Returns:
+        One row for each cell, round and measure: labels, ``round``, ``measure``, ``mean`` and ``half_width`` of the
+        95 % t interval over the seeds (nan with one seed), ``seeds``, ``paper`` and ``difference`` (nan where the paper
+        prints nothing).
+    """
+    if results.empty:
+        return results
+    axes, lines = axes_of(results), []
+    for labels, group in results.groupby(axes, sort=False, dropna=False):
+        point = dict(zip(axes, labels, strict=True))
+        for name in dict.fromkeys(experiment.measures):
+            mean, half_width = interval(group[name])
+            paper = printed(experiment, point, name)
+            line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(group[name].count())}
+            lines.append({**point, **line, "paper": paper, "difference": mean - paper})
+    return pd.DataFrame(lines)
+
+
+def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> float:
+    """Look up the paper's number for a cell; nan where the paper prints none.
+
+    A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
+    """
+    for row in experiment.rows:
+        named = [axis for axis in point if axis in row and not pd.isna(point[axis])]
+        if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in named):
+            return float(row[name])
+    return math.nan
+
+
+def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
+    """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0."""
+    points = points.drop_duplicates(axes_of(points)).assign(seed=0)
+    cells = points[axes_of(points)].to_dict("records")
+    numbers = {
+        name: [printed(experiment, {str(k): v for k, v in cell.items()}, name) for cell in cells]
+        for name in experiment.measures
+    }
+    return points.assign(**numbers)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two labels are the same; None equals nan, because pandas may turn None into nan."""
+    return bool(one == other) or (pd.isna(one) and pd.isna(other))

@@ -1,0 +1,92 @@
+"""End of a sweep: the verdict, the comparison of the cells, and a report of the runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from fl_lightning.report.compared.comparison import compare
+from fl_lightning.report.compared.experiments import Experiment as Part
+from fl_lightning.report.compared.methods import Method, by_problem
+from fl_lightning.report.compared.verdict import table, texts, verdict
+from fl_lightning.report.numbers import NBSP
+from fl_lightning.report.page import render
+from fl_lightning.reproduce.experiments.choosing import named, varying
+from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
+from fl_lightning.reproduce.outcome.tables import framed
+from fl_lightning.runs.catalogue import measured
+
+FEWEST_COLUMNS = 6  # columns that are never left out: method, values, differences, seeds
+
+
+def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console: Console) -> None:
+    """Print which cell is better by each measure; write ``comparison.csv``, ``.md``, ``.tex`` and ``report.html``.
+
+    Args:
+        experiment: the user's experiment, which names the measures.
+        pairs: cells and jobs, at least one of them finished.
+        folder: existing folder to write to.
+        console: where to print.
+    """
+    methods = as_methods(pairs)
+    logged = {metric for method in methods for run in method.runs for metric in run.names}
+    metrics = [metric for metric, _ in map(measured, experiment.measures) if metric in logged]
+    comparisons = [each for metric in metrics for each in compare(methods, metric)]
+    for each in comparisons:
+        shown = table(each)
+        console.print(verdict(each), highlight=False, markup=False)
+        console.print(framed(shown.caption, *fitted(shown.head, shown.rows, console.width)))
+    for file, text in texts(comparisons).items():
+        (folder / file).write_text(text, encoding="utf-8")
+    (folder / "report.html").write_text(render([Part("", methods, (), comparisons)]), encoding="utf-8")
+
+
+def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
+    """Break cells into short lines; in a narrow terminal, break heads at words and leave out the last costs.
+
+    Args:
+        head: names of the columns of the comparison.
+        rows: the comparison's cells, row by row.
+        width: width of the terminal in characters.
+
+    Returns:
+        Head and rows of the table to print.
+    """
+    names, cells = list(head), [[row[0], *map(_short_lines, row[1:])] for row in rows]
+    if _width(names, cells) > width:
+        names = [name.replace(" ", "\n") for name in names]
+    while _width(names, cells) > width and len(names) > FEWEST_COLUMNS:
+        names, cells = names[:-1], [row[:-1] for row in cells]
+    return names, cells
+
+
+def _short_lines(cell: str) -> str:
+    """Put a p value and a bracket on a line of its own, and leave no space at which Rich would break a number."""
+    return re.sub(f"{NBSP}([±=<]){NBSP}", r"\1", cell.replace(", p", "\np").replace(" (", "\n("))
+
+
+def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    columns = zip(head, *rows, strict=True)
+    return sum(max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2 for column in columns)
+
+
+def as_methods(pairs: Pairs) -> list[Method]:
+    """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
+    axes = varying([cell.labels for cell, _ in pairs])
+    cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
+    methods = by_problem(
+        [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
+    )
+    on_problem = {
+        problem: varying([cells[method.name][0] for method in methods if method.problem == problem])
+        for problem in {method.problem for method in methods}
+    }
+    return [
+        replace(method, short=named(cells[method.name][0], on_problem[method.problem]) or method.name)
+        for method in methods
+    ]

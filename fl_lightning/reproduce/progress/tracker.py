@@ -1,0 +1,214 @@
+"""Tracker: the progress and results of jobs so far, and the estimated time that remains."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from fl_lightning.report.statistics import interval
+from fl_lightning.reproduce.experiments.choosing import named, varying
+from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.jobs import Job, Pairs
+from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
+from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.display.progress import ADVICE, time_left
+from fl_lightning.runs.folder.run_folder import newest_in
+from fl_lightning.runs.reader import Run
+
+Planned = Sequence[tuple[Experiment, Pairs]]
+KEPT = "another command with other --measures trains nothing again"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of an experiment in the progress display.
+
+    Attributes:
+        name: the cell's labels, after the experiment's id if there are several experiments.
+        experiment: the cell's experiment.
+        jobs: the cell's jobs, one per seed.
+    """
+
+    name: str
+    experiment: Experiment
+    jobs: Sequence[Job]
+
+    @property
+    def measure(self) -> str:
+        """Name of the metric that the display shows: the experiment's first measure."""
+        return next(iter(self.experiment.measures), USUAL)
+
+
+def rows_of(planned: Planned) -> list[Row]:
+    """Make one row for each cell, in the order of the plan."""
+    rows = []
+    for experiment, pairs in planned:
+        axes = varying([cell.labels for cell, _ in pairs])
+        for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
+            words = [experiment.id] if len(planned) > 1 or not axes else []
+            jobs = {job.folder: job for _, job in group}
+            rows.append(Row(" ".join([*words, named(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
+    return rows
+
+
+class Tracker:
+    """Follows jobs while they train.
+
+    Args:
+        planned: the experiments, each with the jobs of its cells; jobs with the same folder are trained once.
+        processes: number of jobs at a time.
+        shorter: an option of the command that makes the runs shorter; "" for none.
+
+    Attributes:
+        rows: the cells.
+        jobs: all different jobs.
+        busy: the jobs under way.
+        finished: folders of the finished jobs, in the order in which they finished.
+        failed: folders of the failed jobs.
+        news: lines to print since the last update: the first estimate of how long a run takes, unknown measures.
+    """
+
+    def __init__(self, planned: Planned, processes: int, shorter: str = "") -> None:
+        self.rows, self.processes, self.shorter = rows_of(planned), processes, shorter
+        self.jobs = list({job.folder: job for row in self.rows for job in row.jobs}.values())
+        self.busy: Sequence[Job] = ()
+        self.finished = {job.folder: None for job in self.jobs if job.finished}
+        self.failed: set[Path] = set()
+        self.news: list[str] = []
+        self._foretold, self._looked_at = False, set[str]()  # the experiments whose first metrics have been looked at
+        # The rounds that a job has done, and when that number was first seen.
+        self._rounds = {job.folder: (job.rounds_done, time.monotonic()) for job in self.jobs if not job.finished}
+        self._results: dict[tuple[str, Path], float] = {}
+        self._left: tuple[float | None, float] = None, time.monotonic()  # the estimate, and when it was made
+        todo = {job.folder.parent for job in self.jobs if job.folder not in self.finished}
+        self._paces = {job.folder: own for job in self.jobs if job.folder.parent in todo and (own := pace(job))}
+
+    def update(self, busy: Sequence[Job], failed: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+        """Read the progress of the jobs.
+
+        Args:
+            busy: the jobs under way.
+            failed: all jobs that have failed.
+
+        Returns:
+            The jobs that have finished, and those that have failed, since the last call.
+        """
+        now = time.monotonic()
+        new = [job for job in self.jobs if job.folder not in self.finished and job.finished]
+        lost = [job for job in failed if job.folder not in self.failed]
+        self.finished |= {job.folder: None for job in new}
+        self.failed |= {job.folder for job in lost}
+        self.busy = [job for job in busy if job.folder not in self.finished]
+        for job in self.busy:
+            if (done := job.rounds_done) != self._rounds[job.folder][0]:
+                self._rounds[job.folder] = done, now
+        self._paces |= {job.folder: own for job in [*new, *self.busy] if (own := pace(job))}
+        self._left = self._estimate(now), now
+        self.news = [*self._first_estimate([*new, *self.busy]), *self._first_look()]
+        return new, lost
+
+    def _first_estimate(self, jobs: Sequence[Job]) -> list[str]:
+        """Return the line in which the first of all jobs to know foretells its time; empty before, and afterwards."""
+        estimate = None if self._foretold else next((words for job in jobs if (words := job.estimate)), None)
+        if estimate is None:
+            return []
+        self._foretold = True
+        which = f"the first of {len(self.jobs):,} runs: " if len(self.jobs) > 1 else ""
+        more = f" or {self.shorter}" if self.shorter and ADVICE in estimate else ""
+        return [f"{which}{estimate}{more}"]
+
+    def _first_look(self) -> list[str]:
+        """Look at the first metrics of each experiment's runs: choose a measure, or say which measures are unknown."""
+        lines = list[str]()
+        for experiment in {row.experiment.id: row.experiment for row in self.rows}.values():
+            jobs = [job for row in self.rows if row.experiment.id == experiment.id for job in row.jobs]
+            if experiment.id in self._looked_at or not any(map(self.rounds, jobs)):
+                continue
+            self._looked_at.add(experiment.id)
+            lines += [f"{line}; {KEPT}" for line in unknown_measures(experiment, jobs)]
+            measured_by = with_measure(experiment, jobs)
+            self.rows = [
+                replace(row, experiment=measured_by) if row.experiment is experiment else row for row in self.rows
+            ]
+        return lines
+
+    def rounds(self, job: Job) -> int:
+        """Number of rounds that a job has done."""
+        return job.rounds if job.folder in self.finished else min(self._rounds[job.folder][0], job.rounds)
+
+    def value(self, row: Row, job: Job) -> float:
+        """The row's measure of a finished job, or the newest value of a job under way; nan if there is none."""
+        if job.folder not in self.finished:
+            metric, factor = measured(row.measure)
+            return factor * newest_in(job.run.folder, metric)
+        key = row.experiment.id, job.folder
+        if key not in self._results:
+            with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
+                last = max(row.experiment.read_at(job.rounds).values())
+                self._results[key] = measure(row.experiment, job.run.metrics, row.measure, last)
+        return self._results.get(key, math.nan)
+
+    def mean(self, row: Row, jobs: Sequence[Job]) -> float:
+        """Mean of the values of some of the row's jobs, those without a value left out; nan if none has one."""
+        return interval([self.value(row, job) for job in jobs])[0]
+
+    def done(self) -> float:
+        """Number of finished jobs, plus the finished shares of the others."""
+        return sum(self.rounds(job) / job.rounds for job in self.jobs)
+
+    def left(self) -> float | None:
+        """Estimate the seconds until the last job ends; None before the first round."""
+        seconds, made = self._left
+        return None if seconds is None else max(seconds - (time.monotonic() - made), 0.0)
+
+    def _estimate(self, now: float) -> float | None:
+        """Deal the remaining jobs to the processes, at the pace of jobs with the same settings, or else of all jobs."""
+        if not self._paces:
+            return None
+        under_way = {job.folder for job in self.busy}
+        over = self.finished.keys() | self.failed | under_way
+        waiting = [job for job in self.jobs if job.folder not in over]
+        by_settings: dict[Path, list[float]] = {}
+        for folder, own in self._paces.items():
+            by_settings.setdefault(folder.parent, []).append(own)
+        usual = fmean(self._paces.values())
+        seconds = []
+        for job in [*self.busy, *waiting]:
+            own = fmean(by_settings.get(job.folder.parent, [usual]))
+            since = now - self._rounds[job.folder][1] if job.folder in under_way else 0.0
+            seconds.append(time_left(own, self.rounds(job), job.rounds, since))
+        return last_end(seconds, self.processes)
+
+
+def last_end(seconds: Iterable[float], processes: int) -> float:
+    """Deal jobs to processes, each job to the process that is free first, and return when the last job ends.
+
+    >>> last_end([3.0, 1.0, 1.0, 4.0], processes=2)
+    6.0
+
+    Args:
+        seconds: the seconds that each job takes, in the order of the jobs.
+        processes: number of jobs at a time.
+    """
+    ends = [0.0] * processes
+    for each in seconds:
+        heapq.heapreplace(ends, ends[0] + each)
+    return max(ends)
+
+
+def pace(job: Job) -> float | None:
+    """Return a job's seconds per round (of a finished job, including its start); None before the first round."""
+    try:
+        seconds = Run(job.run.folder).timings["seconds"]  # read anew: the run may be under way
+    except UNREADABLE:
+        return None
+    if job.finished:
+        return max(float(job.facts["seconds"]), float(seconds.sum())) / job.rounds
+    return float(seconds.mean()) if len(seconds) else None

@@ -1,0 +1,129 @@
+"""Compare a run that goes on with its record: what changes its results, and whether it is the same run in trackers."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from pydoc import ErrorDuringImport, locate
+from typing import Any
+
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelSummary,
+    ProgressBar,
+    Timer,
+)
+from lightning.pytorch.utilities import rank_zero_only
+
+from fl_lightning.engine.rules.callback import Monitor
+from fl_lightning.errors import ConfigurationError
+from fl_lightning.inside import inside
+from fl_lightning.runs.config.secrets import hidden
+from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
+from fl_lightning.runs.folder.files import ENVIRONMENT, TIMINGS, read_mapping
+
+SEED, CALLBACKS = "seed_everything", "trainer.callbacks"
+TRACKERS = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml
+# Callbacks that change no round, and may come and go.
+WATCHING = (
+    *(Monitor, Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar),
+    *(EarlyStopping, Timer),  # these end a run
+)
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Compare two configs of one run: the settings that affect its results, the seed and the callbacks included.
+
+    A setting that a config lacks is null. Callbacks of Lightning's that only watch or end a run, and monitors, are
+    left out; any other callback may change a round.
+
+    Args:
+        before: the config of the run so far.
+        now: the config with which the run goes on.
+
+    Returns:
+        The settings that differ, by dotted names, each with its values before and now.
+    """
+    old, new = map(_affecting, (before, now))
+    changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
+    if CALLBACKS in changed:
+        names = [spoken(each[CALLBACKS]) or None for each in (old, new)]
+        changed[CALLBACKS] = names if names[0] != names[1] else changed[CALLBACKS]
+    return changed
+
+
+def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> None:
+    """Refuse to go on with a run whose results would change, unless that is allowed."""
+    if changed and not allowed:
+        raise ConfigurationError(
+            f"ckpt_path: {folder} was trained with other settings: {told(changed)}: go on with the run's own, start a "
+            "new run without ckpt_path, or say --resume_changed true, which records the change"
+        )
+
+
+def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
+    config = _located(hidden(config))
+    acting = [each for each in callbacks_in(config) if not _only_watches(each["class_path"])]
+    own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
+    return {SEED: config.get(SEED), CALLBACKS: acting, **own}
+
+
+def _located(value: Any) -> Any:
+    """Name each class of a config by the module that defines the class, since a class can be imported from several."""
+    if isinstance(value, list):
+        return [_located(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    located = {name: _located(each) for name, each in value.items()}
+    if (found := _class(value.get("class_path"))) is not None:
+        located["class_path"] = f"{found.__module__}.{found.__qualname__}"
+    return located
+
+
+def _only_watches(path: Any) -> bool:
+    found = _class(path)
+    return found is not None and issubclass(found, WATCHING)
+
+
+def _class(path: Any) -> type | None:
+    with suppress(ErrorDuringImport):
+        found = locate(str(path))
+        return found if isinstance(found, type) else None
+    return None
+
+
+@rank_zero_only
+def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
+    """Return the id of the run in W&B or MLflow that a run folder names, if training continues this run.
+
+    Neither W&B nor MLflow can delete rounds. So a run that goes back to an earlier round becomes a new run there.
+
+    Args:
+        folder: the run folder.
+        rounds: round after which training continues; None if nothing is trained.
+        tracker: "wandb" or "mlflow".
+    """
+    name, known = TRACKERS[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
+    if known is None:
+        return None
+    reached = _finished(inside(folder, TIMINGS))
+    if rounds is not None and reached > rounds:
+        print(
+            f"{name}: round {reached} is there already, and this run goes on from round {rounds}: it is a new one in "
+            f"{name}"
+        )
+        return None
+    return str(known["id"])
+
+
+def _finished(timings: Path) -> int:
+    """The last round that was trained to its end; 0 if there is none."""
+    if not timings.is_file():
+        return 0
+    with timings.open(newline="") as lines:
+        return max((int(row["round"]) for row in csv.DictReader(lines)), default=0)

@@ -1,0 +1,1 @@
+"""What every run measures of itself, and shows while it trains."""

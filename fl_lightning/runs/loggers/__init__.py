@@ -1,0 +1,1 @@
+"""What W&B, MLflow, TensorBoard and the run folder get of a run."""

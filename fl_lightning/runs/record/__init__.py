@@ -1,0 +1,1 @@
+"""The callbacks that record a run: config.yaml, environment.yaml, the partition."""

@@ -1,0 +1,266 @@
+"""Ranks that start from different models train one device's bits; ranks that differ otherwise are stopped by name.
+
+This file is also the program of each rank: it tries all cases, one fit each, so that a table costs one start.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command import HANG, TINY, free_port, process
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from toy import trainer
+
+from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
+from fl_lightning.callbacks import FedProx, NormClipping
+from fl_lightning.engine.devices import ranks
+from fl_lightning.errors import ConfigurationError
+
+
+class Net(LightningModule):
+    """Tensors of all kinds, drawn without a seed of their own, that the loss reads."""
+
+    def __init__(self, drop: float = 0.0, width: int = 1) -> None:
+        super().__init__()
+        self.more = nn.Linear(1, width).requires_grad_(False)
+        self.layer = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Dropout(drop))
+        self.frozen = nn.Parameter(torch.randn(2).to(memory_format=torch.contiguous_format), requires_grad=False)
+        self.register_buffer("scale", torch.randn(2, 2).T)
+        self.register_buffer("mask", torch.rand(2) > 0.5)
+        self.register_buffer("count", torch.randint(1000, ()))
+        self.register_buffer("expanded", torch.randn(1).expand(2))
+        self.register_buffer("sparse", torch.randn(2, 2).to_sparse())
+        self.register_buffer("none", None)
+        self.register_buffer("empty", torch.empty(0))
+        self.attribute = torch.randn(2)
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        out = self.layer(batch[0]) @ self.scale + self.sparse.to_dense() @ self.frozen
+        return ((out * self.mask + self.attribute * self.expanded - self.count / 1000 - batch[1]) ** 2).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class OtherRate(Net):
+    """A rate that stands nowhere but in the optimizer."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.3 if RANK else 0.1)
+
+
+class Late(Net):
+    """Draws its weights when the fit starts."""
+
+    def on_fit_start(self) -> None:
+        nn.init.normal_(self.layer[0].weight)
+
+
+class Own(Net):
+    """Sets another weight on each rank when the fit starts."""
+
+    def on_fit_start(self) -> None:
+        nn.init.constant_(self.layer[0].weight, RANK)
+
+
+class Data(FederatedDataModule):
+    """Five clients, of 2 to 6 examples."""
+
+    num_clients = 5
+
+    def __init__(self, more: int = 0, shift: float = 0.0, root: str = "", **settings: Any) -> None:
+        super().__init__(batch_size=2, drop_last=True, **settings)
+        self.more, self.root = more, root
+        self.x = torch.arange(90.0).view(5, 6, 3).sin() + shift
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        x = self.x[client, : min(6, 2 + client + self.more)]
+        return TensorDataset(x, x[:, :2])
+
+
+class Noise(FederatedCallback):
+    """A rule that draws from the global generators, on every device."""
+
+    def update(self, orchestrator: Any, cohort: Any, update: Tensor) -> Tensor:
+        return update + 0.01 * torch.randn(len(update)) + np.random.rand()
+
+
+class Weighs(FederatedCallback):
+    """A rule whose settings are no arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = 0.5 + RANK
+
+
+RANK = int(os.environ.get("LOCAL_RANK", 0))
+Made = tuple[FederatedOrchestrator, FederatedDataModule, list[Any], dict[str, Any]]
+
+
+def run(client: Any = Net, data: Any = None, rules: Any = (), rounds: int = 2, **model: Any) -> Made:
+    return (
+        FederatedOrchestrator(client(), on_bad_update="raise", **model),
+        data or Data(),
+        list(rules),
+        {"rounds": rounds},
+    )
+
+
+HELD: dict[str, Callable[[], Made]] = {  # what may differ: the first rank's goes to all, or it changes nothing
+    "tensors": lambda: run(rules=[NormClipping(1.0)]),
+    "generators": lambda: run(Late, rules=[Noise()]),
+    "paths and times": lambda: timed(run(data=Data(root=f"/of/rank/{RANK}"))),
+}
+REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
+    "sizes": (lambda: run(data=Data(more=RANK)), "data.more is 0 on rank 0 and 1 on rank 1; clients' sizes is "),
+    "examples": (lambda: run(data=Data(shift=0.5 * RANK)), "clients' examples is "),
+    "seed": (lambda: run(seed=RANK), "model.seed is 0 on rank 0 and 1 on rank 1: start all ranks"),
+    "epochs": (lambda: run(local_epochs=1 + RANK), "local work is LocalSettings(epochs=1, steps=None"),
+    "server": (lambda: run(server_optimizer=server), "server optimizer 1 is [SGD, [{lr: 1.0, "),
+    "schedule": (lambda: run(local_lr_scheduler=schedule), "schedule 1 is StepLR("),
+    "rounds": (lambda: run(rounds=2 + RANK), "trainer.max_epochs is 2 on rank 0 and 3 on rank 1: start all"),
+    "a rule's number": (lambda: run(rules=[Weighs()]), "callback Weighs is Weighs(factor=0.5) on rank 0 and"),
+    "rules": (lambda: run(rules=[FedProx(0.1)] * (1 - RANK)), "callbacks is [FedProx] on rank 0 and [] on rank"),
+    "dropout": (lambda: run(lambda: Net(drop=0.1 * RANK)), "Net.layer.2.p is 0.0 on rank 0 and 0.1 on rank 1"),
+    "rate in the optimizer": (lambda: run(OtherRate), "client optimizer 1 is [SGD, [{lr: 0.1, "),
+    "weights set late": (lambda: run(Own), "the model after on_fit_start is "),
+    "shapes": (
+        lambda: run(lambda: Net(width=2 + RANK)),
+        "Net.more.out_features is 2 on rank 0 and 3 on rank 1; client.more.weight is (2",
+    ),
+}
+
+
+def server(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=1.0 - 0.5 * (RANK > 0))
+
+
+def timed(made: Made) -> Made:
+    """As after a fit in which monitors have taken time."""
+    made[0].seconds_looking = RANK
+    return made
+
+
+def schedule(optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1 + RANK)
+
+
+def fit(make: Callable[[], Made], resume: Path | None = None, **settings: Any) -> FederatedOrchestrator:
+    """Fit; each rank draws other numbers."""
+    torch.manual_seed(RANK)
+    np.random.seed(RANK)
+    orchestrator, data, rules, more = make()
+    trainer(*rules, **more, **settings).fit(orchestrator, datamodule=data, ckpt_path=resume)
+    return orchestrator
+
+
+def whole(orchestrator: FederatedOrchestrator) -> dict[str, Any]:
+    client: Any = orchestrator.client
+    named = {**client.state_dict(), "attribute": client.attribute}
+    return {name: each.to_dense().tolist() for name, each in named.items()}
+
+
+def saved(folder: Path, rank: int) -> Path:
+    """A checkpoint after one round, another one for each rank."""
+    file = folder / f"{rank}.ckpt"
+    if not file.exists():
+        torch.manual_seed(rank)
+        orchestrator, data, rules, _ = run()
+        one = trainer(*rules, rounds=1)
+        one.fit(orchestrator, datamodule=data)
+        one.save_checkpoint(file)
+    return file
+
+
+def main(folder: Path, world: int) -> None:
+    """Try all cases on this rank; the last line printed is what came of each."""
+    found: dict[str, Any] = {}
+    ranks.PATIENCE_S = 0  # in each refused case
+    makes = HELD | {name: make for name, (make, _) in REFUSED.items()} | {"resumed": run, "other checkpoint": run}
+    resumes = {"resumed": folder / "0.ckpt", "other checkpoint": folder / f"{min(RANK, 1)}.ckpt"}
+    for name, make in makes.items():
+        try:
+            found[name] = whole(fit(make, resumes.get(name), strategy="client_parallel", devices=world))
+        except ConfigurationError as error:
+            found[name] = str(error)
+    (folder / f"found-{RANK}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_that_start_differently(world: int, tmp_path: Path) -> None:
+    """Held are the first rank's tensors, bit for bit those of one device; no case ends differently on two ranks."""
+    saved(tmp_path, 0), saved(tmp_path, 1)
+    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", __file__, str(tmp_path), str(world)],
+            env={**os.environ, **paths, **meet, "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(world)
+    ]
+    assert [each.wait(HANG) for each in started] == [0] * world
+    first, *others = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(world))
+    assert all(other == first for other in others)
+    for name, make in HELD.items():
+        assert first[name] == json.loads(json.dumps(whole(fit(make)))), name
+    assert first["resumed"] == json.loads(json.dumps(whole(fit(run, tmp_path / "0.ckpt"))))
+    for name, (_, line) in {**REFUSED, "other checkpoint": (run, "the model in ckpt_path is ")}.items():
+        assert str(first[name]).startswith(f"ranks differ: {line}"), (name, first[name])
+        assert "\n" not in first[name]
+
+
+OWN = """
+import os
+from fl_lightning import FederatedCallback
+
+class Rule(FederatedCallback):
+    def __init__(self, what: str):
+        super().__init__()
+        self.what, self.strength = what, float(os.environ.get("LOCAL_RANK", 0)) if what == "differs" else 1.0
+
+    def setup(self, trainer, pl_module, stage):
+        super().setup(trainer, pl_module, stage)
+        if self.what == "ends" and trainer.global_rank == 1:
+            os._exit(3)
+"""
+LINES = {
+    "differs": "ranks differ: callback Rule is Rule(strength=0.0, what='differs') on rank 0 and Rule(",
+    "ends": "rank 1 (the start) ended with status 3\n",
+    "port": "port {port} of this machine, at which ranks are to meet, is in use: set MASTER_PORT to another port, or",
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["differs", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ends", "port"))]
+)
+def test_one_line_for_all_ranks(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that differ, a rank that ends at the start, a port in use: one line, no traceback, a status."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    Path("tiny.yaml").write_text(TINY)
+    rule = ["--trainer.callbacks", "own.Rule", "--trainer.callbacks.what", what]
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        environment = {"MASTER_PORT": port} if what == "port" else {}
+        ended = process("fit", "--config", "tiny.yaml", "--trainer.devices", 2, *rule, **environment)
+    assert ended.returncode in (1, 2)
+    assert ended.stderr.count("fl-lightning: error: ") == 1
+    assert f"fl-lightning: error: {LINES[what].format(port=port)}" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

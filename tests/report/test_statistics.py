@@ -1,0 +1,44 @@
+"""Intervals over seeds and the words for labels, by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+
+from fl_lightning.report.statistics import band, interval, label
+
+
+def test_band_of_three_seeds_with_one_missing() -> None:
+    """Row 1, 2, 6: mean 3, deviation √7, error √(7/3), t(0.975, 2) = 4.3027. Row 4, nan, 8: mean 6, error 2, 12.706.
+
+    A row with one value has no edges.
+    """
+    rows = band(pd.DataFrame({1: [1.0, 4.0, math.nan], 2: [2.0, math.nan, 5.0], 3: [6.0, 8.0, math.nan]}))
+    assert rows[["mean", "seeds"]].to_numpy().tolist() == [[3, 3], [6, 2], [5, 1]]
+    half = pytest.approx([4.3027 * math.sqrt(7 / 3), 2 * 12.7062, math.nan], abs=1e-3, nan_ok=True)
+    assert (rows["high"] - rows["mean"]).tolist() == half
+    assert (rows["mean"] - rows["low"]).tolist() == half
+    assert list(rows) == ["mean", "low", "high", "seeds"]
+
+
+def test_interval_of_three_seeds() -> None:
+    """1, 2, 3: mean 2, deviation 1, error 1/√3 = 0.57735; t(0.975, 2) = 4.3027, so 2.4841."""
+    assert interval([1, 2, 3]) == pytest.approx((2, 4.3027 / math.sqrt(3)), abs=1e-4)
+
+
+def test_interval_of_two_seeds_with_one_missing() -> None:
+    """1 and 3: mean 2, deviation √2, error 1; t(0.975, 1) = 12.706."""
+    assert interval([1, math.nan, 3]) == pytest.approx((2, 12.706), abs=1e-3)
+
+
+def test_no_interval_of_one_seed_and_no_mean_of_none() -> None:
+    assert interval([5]) == pytest.approx((5, math.nan), nan_ok=True)
+    assert all(math.isnan(value) for value in interval([math.nan]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.1, "0.1"), (100.0, "100"), (5e-05, "5e-05"), (math.inf, "IID"), (None, "–"), (math.nan, "–"), (True, "True")],
+)
+def test_labels(value: object, text: str) -> None:
+    assert label(value) == text

@@ -1,0 +1,52 @@
+"""What a run saves after a round, and where a stopped run goes on."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback, LightningModule, Trainer
+from toy import Quadratic, ToyData, trainer
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning.runs.folder.checkpoints import BestCheckpoint, last_of_experiment, metrics_to_log
+
+
+def test_last_checkpoint_is_the_one_written_last(tmp_path: Path) -> None:
+    """By time, not by number; best.ckpt does not count."""
+    for number, time in ((0, 100), (1, 300), (2, 200), (10, 50)):
+        file = tmp_path / "e" / f"version_{number}" / "checkpoints" / "last.ckpt"
+        file.parent.mkdir(parents=True)
+        for name in (file, file.with_name("best.ckpt")):
+            name.touch()
+            os.utime(name, (time + 1000 * (name != file), time))
+    assert last_of_experiment(tmp_path / "e") == tmp_path / "e" / "version_1"
+
+
+def test_without_checkpoint_the_message_says_where_it_looked(tmp_path: Path) -> None:
+    (tmp_path / "e" / "version_0").mkdir(parents=True)
+    with pytest.raises(
+        ConfigurationError, match=r"looks for .*/e/\*/checkpoints/last\.ckpt, but there is no such file: start"
+    ):
+        last_of_experiment(tmp_path / "e")
+
+
+@pytest.mark.parametrize(("monitor", "saved"), [("val/top1", False), ("train/loss", True)])
+def test_best_checkpoint_is_saved_if_its_metric_is_logged(tmp_path: Path, monitor: str, saved: bool) -> None:
+    """Lightning's own ends the run where nobody logs what it monitors."""
+    run = trainer(BestCheckpoint(monitor, mode="min"), enable_checkpointing=True, default_root_dir=tmp_path)
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    assert (tmp_path / "checkpoints" / "best.ckpt").exists() == saved
+
+
+def test_metrics_to_log() -> None:
+    class Look(Callback):
+        seen: dict[str, Any]
+
+        def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+            self.seen = metrics_to_log(trainer)
+
+    run = trainer(look := Look())
+    run.fit(FederatedOrchestrator(Quadratic()), datamodule=ToyData())
+    assert look.seen["round"] == 1
+    assert look.seen["train/loss"] == run.callback_metrics["train/loss"]
