@@ -6,6 +6,7 @@ passes on to its base class, a config that uses the class, and the neighbours.
 
 import inspect
 import re
+from functools import cache
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -76,12 +77,18 @@ def example(cls: type) -> list[str]:
     """
     papers_last = sorted(shipped_configs(), key=lambda name: name.startswith("papers/"))
     for name in [f"{each}.yaml" for each in lists.configs_of(cls)] or papers_last:
-        for layer in reversed([*bases(CONFIGS / name), CONFIGS / name]):
-            if lines := _only(yaml.safe_load(Path(layer).read_text()), cls.__name__):
+        for layer in _layers(name):
+            if lines := _only(layer, cls.__name__):
                 text = yaml.safe_dump(lines, sort_keys=False, default_flow_style=None)
                 return ["## Example", f"```yaml\n{text}```", f"```bash\nfl-lightning fit --config {name}\n```"]
     options = [option for option, kind in KINDS.items() if cls in kind.classes()]
     return ["## Example", f"```bash\nfl-lightning fit --{options[0]}.help {cls.__name__}\n```"] if options else []
+
+
+@cache
+def _layers(name: str) -> list[Any]:
+    """Read a shipped config, and then the files that it builds on, the most basic last."""
+    return [yaml.safe_load(Path(each).read_text()) for each in (CONFIGS / name, *reversed(bases(CONFIGS / name)))]
 
 
 def _only(part: Any, name: str) -> Any:
