@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
+
+MOST = 4  # largest number of names that are listed whole
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -28,6 +31,17 @@ def counted(number: int, what: str) -> str:
     ('1 run', '1,200 rounds', '0 clients')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """List up to four names, or else the first three and the number of the others.
+
+    >>> some(["a", "b", "c", "d"]), some(["a", "b", "c", "d", "e"])
+    ('a, b, c, d', 'a, b, c and 2 more')
+    """
+    if len(names) <= MOST:
+        return ", ".join(names)
+    return f"{', '.join(names[: MOST - 1])} and {len(names) - MOST + 1} more"
 
 
 def whole_number(name: str, text: str) -> int:

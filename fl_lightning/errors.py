@@ -78,6 +78,15 @@ def check_at_least(least: int, **values: int) -> None:
             raise ConfigurationError(f"{name} must be at least {least}, got {value}")
 
 
+def check_within(interval: str, **values: float) -> None:
+    """Refuse a number outside of an interval, such as "[0, 1)"; the message names the number by its keyword."""
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in values.items():
+        closed = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+        if not (low < value < high or closed):  # also refuses nan
+            raise ConfigurationError(f"{name} must be in {interval}, got {value}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Find the known name that is most similar to an unknown one, ignoring case; None if no name is similar.
 

@@ -242,7 +242,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 def _find(path: Path) -> list[Path]:
     found = folders_in(path)
-    return sorted(found, key=lambda folder: (_natural(experiment_folder(folder)), _start(folder), _natural(folder)))
+    return sorted(found, key=lambda folder: (natural(experiment_folder(folder)), _start(folder), natural(folder)))
 
 
 def experiment_folder(folder: Path) -> Path:
@@ -260,9 +260,9 @@ def _start(folder: Path) -> str:
     return str(Run(folder).environment.get("started", ""))
 
 
-def _natural(path: Path) -> list[tuple[str, int]]:
+def natural(name: object) -> list[tuple[str, int]]:
     """Return a sort key that puts version_10 after version_9."""
-    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", str(name))]
 
 
 def _table(path: Path) -> pd.DataFrame:

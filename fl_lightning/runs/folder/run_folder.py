@@ -202,9 +202,9 @@ def _remove_if_empty(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def rounds_in(folder: Path) -> int:
-    """Read the number of rounds from the end of a run folder's ``metrics.csv``: cheap enough to call often."""
-    for line in last_lines(inside(folder, METRICS)):
+def rounds_in(folder: Path, file: str = METRICS) -> int:
+    """Read the number of rounds from the end of a run folder's CSV file: cheap enough to call often."""
+    for line in last_lines(inside(folder, file)):
         with suppress(ValueError):
             return int(line.split(",")[0])
     return 0
