@@ -233,16 +233,17 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
     """
-    folders = [folder for path in paths for folder in _find(path)]
+    folders = [folder for path in paths for folder in sorted(folders_in(path), key=_place)]
     runs = [Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
     for run in runs:  # read now, so that a damaged file is found before any work is done
         _ = run.config, run.metrics, run.timings, run.environment
     return runs
 
 
-def _find(path: Path) -> list[Path]:
-    found = folders_in(path)
-    return sorted(found, key=lambda folder: (natural(experiment_folder(folder)), _start(folder), natural(folder)))
+def _place(folder: Path) -> tuple[Any, ...]:
+    """Return the key that sorts the runs of a folder."""
+    started = str(Run(folder).environment.get("started", ""))
+    return natural(experiment_folder(folder)), started, natural(folder)
 
 
 def experiment_folder(folder: Path) -> Path:
@@ -254,10 +255,6 @@ def experiment_folder(folder: Path) -> Path:
     levels = [folder, *folder.parents]
     swept = len(levels) > OWNER and levels[2].name.startswith("seed_") and levels[OWNER - 1].name == "runs"
     return levels[OWNER] if swept else folder.parent
-
-
-def _start(folder: Path) -> str:
-    return str(Run(folder).environment.get("started", ""))
 
 
 def natural(name: object) -> list[tuple[str, int]]:

@@ -67,7 +67,7 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
 
 def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
     config = _located(hidden(config))
-    acting = [each for each in callbacks_in(config) if not _only_watches(each["class_path"])]
+    acting = [each for each in callbacks_in(config) if not issubclass(_class(each["class_path"]) or object, WATCHING)]
     own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
     return {SEED: config.get(SEED), CALLBACKS: acting, **own}
 
@@ -82,11 +82,6 @@ def _located(value: Any) -> Any:
     if (found := _class(value.get("class_path"))) is not None:
         located["class_path"] = f"{found.__module__}.{found.__qualname__}"
     return located
-
-
-def _only_watches(path: Any) -> bool:
-    found = _class(path)
-    return found is not None and issubclass(found, WATCHING)
 
 
 def _class(path: Any) -> type | None:
