@@ -15,7 +15,16 @@ MOST = 4  # largest number of names that are listed whole
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses a command that trains nothing itself, and reports a mistake in one line."""
+    """Parses a command that trains nothing itself, without abbreviations, and reports a mistake in one line.
+
+    Args:
+        name: the name of the command.
+        about: what the command does.
+        more: what the help ends with.
+    """
+
+    def __init__(self, name: str, about: str, more: str | None = None) -> None:
+        super().__init__(f"fl-lightning {name}", description=about, epilog=more, allow_abbrev=False)
 
     @override
     def error(self, message: str) -> NoReturn:

@@ -58,13 +58,12 @@ class RunFolder(CSVLogger):
         check_experiment(experiment)
         super().__init__(root, experiment, version)
         self._taken, self._holds, self._optional = version, holds, optional
-        if version is not None:
-            self._hold()
         self._round = 0  # the round of the row that is not complete yet
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
         self._file = None
         if version is not None:
+            self._hold()
             within(Path(self.log_dir), CHECKPOINTS)  # where Lightning writes and deletes
             self._file = MetricsFile(inside(Path(self.log_dir), METRICS), rounds)
 
