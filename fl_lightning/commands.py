@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
+MOST = 4  # largest number of names that are listed whole
+
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses a command that trains nothing itself, and reports a mistake in one line."""
+    """Parses a command that trains nothing itself, without abbreviations, and reports a mistake in one line.
+
+    Args:
+        name: the name of the command.
+        about: what the command does.
+        more: what the help ends with.
+    """
+
+    def __init__(self, name: str, about: str, more: str | None = None) -> None:
+        super().__init__(f"fl-lightning {name}", description=about, epilog=more, allow_abbrev=False)
 
     @override
     def error(self, message: str) -> NoReturn:
@@ -28,6 +40,17 @@ def counted(number: int, what: str) -> str:
     ('1 run', '1,200 rounds', '0 clients')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """List up to four names, or else the first three and the number of the others.
+
+    >>> some(["a", "b", "c", "d"]), some(["a", "b", "c", "d", "e"])
+    ('a, b, c, d', 'a, b, c and 2 more')
+    """
+    if len(names) <= MOST:
+        return ", ".join(names)
+    return f"{', '.join(names[: MOST - 1])} and {len(names) - MOST + 1} more"
 
 
 def whole_number(name: str, text: str) -> int:

@@ -7,7 +7,7 @@ import errno
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import inf
@@ -78,6 +78,15 @@ def check_at_least(least: int, **values: int) -> None:
             raise ConfigurationError(f"{name} must be at least {least}, got {value}")
 
 
+def check_within(interval: str, **values: float) -> None:
+    """Refuse a number outside of an interval, such as "[0, 1)"; the message names the number by its keyword."""
+    low, high = map(float, interval[1:-1].split(","))
+    for name, value in values.items():
+        closed = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+        if not (low < value < high or closed):  # also refuses nan
+            raise ConfigurationError(f"{name} must be in {interval}, got {value}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Find the known name that is most similar to an unknown one, ignoring case; None if no name is similar.
 
@@ -98,6 +107,15 @@ def most_similar(name: str, known: Iterable[str], count: int, cutoff: float = 0.
     """
     names = {candidate.lower(): candidate for candidate in sorted(known)}
     return [names[near] for near in difflib.get_close_matches(name.lower(), names, n=count, cutoff=cutoff)]
+
+
+def refusal(check: Callable[[], object]) -> str | None:
+    """Return the message with which a check refuses something; None if it does not."""
+    try:
+        check()
+    except ConfigurationError as error:
+        return str(error)
+    return None
 
 
 # Errors that libraries raise
@@ -134,14 +152,14 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def of_library(error: BaseException) -> bool:
     """Tell whether a library raised an error, and no code of the user is in the error's traceback."""
-    raised = [frames[-1] for frames in map(_frames, causes(error)) if frames]
+    raised = [found[-1] for found in map(frames, causes(error)) if found]
     return not any(map(_is_own, raised)) and not of_user(error)
 
 
 def of_user(error: BaseException) -> bool:
     """Tell whether an error's traceback holds code of the user, neither this package's nor an installed package's."""
-    frames = chain.from_iterable(map(_frames, causes(error)))
-    return not all(_is_own(frame) or _is_library(frame) for frame in frames)
+    found = chain.from_iterable(map(frames, causes(error)))
+    return not all(_is_own(frame) or _is_library(frame) for frame in found)
 
 
 def system_error(error: BaseException) -> int | None:
@@ -162,7 +180,8 @@ def is_exhaustion(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or lacks_memory
 
 
-def _frames(error: BaseException) -> list[FrameType]:
+def frames(error: BaseException) -> list[FrameType]:
+    """Return the frames of an error's traceback, that of the code that raised the error last."""
     return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 

@@ -1,9 +1,10 @@
 """Convolutional networks without normalisation."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from fl_lightning import ConfigurationError
 from fl_lightning.models.mlp import linear_layers
@@ -85,7 +86,7 @@ class FedLAWLeNet(PooledCNN):
         super().__init__(num_classes, in_channels, image_size, channels=(16, 32), hidden=())
 
 
-class TwoLayerCNN(nn.Module):
+class TwoLayerCNN(nn.Sequential):
     """Two 5×5 convolutions, pooling, dropout, one hidden layer of 128 (FedGH; 1,234,762 parameters at 3×32×32).
 
     The network of Reddi et al. (2020), with the size that the FedGH slides print. The ReLU that the slides show on the
@@ -108,16 +109,15 @@ class TwoLayerCNN(nn.Module):
         image_size: int = 32,
         dropout: tuple[float, float] = (0.25, 0.5),
     ) -> None:
-        super().__init__()
         if image_size < 10 or image_size % 2:
             raise ConfigurationError(f"image_size must be even and at least 10, got {image_size}")
         if len(dropout) != 2 or not all(0 <= share < 1 for share in dropout):
             raise ConfigurationError(f"dropout must be two rates in [0, 1), got {dropout}")
         side = (image_size - 8) // 2
-        self.features = nn.Sequential(
+        features = nn.Sequential(
             nn.Conv2d(in_channels, 32, 5), nn.ReLU(), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2)
         )
-        self.classifier = nn.Sequential(
+        classifier = nn.Sequential(
             nn.Dropout(dropout[0]),
             nn.Flatten(),
             nn.Linear(64 * side * side, 128),
@@ -125,11 +125,7 @@ class TwoLayerCNN(nn.Module):
             nn.Dropout(dropout[1]),
             nn.Linear(128, num_classes),
         )
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, num_classes) of images (B, in_channels, image_size, image_size)."""
-        logits: Tensor = self.classifier(self.features(images))
-        return logits
+        super().__init__(OrderedDict(features=features, classifier=classifier))
 
 
 class SimpleCNN(nn.Sequential):

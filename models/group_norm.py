@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_lightning import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class WithGroupNorm(nn.Module):
@@ -25,8 +25,7 @@ class WithGroupNorm(nn.Module):
 
     def __init__(self, network: nn.Module, groups: int = 32) -> None:
         super().__init__()
-        if not groups >= 1:
-            raise ConfigurationError(f"groups must be at least 1, got {groups}")
+        check_at_least(1, groups=groups)
         self.network = network
         found = [
             (name, part) for name, part in self.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)

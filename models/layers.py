@@ -1,11 +1,10 @@
 """Functions that find the classifier of a network, or a layer by its name."""
 
-import difflib
 from typing import Any
 
 from torch import nn
 
-from fl_lightning import ConfigurationError
+from fl_lightning.errors import ConfigurationError, most_similar
 
 TIMM = ("forward_features", "forward_head", "get_classifier")
 
@@ -43,7 +42,7 @@ def find_layer(module: nn.Module, name: str) -> nn.Module:
     parts: dict[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
     if name not in parts:
         names = [part for part in parts if part]
-        near = difflib.get_close_matches(name, names, cutoff=0.4) or names[:8]
+        near = most_similar(name, names, 3, cutoff=0.4) or names[:8]
         raise ConfigurationError(
             f"layer must name a submodule of {type(module).__name__}, got {name!r}; similar names: {', '.join(near)}"
         )

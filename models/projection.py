@@ -1,12 +1,14 @@
 """WithProjection: MOON's projection head."""
 
-from torch import Tensor, nn
+from collections import OrderedDict
+
+from torch import nn
 
 from fl_lightning import ConfigurationError
 from fl_lightning.models.layers import find_classifier
 
 
-class WithProjection(nn.Module):
+class WithProjection(nn.Sequential):
     """Puts a projection head before the classifier of a network (MOON: Li et al., 2021, Section 3.3).
 
     Three parts run in turn: the network without its classifier; ``projection``, two linear layers with a ReLU between
@@ -24,7 +26,6 @@ class WithProjection(nn.Module):
     """
 
     def __init__(self, network: nn.Module, hidden: int = 256, out: int = 256) -> None:
-        super().__init__()
         if hidden < 1 or out < 1:
             raise ConfigurationError(f"hidden and out must be at least 1, got {hidden} and {out}")
         classifier = find_classifier(network)
@@ -36,11 +37,6 @@ class WithProjection(nn.Module):
         name = next(name for name, part in network.named_modules() if part is classifier)
         parent, _, own = name.rpartition(".")
         setattr(network.get_submodule(parent), own, nn.Identity())
-        self.network = network
-        self.projection = nn.Sequential(nn.Linear(classifier.in_features, hidden), nn.ReLU(), nn.Linear(hidden, out))
-        self.classifier = nn.Linear(out, classifier.out_features)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits (B, num_classes) of images (B, C, H, W)."""
-        logits: Tensor = self.classifier(self.projection(self.network(images)))
-        return logits
+        projection = nn.Sequential(nn.Linear(classifier.in_features, hidden), nn.ReLU(), nn.Linear(hidden, out))
+        last = nn.Linear(out, classifier.out_features)
+        super().__init__(OrderedDict(network=network, projection=projection, classifier=last))

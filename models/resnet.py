@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fl_lightning import ConfigurationError
+from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class CifarResNet(nn.Sequential):
@@ -26,8 +26,7 @@ class CifarResNet(nn.Sequential):
     def __init__(self, depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 1) -> None:
         if depth < 8 or depth % 6 != 2:
             raise ConfigurationError(f"depth must be 6n + 2 (8, 20, 56, 110, …), got {depth}")
-        if not width >= 1:
-            raise ConfigurationError(f"width must be at least 1, got {width}")
+        check_at_least(1, width=width)
         channels, num_blocks = 16 * width, depth // 6
         super().__init__(
             nn.Conv2d(in_channels, channels, 3, padding=1, bias=False),

@@ -1,13 +1,12 @@
 """TimmNetwork: any network of timm, also for small images."""
 
 import copy
-import difflib
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import ConfigurationError
+from fl_lightning.errors import ConfigurationError, nearest
 
 
 class TimmNetwork(nn.Module):
@@ -37,8 +36,8 @@ class TimmNetwork(nn.Module):
 
         super().__init__()
         if not timm.is_model(name):
-            near = difflib.get_close_matches(name, timm.list_models(), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ": timm.list_models() lists the names"
+            near = nearest(name, timm.list_models())
+            hint = f"; did you mean {near}?" if near else ": timm.list_models() lists the names"
             raise ConfigurationError(f"timm has no model {name!r}{hint}")
         if stride not in (8, 16, 32):
             raise ConfigurationError(f"stride must be 8, 16 or 32, got {stride!r}")

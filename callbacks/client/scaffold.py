@@ -80,12 +80,10 @@ class Scaffold(FederatedCallback):
         self.option, self.server_lr = option, server_lr
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            orchestrator: Any = pl_module
-            others = [rule for rule in rules_of(trainer) if overrides(rule, "loss") or overrides(rule, "closure")]
-            self._check_own_loss(orchestrator.client, [type(rule).__name__ for rule in others])
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        orchestrator: Any = pl_module
+        others = [rule for rule in rules_of(trainer) if overrides(rule, "loss") or overrides(rule, "closure")]
+        self._check_own_loss(orchestrator.client, [type(rule).__name__ for rule in others])
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:

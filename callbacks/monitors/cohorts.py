@@ -28,9 +28,8 @@ class SaveCohorts(Monitor):
         self.path = path
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit" and (trainer.max_epochs or 0) < 0:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (trainer.max_epochs or 0) < 0:
             raise ConfigurationError(
                 "SaveCohorts writes the cohorts of all rounds, but trainer.max_epochs sets no last round: set "
                 "trainer.max_epochs"
@@ -38,7 +37,7 @@ class SaveCohorts(Monitor):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not in setup: a run that fails before its first round must not overwrite the file of an earlier run.
+        # Not earlier: a run that fails before its first round must not overwrite the file of an earlier run.
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         rounds = range(1, (trainer.max_epochs or 0) + 1)
         lines = [" ".join(map(str, data.cohort(round))) + "\n" for round in rounds]

@@ -97,10 +97,7 @@ class PersonalEvaluation(Monitor):
         self.every = every
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage != "fit":
-            return
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_validation_step(self, pl_module)
         data: Any = pl_module.data
         if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):

@@ -51,10 +51,7 @@ class LossSurface(Monitor):
         self.every, self.points, self.span, self.examples, self.seed = every, points, span, examples, seed
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage != "fit":
-            return
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_module("LossSurface", pl_module)
         if not self.every and (trainer.max_epochs or 0) < 0:
             raise ConfigurationError(

@@ -66,10 +66,8 @@ class TrainingEvaluation(Monitor):
         self.every = every
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            check_validation_step(self, pl_module)
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        check_validation_step(self, pl_module)
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
 from fl_lightning.engine.updates.gram import EPSILON
+from fl_lightning.errors import check_within
 
 
 def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:
@@ -71,8 +72,7 @@ class CAGrad(FederatedCallback):
     settles = frozenset({"weights"})
 
     def __init__(self, c: float = 0.5, rescale: bool = False) -> None:
-        if not 0 <= c < 1:
-            raise ConfigurationError(f"c must be in [0, 1), got {c}")
+        check_within("[0, 1)", c=c)
         self.c, self.rescale = c, rescale
 
     @override

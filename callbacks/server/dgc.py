@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, project_conflicts
+from fl_lightning import Cohort, FederatedCallback, Server, project_conflicts
+from fl_lightning.errors import check_within
 
 DIGITS = 12
 SMALLEST_LOSS = 1e-12  # a client that fits its data perfectly still has a finite rank
@@ -62,8 +63,7 @@ class DominantGradientCorrection(FederatedCallback):
     settles = frozenset({"updates", "base weights"})
 
     def __init__(self, ratio: float = 0.7) -> None:
-        if not 0 < ratio <= 1:
-            raise ConfigurationError(f"ratio must be in (0, 1], got {ratio}")
+        check_within("(0, 1]", ratio=ratio)
         self.ratio = ratio
 
     @override

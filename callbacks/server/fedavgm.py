@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.errors import check_choice
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_choice, check_within
 
 Convention = Literal["heavy ball", "ema", "nesterov"]
 
@@ -56,8 +56,7 @@ class FedAvgM(FederatedCallback):
     streams = True
 
     def __init__(self, momentum: float = 0.9, convention: Convention = "heavy ball") -> None:
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"momentum must be in [0, 1), got {momentum}")
+        check_within("[0, 1)", momentum=momentum)
         check_choice("convention", convention, "heavy ball", "ema", "nesterov")
         self.momentum, self.convention = momentum, convention
 

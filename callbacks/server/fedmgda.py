@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, cosines
+from fl_lightning import Cohort, FederatedCallback, Server, cosines
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
+from fl_lightning.errors import check_within
 
 
 def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:
@@ -60,8 +61,7 @@ class FedMGDAPlus(FederatedCallback):
     settles = frozenset({"weights"})
 
     def __init__(self, epsilon: float = 0.1) -> None:
-        if not 0 <= epsilon <= 1:
-            raise ConfigurationError(f"epsilon must be in [0, 1], got {epsilon}")
+        check_within("[0, 1]", epsilon=epsilon)
         self.epsilon = epsilon
 
     @override

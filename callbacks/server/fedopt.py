@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.errors import check_positive
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_positive, check_within
 
 
 class FedOpt(FederatedCallback, ABC):
@@ -31,8 +31,7 @@ class FedOpt(FederatedCallback, ABC):
 
     def __init__(self, lr: float = 0.1, beta1: float = 0.9, tau: float = 1e-3) -> None:
         check_positive(lr=lr, tau=tau)
-        if not 0 <= beta1 < 1:
-            raise ConfigurationError(f"beta1 must be in [0, 1), got {beta1}")
+        check_within("[0, 1)", beta1=beta1)
         self.lr, self.beta1, self.tau = lr, beta1, tau
 
     @abstractmethod
@@ -66,8 +65,7 @@ class FedAdam(FedOpt):
 
     def __init__(self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
         super().__init__(lr, beta1, tau)
-        if not 0 <= beta2 < 1:
-            raise ConfigurationError(f"beta2 must be in [0, 1), got {beta2}")
+        check_within("[0, 1)", beta2=beta2)
         self.beta2 = beta2
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_within
 
 
 def trimmed_mean(values: Tensor, trim: int) -> Tensor:
@@ -48,8 +49,7 @@ class TrimmedMean(FederatedCallback):
     """
 
     def __init__(self, ratio: float) -> None:
-        if not 0 <= ratio < 0.5:
-            raise ConfigurationError(f"ratio must be in [0, 0.5), got {ratio}")
+        check_within("[0, 0.5)", ratio=ratio)
         self.ratio = ratio
 
     @override

@@ -12,7 +12,7 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.settings import Boxed, Boxes, Unpack
 from fl_lightning.datamodules.files.folder import SUFFIXES
 from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.errors import ConfigurationError, check_at_least
+from fl_lightning.errors import ConfigurationError, check_at_least, refusal
 
 GREY = 114  # grey level of the borders in the published YOLOv8
 PADDING = (-1.0, 0.0, 0.0, 0.0, 0.0)  # row of the targets that stands for no box
@@ -84,12 +84,7 @@ class BoxFolder(BoxData):
 
     @override
     def missing(self) -> str | None:
-        try:
-            for train in (True, False):
-                self._files(train)
-        except ConfigurationError as error:
-            return str(error)
-        return None
+        return refusal(lambda: [self._files(train) for train in (True, False)])
 
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from fl_lightning.datamodules.base.settings import Images, Unpack
 from fl_lightning.datamodules.files.cache import CACHE
 from fl_lightning.datamodules.files.folder import MODES, class_names, find_image_folder, list_images, read_images
 from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.errors import ConfigurationError, check_choice
+from fl_lightning.errors import ConfigurationError, check_choice, refusal
 
 
 class ImageFolder(ImageData):
@@ -65,11 +65,7 @@ class ImageFolder(ImageData):
 
     @override
     def missing(self) -> str | None:
-        try:
-            self._folder()
-        except ConfigurationError as error:
-            return str(error)
-        return None
+        return refusal(self._folder)
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, where other processes find them."""

@@ -24,10 +24,10 @@ from fl_lightning.commands import counted
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.engine.checks import check_once, check_trainer
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
-from fl_lightning.errors import ConfigurationError, values_of
+from fl_lightning.errors import ConfigurationError, check_at_least, values_of
 from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
-from fl_lightning.fit.configs import name_of, resolve_configs
+from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import ParsingError
 from fl_lightning.fit.parser import Parser, class_help
@@ -119,18 +119,8 @@ class FederatedCLI(LightningCLI):
         )
         for group in ("trainer", "model"):
             parser.add_argument(f"--{group}.help", action=GroupHelp, help=f"Show the options of the {group} and exit.")
-        parser.add_argument(
-            "--base", type=Any, help="In a config: files that the config builds on, relative to the config or shipped."
-        )
-        parser.add_argument(
-            "--grid", type=Any, help="In a config: the settings that the experiment varies; unused in a single run."
-        )
-        parser.add_argument(
-            "--scale", type=Any, help="In a config: smaller versions of the experiment; unused in a single run."
-        )
-        parser.add_argument(
-            "--paper", type=Any, help="In a config: what a paper prints and claims; unused in a single run."
-        )
+        for key, words in KEYS.items():
+            parser.add_argument(f"--{key}", type=Any, help=f"In a config: {words}.")
         parser.link_arguments("seed_everything", "model.seed", compute_fn=int)
         parser.link_arguments("seed_everything", "data.init_args.seed", compute_fn=int)
 
@@ -252,8 +242,7 @@ class FederatedCLI(LightningCLI):
     @override
     def before_instantiate_classes(self) -> None:
         threads = self._get(self.config, "num_threads")
-        if threads < 1:
-            raise ConfigurationError(f"num_threads must be at least 1, got {threads}")
+        check_at_least(1, num_threads=threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)  # else Lightning's launcher sets a number
         torch.set_num_threads(threads)
         loggers = self._get(self.config, "trainer").logger

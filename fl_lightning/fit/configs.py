@@ -16,7 +16,12 @@ BASE = "base"  # the file or files that a config builds on and overrides: relati
 GRID = "grid"  # the axes of an experiment: {axis: {label: {option: value}}}, or a list of such grids
 SCALE = "scale"  # smaller versions of an experiment, by their names: see fl_lightning/reproduce/experiments/scale.py
 PAPER = "paper"  # what a paper prints and claims: see fl_lightning/reproduce/experiments/papers.py
-KEYS = (BASE, GRID, SCALE, PAPER)
+KEYS = {  # what each says in the help
+    BASE: "files that the config builds on, relative to the config or shipped",
+    GRID: "the settings that the experiment varies; unused in a single run",
+    SCALE: "smaller versions of the experiment; unused in a single run",
+    PAPER: "what a paper prints and claims; unused in a single run",
+}
 PARTS = ("trainer", "model", "data")
 LIST = "--config.help"  # the option that lists the shipped configs
 
@@ -71,24 +76,28 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
         if name is None:
             resolved.append(argument)
         else:
-            path = find_config(name)
-            resolved += [f"--config={each}" for each in [*bases(path), path]]
+            resolved += [f"--config={each}" for each, _ in layers(find_config(name))]
     return resolved
 
 
-def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
-    """Return the files that a config builds on, the most basic first.
+def layers(path: str | Path, below: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """Read the files that a config builds on, the most basic first, then the config itself: paths and contents.
 
     A file is looked for in the config's own folder, then among the shipped configs, as :func:`find_config` does.
+
+    Args:
+        path: the config.
+        below: the files that build on the config.
 
     Raises:
         ConfigurationError: one of these files does not exist or cannot be read, or the config builds on itself.
     """
-    named = _read(path).get(BASE) or []
+    content = _read(path)
+    named = content.get(BASE) or []
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ConfigurationError(f"{path}: base must be the name of a file, or a list of names, got {named}")
-    found: list[str] = []
+    found: list[tuple[str, dict[str, Any]]] = []
     for name in named:
         own = Path(path).parent / name
         base = own if own.is_file() else _shipped(name)
@@ -99,8 +108,13 @@ def bases(path: str | Path, below: tuple[Path, ...] = ()) -> list[str]:
             )
         if base.resolve() in (*below, Path(path).resolve()):
             raise ConfigurationError(f"{path}: base names {name}, which builds on {path}: name another file")
-        found += [*bases(base, (*below, Path(path).resolve())), str(base)]
-    return found
+        found += layers(base, (*below, Path(path).resolve()))
+    return [*found, (str(path), content)]
+
+
+def bases(path: str | Path) -> list[str]:
+    """Return the files that a config builds on, the most basic first."""
+    return [file for file, _ in layers(path)[:-1]]
 
 
 def name_of(configs: Iterable[Any]) -> str:
@@ -117,7 +131,7 @@ def experiment_in(path: str | Path) -> str:
 
 def layers_of(path: str | Path, *keys: str) -> list[Any]:
     """Return the values that a config and the files it builds on have below nested keys, the most basic file first."""
-    found: list[Any] = [_read(each) for each in [*bases(path), path]]
+    found: list[Any] = [content for _, content in layers(path)]
     for key in keys:
         found = [value[key] for value in found if isinstance(value, Mapping) and key in value]
     return found

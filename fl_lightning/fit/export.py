@@ -17,7 +17,7 @@ EXPORT = (
 
 def arguments(args: Sequence[str]) -> Namespace:
     """Parse ``export …``."""
-    parser = CommandParser("fl-lightning export", description=EXPORT, allow_abbrev=False)
+    parser = CommandParser("export", EXPORT)
     parser.add_argument("run", help="a checkpoint of a run, or a run folder: its best.ckpt, else its last.ckpt")
     parser.add_argument("--out", required=True, help="file to write: model.ckpt, .safetensors, .pt or .pt2")
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")

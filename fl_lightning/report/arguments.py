@@ -18,7 +18,7 @@ def report_arguments(args: Sequence[str]) -> Namespace:
         ConfigurationError: a folder does not exist.
     """
     about = "Write one HTML page about some runs, readable offline: curves, conflict, clients, settings, times."
-    parser = CommandParser("fl-lightning report", description=about, allow_abbrev=False)
+    parser = CommandParser("report", about)
     runs = "a run folder (runs/<experiment>/<version>), or a folder of run folders"
     parser.add_argument("run", metavar="RUN", nargs="+", help=runs)
     parser.add_argument("--out", help="HTML file to write (default report.html in the folder that contains all runs)")
@@ -40,11 +40,8 @@ def report_arguments(args: Sequence[str]) -> Namespace:
 
 def dashboard_arguments(args: Sequence[str]) -> Namespace:
     """Parse ``dashboard …``."""
-    parser = CommandParser(
-        f"fl-lightning {args[0]}",
-        description="Make W&B workspaces for federated runs, by method and by seed, or a W&B report.",
-        allow_abbrev=False,
-    )
+    about = "Make W&B workspaces for federated runs, by method and by seed, or a W&B report."
+    parser = CommandParser("dashboard", about)
     project = os.environ.get("WANDB_PROJECT", "lightning_logs")  # the default of Lightning's WandbLogger
     parser.add_argument(
         "--entity", default=os.environ.get("WANDB_ENTITY"), help="W&B user or team (default: that of the API key)"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import CommandParser, counted
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.experiments.papers import experiments, figures, find
-from fl_lightning.reproduce.run_options import PARTS, RunOptions, command_parser, read
+from fl_lightning.reproduce.run_options import PARTS, PASSED_ON, RunOptions, read
 
 ABOUT = "Train the runs of a paper's table or figure, and compare their numbers with the paper's."
 LEDGER = "print where every claim of the papers stands, by the results in --out; write it to FILE, too"
@@ -26,7 +26,7 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         ConfigurationError: there is no such option or experiment, or no experiment is named.
         SystemExit: help or the list of all experiments is asked for, and has been printed.
     """
-    parser = command_parser("reproduce", ABOUT)
+    parser = CommandParser("reproduce", ABOUT, PASSED_ON)
     parser.add_argument("id", nargs="*", help="a table or figure (fedgh-slides/table-2), or a document (fedgam)")
     parser.add_argument("--list", action="store_true", help="list all experiments")
     parser.add_argument("--ledger", nargs="?", const="", metavar="FILE", help=LEDGER)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import counted, some
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
@@ -16,7 +16,6 @@ from fl_lightning.reproduce.progress.tracker import Planned, Tracker
 from fl_lightning.runs.display.progress import duration
 
 Made = TypeVar("Made")
-MOST_NAMED = 3  # experiments that a line names
 
 
 def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
@@ -71,9 +70,7 @@ def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[J
 
 
 def _needed_by(jobs: Sequence[Job]) -> str:
-    ids = list(dict.fromkeys(job.group[0] for job in jobs))
-    more = f" and {len(ids) - MOST_NAMED} more" if len(ids) > MOST_NAMED else ""
-    return f"for {', '.join(ids[:MOST_NAMED])}{more}"
+    return f"for {some(list(dict.fromkeys(job.group[0] for job in jobs)))}"
 
 
 def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], processes: int) -> int:

@@ -48,11 +48,6 @@ class RunOptions:
     dry_run: bool
 
 
-def command_parser(name: str, about: str) -> CommandParser:
-    """Make the parser of a command of many runs, to which the command adds options of its own."""
-    return CommandParser(f"fl-lightning {name}", description=about, epilog=PASSED_ON, allow_abbrev=False)
-
-
 def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS) -> tuple[Namespace, RunOptions]:
     """Read a command line.
 

@@ -233,16 +233,17 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
     """
-    folders = [folder for path in paths for folder in _find(path)]
+    folders = [folder for path in paths for folder in sorted(folders_in(path), key=_place)]
     runs = [Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
     for run in runs:  # read now, so that a damaged file is found before any work is done
         _ = run.config, run.metrics, run.timings, run.environment
     return runs
 
 
-def _find(path: Path) -> list[Path]:
-    found = folders_in(path)
-    return sorted(found, key=lambda folder: (_natural(experiment_folder(folder)), _start(folder), _natural(folder)))
+def _place(folder: Path) -> tuple[Any, ...]:
+    """Return the key that sorts the runs of a folder."""
+    started = str(Run(folder).environment.get("started", ""))
+    return natural(experiment_folder(folder)), started, natural(folder)
 
 
 def experiment_folder(folder: Path) -> Path:
@@ -256,13 +257,9 @@ def experiment_folder(folder: Path) -> Path:
     return levels[OWNER] if swept else folder.parent
 
 
-def _start(folder: Path) -> str:
-    return str(Run(folder).environment.get("started", ""))
-
-
-def _natural(path: Path) -> list[tuple[str, int]]:
+def natural(name: object) -> list[tuple[str, int]]:
     """Return a sort key that puts version_10 after version_9."""
-    return [(word, int(number or 0)) for word, number in re.findall(r"(\D+)(\d*)", str(path))]
+    return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", str(name))]
 
 
 def _table(path: Path) -> pd.DataFrame:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from subprocess import Popen
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch.distributed
 
-from fl_lightning.errors import ConfigurationError, RankError
+from fl_lightning.errors import ConfigurationError, RankError, frames
 
 POLL_S = 0.5
 FIRST_S = 30  # seconds of waiting until the first word; the time to the next one doubles
@@ -103,7 +102,7 @@ class RankWatch(threading.Thread):
         if not isinstance(error, Exception):
             return  # stopped on purpose
         atexit.register(self._kill_children)
-        modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        modules = [str(frame.f_globals.get("__name__")) for frame in frames(error)]
         waited = self._since is not None and any(name.startswith("torch.distributed") for name in modules)
         lost = waited or of_exchange(error)
         self._silent = not lost

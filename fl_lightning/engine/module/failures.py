@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from fl_lightning.errors import ClientFailure, ConfigurationError, TrainingError, is_exhaustion, of_library
+from fl_lightning.errors import ClientFailure, ConfigurationError, TrainingError, frames, is_exhaustion, of_library
 
 # What to do about an error of torch, by a part of its message.
 HINTS = {
@@ -56,15 +55,13 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
 
 def _is_of_step(error: Exception) -> bool:
     """Tell whether an error comes from the evaluation of a client's local step."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(_is_of_engine(frame) and frame.f_code.co_name == "_evaluate" for frame in frames)
+    return any(_is_of_engine(frame) and frame.f_code.co_name == "_evaluate" for frame in frames(error))
 
 
 def described(error: Exception, module: LightningModule) -> str:
     """Describe an error in a module's training: class, message, layer that raised it, and what to do if known."""
     names = {id(part): name for name, part in module.named_modules() if part is not module}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not _is_of_engine(frame)]
-    found = [frame.f_locals.get("self") for frame in frames]
+    found = [frame.f_locals.get("self") for frame in frames(error) if not _is_of_engine(frame)]
     layers = [each for each in found if isinstance(each, nn.Module) and id(each) in names]
     where = f" (in {names[id(layers[-1])]}, {_short(layers[-1])})" if layers else ""
     hint = next((f": {words}" for found, words in HINTS.items() if found in str(error)), "")

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.errors import ConfigurationError, check_at_least, check_choice
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_within
 
 MOST = 10**6  # epochs or steps of a client in a round
 
@@ -52,8 +52,7 @@ class LocalSettings:
                 raise ConfigurationError(f"{name} must be at most {MOST}, or a round never ends, got {work}")
         if not 0 <= self.stragglers <= 1:
             raise ConfigurationError(f"stragglers must be a share in [0, 1], got {self.stragglers}")
-        if not 0 < self.lr_decay <= 1:
-            raise ConfigurationError(f"local_lr_decay must be in (0, 1], got {self.lr_decay}")
+        check_within("(0, 1]", local_lr_decay=self.lr_decay)
         if self.clip is not None and not 0 < self.clip < inf:
             raise ConfigurationError(
                 f"gradient_clip_val must be positive and finite, or null for none, got {self.clip}"

@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
@@ -23,6 +22,7 @@ from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.training.manual import own_gradients, own_values, watch_steps
 from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
@@ -74,7 +74,7 @@ class LocalTraining:
         self.forward_context: Callable[[], Any] = nullcontext if plain else precision.train_step_context
         self.shared_scaler: Any = getattr(precision, "scaler", None)
         self.scaler: Any = None  # the client's own
-        self.takes_index = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+        self.takes_index = takes_index(module.training_step)
         self.automatic = module.automatic_optimization
 
         def defined(hook: str) -> list[Callable[..., Any]]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from fl_lightning.commands import some
 from fl_lightning.report.compared.comparison import Comparison
 from fl_lightning.report.compared.methods import Method, as_key, group, problem_of
 from fl_lightning.runs.reader import Run, experiment_folder
-
-NAMED = 3  # largest number of folders in a name
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
     named = {folder: folder.name if folder == common else folder.relative_to(common).as_posix() for folder in found}
     made = []
     for folders in (together := _together({folder: {*map(_problem, each)} for folder, each in found.items()})):
-        name = _joined([named[folder] for folder in folders]) if len(together) > 1 else ""
+        name = some([named[folder] for folder in folders]) if len(together) > 1 else ""
         made.append(Experiment(name, *group([run for folder in folders for run in found[folder]])))
     return made
 
@@ -62,7 +61,3 @@ def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
         shared = [part for part in parts if any(posed & problems[each] for each in part)]
         parts = [*(part for part in parts if part not in shared), [*chain(*shared), folder]]
     return parts
-
-
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= NAMED else f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"

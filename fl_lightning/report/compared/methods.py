@@ -152,10 +152,10 @@ def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[str]:
     """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder."""
-    axes, apart = varying(every), 1
+    differ, apart = differing(every), 1
+    axes = [axis for axis in differ if len({str(each[axis]) for each in every if axis in each}) > 1]
     telling: list[str] = []
-    some = {name: None for each in every for name in each if any(name not in other for other in every)}
-    for axis in dict.fromkeys([*axes, *some]):  # settings that only some methods have come last
+    for axis in dict.fromkeys([*axes, *differ]):  # settings that only some methods have come last
         names = {str([each.get(name) for name in (*telling, axis)]) for each in every}
         if len(names) > apart and len(telling) < NAMED_BY:
             telling, apart = [*telling, axis], len(names)
@@ -169,10 +169,10 @@ def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[
         yield name if taken[name] == 1 else f"{name} #{taken[name]}"
 
 
-def varying(every: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings that differ between the methods that have them."""
-    axes = dict.fromkeys(name for each in every for name in each)
-    return [axis for axis in axes if len({str(each[axis]) for each in every if axis in each}) > 1]
+def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names, of settings or of a grid's axes, that differ in value, or that some lack."""
+    names = dict.fromkeys(name for each in every for name in each)
+    return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
 
 
 def _spoken(axis: str, value: Any, axes: Collection[str]) -> str:

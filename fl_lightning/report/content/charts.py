@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import add
@@ -20,6 +19,7 @@ from fl_lightning.report.numbers import fewer, plus_minus, rounded, thin, writte
 from fl_lightning.report.statistics import interval
 from fl_lightning.runs.catalogue import about
 from fl_lightning.runs.critical_round import critical_round
+from fl_lightning.runs.reader import natural
 
 POINTS = 1000  # largest number of points of a curve
 ALL_POINTS = 8000  # about the largest number of points of all curves in a chart
@@ -182,11 +182,7 @@ def _in_order(methods: Sequence[Method], names: Sequence[str]) -> list[str]:
     """Sort layers as in the module, if a run saved that order, else by their numbers."""
     orders = [run.layers() for method in methods for run in method.runs]
     known = {name: place for place, name in enumerate(next(filter(None, orders), []))}
-    return sorted(names, key=lambda name: (known.get(name, len(known)), _natural(name)))
-
-
-def _natural(name: str) -> list[tuple[str, int]]:
-    return [(word, int(number or 0)) for word, number in re.findall(r"(\D*)(\d*)", name)]
+    return sorted(names, key=lambda name: (known.get(name, len(known)), natural(name)))
 
 
 def over_rounds(

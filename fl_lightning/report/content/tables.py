@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import counted, some
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import Method, every_run, logged
+from fl_lightning.report.compared.methods import Method, differing, every_run, logged
+from fl_lightning.report.content.resources import PARTS
 from fl_lightning.report.elements import Table
 from fl_lightning.report.numbers import plus_minus, written
 from fl_lightning.report.statistics import interval, label
@@ -47,13 +48,7 @@ BEST = (
 )
 MADE_WITH = "Environment of the runs"
 # Columns of timings that the table of times shows, each with its title.
-TIMES = {
-    "seconds": "seconds per round",
-    "local": "local training",
-    "server": "server",
-    "monitors": "monitors",
-    "rest": "the rest",
-}
+TIMES = {"seconds": "seconds per round", **PARTS, "rest": "the rest"}
 
 
 def last_and_best(methods: Sequence[Method]) -> Table:
@@ -94,7 +89,7 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
     rows = []
     for each in experiments:
         seeds = _range(len(method.runs) for method in each.methods)
-        row = [each.name, _few([method.name for method in each.methods]), seeds, finished(each.methods)]
+        row = [each.name, some([method.name for method in each.methods]), seeds, finished(each.methods)]
         for comparison in each.comparisons[:1]:
             metric = comparison.metric
             choose = min if lower_is_better(metric) else max
@@ -108,10 +103,6 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
 def _range(numbers: Iterable[int]) -> str:
     found = sorted(numbers)
     return "–".join(dict.fromkeys([f"{found[0]:,}", f"{found[-1]:,}"]))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 def _seeds(method: Method) -> str:
@@ -131,7 +122,7 @@ def settings(methods: Sequence[Method]) -> Table | None:
     if len(configured) == 1:
         known = [name for name in MAIN if configured[0].settings.get(name) is not None]
         return Table(["setting", "value"], _rows(known, configured), "Main settings", words=True)
-    rows = _rows(_differing(configured), configured)
+    rows = _rows(differing([method.settings for method in configured]), configured)
     head = ["setting", *(method.name for method in configured)]
     return Table(head, rows, "Settings that differ", words=True) if rows else None
 
@@ -141,18 +132,11 @@ def shared(methods: Sequence[Method]) -> Table | None:
     configured = [method for method in methods if method.settings]
     if len(configured) < 2:
         return None
-    differ, known = _differing(configured), configured[0].settings
+    differ, known = differing([method.settings for method in configured]), configured[0].settings
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
     rows, are = _rows(names, configured[:1]), "is" if len(names) == 1 else "are"
     caption = f"{counted(len(names), 'setting')} {are} the same for all methods"
     return Table(["setting", "value"], rows, caption, words=True) if rows else None
-
-
-def _differing(methods: Sequence[Method]) -> list[str]:
-    """Return the settings that have different values in some methods, or are missing in some."""
-    every = [method.settings for method in methods]
-    names = dict.fromkeys(name for each in every for name in each)
-    return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
 
 
 def _rows(names: Iterable[str], methods: Sequence[Method]) -> list[list[str]]:

@@ -133,7 +133,7 @@ class Bars:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the parts."""
-        return self.parts.rename_axis("method").reset_index().melt("method", None, "part", self.x.title)
+        return _cells(self.parts, "method", "part", self.x.title)
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,8 @@ class Heat:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the cells."""
-        down = self.y.title
-        across = self.x.title if self.x.title != down else f"other {down}"
-        return self.values.rename_axis(down).reset_index().melt(down, None, across, self.colour.title)
+        across = self.x.title if self.x.title != self.y.title else f"other {self.y.title}"
+        return _cells(self.values, self.y.title, across, self.colour.title)
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,7 @@ class Surface:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the loss by the steps along both directions."""
-        grid = pd.DataFrame(self.loss, self.steps, self.steps).rename_axis("d1").reset_index()
-        return grid.melt("d1", None, "d2", "loss")
+        return _cells(pd.DataFrame(self.loss, self.steps, self.steps), "d1", "d2", "loss")
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,7 @@ class Bubbles:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the numbers of examples."""
-        grid = pd.DataFrame(self.counts, self.drawn).rename_axis("client").reset_index()
-        return grid.melt("client", None, "class", "examples")
+        return _cells(pd.DataFrame(self.counts, self.drawn), "client", "class", "examples")
 
 
 @dataclass(frozen=True)
@@ -225,6 +222,11 @@ class Panels:
         """Tabulate all panels; the column ``panel`` has their titles."""
         every = [plot.table().assign(panel=title) for title, plot in self.panels.items()]
         return _first(pd.concat(every, ignore_index=True), "panel")
+
+
+def _cells(grid: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
+    """Tabulate a grid, a row for each cell; the names are those of the columns."""
+    return grid.rename_axis(down).reset_index().melt(down, None, across, value)
 
 
 def _first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:

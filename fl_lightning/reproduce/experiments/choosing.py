@@ -111,12 +111,6 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
     return list(cells)
 
 
-def varying(labels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the axes on which the labels differ."""
-    axes = dict.fromkeys(axis for each in labels for axis in each)
-    return [axis for axis in axes if len({str(each.get(axis)) for each in labels}) > 1]
-
-
 def named(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
     """Write the labels on some axes: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
     return ", ".join(_spoken(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)

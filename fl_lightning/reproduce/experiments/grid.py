@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import GRID, bases, layers_of
+from fl_lightning.fit.configs import GRID, layers
 from fl_lightning.reproduce.experiments.experiment import Cell
 
 
@@ -23,13 +23,12 @@ def grid(path: str | Path) -> list[Cell]:
         ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
             base.
     """
-    files = [*bases(path), path]
-    *below, own = [_grids(file, content) for file, content in zip(files, layers_of(path), strict=True)]
+    *below, own = [_grids(file, content) for file, content in layers(path)]
     known = {axis: values for grids in below for axes in grids for axis, values in axes.items()}
     return [cell for axes in own for cell in _points(path, known, axes)]
 
 
-def _grids(path: str | Path, content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _grids(path: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = content.get(GRID) or {}
     grids = found if isinstance(found, list) else [found]
     if not all(isinstance(axes, dict) for axes in grids):

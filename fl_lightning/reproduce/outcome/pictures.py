@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
+from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.paper_axes import TOLD_APART
 from fl_lightning.report.statistics import band
-from fl_lightning.reproduce.experiments.choosing import named, varying
+from fl_lightning.reproduce.experiments.choosing import named
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
 from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.numbers import printed, same
@@ -75,7 +76,7 @@ def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
     axes = list(dict.fromkeys(axis for each in labels for axis in each))
     line = next((axis for axis in ("method", "trainer.callbacks") if axis in axes), axes[-1] if axes else None)
     measure = experiment.measures[0]
-    return Plot({measure: axis_title(measure)}, [axis for axis in varying(labels) if axis != line])
+    return Plot({measure: axis_title(measure)}, [axis for axis in differing(labels) if axis != line])
 
 
 def _surfaces(pairs: Pairs) -> plots.Plot | None:
@@ -108,7 +109,7 @@ def _partitions(pairs: Pairs) -> plots.Plot:
 
 def _first_seed(pairs: Pairs) -> dict[str, Job]:
     """Return the jobs with the first seed, by the labels of their cells."""
-    axes = varying([cell.labels for cell, _ in pairs])
+    axes = differing([cell.labels for cell, _ in pairs])
     return {named(cell.labels, axes): job for cell, job in pairs if job.seed == pairs[0][1].seed}
 
 
@@ -183,7 +184,7 @@ def lines(
             axis' panels.
         experiment: the experiment with the paper's numbers.
     """
-    axes = [axis for axis in varying([curve.labels for curve in found]) if axis not in panels]
+    axes = [axis for axis in differing([curve.labels for curve in found]) if axis not in panels]
     places = _places([curve.labels for curve in found], panels)
     drawn = {}
     for measure, place in itertools.product(measures, places):

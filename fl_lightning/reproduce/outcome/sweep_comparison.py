@@ -11,11 +11,11 @@ from rich.console import Console
 
 from fl_lightning.report.compared.comparison import compare
 from fl_lightning.report.compared.experiments import Experiment as Part
-from fl_lightning.report.compared.methods import Method, by_problem
+from fl_lightning.report.compared.methods import Method, by_problem, differing
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import render
-from fl_lightning.reproduce.experiments.choosing import named, varying
+from fl_lightning.reproduce.experiments.choosing import named
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
@@ -77,13 +77,13 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 
 def as_methods(pairs: Pairs) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
-    axes = varying([cell.labels for cell, _ in pairs])
+    axes = differing([cell.labels for cell, _ in pairs])
     cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
     methods = by_problem(
         [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
     )
     on_problem = {
-        problem: varying([cells[method.name][0] for method in methods if method.problem == problem])
+        problem: differing([cells[method.name][0] for method in methods if method.problem == problem])
         for problem in {method.problem for method in methods}
     }
     return [

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.experiments.choosing import named, varying
+from fl_lightning.reproduce.experiments.choosing import named
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
@@ -50,7 +51,7 @@ def rows_of(planned: Planned) -> list[Row]:
     """Make one row for each cell, in the order of the plan."""
     rows = []
     for experiment, pairs in planned:
-        axes = varying([cell.labels for cell, _ in pairs])
+        axes = differing([cell.labels for cell, _ in pairs])
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
             words = [experiment.id] if len(planned) > 1 or not axes else []
             jobs = {job.folder: job for _, job in group}

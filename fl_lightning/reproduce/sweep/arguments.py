@@ -5,8 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Sequence
 
+from fl_lightning.commands import CommandParser
 from fl_lightning.fit.configs import find_config
-from fl_lightning.reproduce.run_options import RunOptions, command_parser, read
+from fl_lightning.reproduce.run_options import PASSED_ON, RunOptions, read
 
 ABOUT = "Train a config with every combination of the values in --grid."
 CONFIG = "config of every run; --grid is added to the config's grid"
@@ -26,7 +27,7 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         ConfigurationError: there is no such option or config.
         SystemExit: help is asked for, and has been printed.
     """
-    parser = command_parser("sweep", ABOUT)
+    parser = CommandParser("sweep", ABOUT, PASSED_ON)
     parser.add_argument("--config", required=True, help=CONFIG)
     parser.add_argument("--experiment", metavar="NAME", help=EXPERIMENT)
     parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,10 +21,10 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.inside import inside
 from fl_lightning.runs.config.secrets import hidden
 from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
 from fl_lightning.runs.folder.files import ENVIRONMENT, TIMINGS, read_mapping
+from fl_lightning.runs.folder.run_folder import rounds_in
 
 SEED, CALLBACKS = "seed_everything", "trainer.callbacks"
 TRACKERS = {"wandb": "W&B", "mlflow": "MLflow"}  # by the entry of environment.yaml
@@ -68,7 +67,7 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
 
 def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
     config = _located(hidden(config))
-    acting = [each for each in callbacks_in(config) if not _only_watches(each["class_path"])]
+    acting = [each for each in callbacks_in(config) if not issubclass(_class(each["class_path"]) or object, WATCHING)]
     own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
     return {SEED: config.get(SEED), CALLBACKS: acting, **own}
 
@@ -83,11 +82,6 @@ def _located(value: Any) -> Any:
     if (found := _class(value.get("class_path"))) is not None:
         located["class_path"] = f"{found.__module__}.{found.__qualname__}"
     return located
-
-
-def _only_watches(path: Any) -> bool:
-    found = _class(path)
-    return found is not None and issubclass(found, WATCHING)
 
 
 def _class(path: Any) -> type | None:
@@ -111,7 +105,7 @@ def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
     name, known = TRACKERS[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
     if known is None:
         return None
-    reached = _finished(inside(folder, TIMINGS))
+    reached = rounds_in(folder, TIMINGS)
     if rounds is not None and reached > rounds:
         print(
             f"{name}: round {reached} is there already, and this run goes on from round {rounds}: it is a new one in "
@@ -119,11 +113,3 @@ def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
         )
         return None
     return str(known["id"])
-
-
-def _finished(timings: Path) -> int:
-    """The last round that was trained to its end; 0 if there is none."""
-    if not timings.is_file():
-        return 0
-    with timings.open(newline="") as lines:
-        return max((int(row["round"]) for row in csv.DictReader(lines)), default=0)

@@ -244,11 +244,13 @@ class RoundProgress(ProgressBar):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stop()
+        if self._display:
+            self._display.stop()
+            self._display = None
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop()
+        self.on_train_end(trainer, pl_module)
 
     def _foretell(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Say once how long a round and the run take, and which options make a long run without a GPU shorter."""
@@ -265,11 +267,6 @@ class RoundProgress(ProgressBar):
             fewer = " or --data.train_examples" if hasattr(data, "train_examples") else ""
             words += f"; {ADVICE}--trainer.max_epochs{fewer}"
         self._display.say(words)
-
-    def _stop(self) -> None:
-        if self._display:
-            self._display.stop()
-            self._display = None
 
     def _show(self, trainer: Trainer) -> None:
         if self._display:

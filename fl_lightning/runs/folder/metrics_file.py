@@ -50,12 +50,11 @@ class MetricsFile:
     def _read(self, rounds: int | None) -> None:
         """Find the columns and the end of the rows to keep; raise ValueError for damage."""
         with self.path.open("rb") as lines:
-            names = next(csv.reader([next(lines, b"").decode(errors="replace")]), [])
-        if names[:1] != ["round"] or len({*names}) < len(names):
-            raise ValueError("line 1 has no names of columns that begin with round")
-        self._columns = names[1:]
-        with self.path.open("rb") as lines:
-            self._end = len(next(lines))
+            head = next(lines, b"")
+            names = next(csv.reader([head.decode(errors="replace")]), [])
+            if names[:1] != ["round"] or len({*names}) < len(names):
+                raise ValueError("line 1 has no names of columns that begin with round")
+            self._columns, self._end = names[1:], len(head)
             for number, line in enumerate(lines, 2):
                 try:
                     round, *values = _values(line)

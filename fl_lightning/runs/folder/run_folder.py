@@ -58,13 +58,12 @@ class RunFolder(CSVLogger):
         check_experiment(experiment)
         super().__init__(root, experiment, version)
         self._taken, self._holds, self._optional = version, holds, optional
-        if version is not None:
-            self._hold()
         self._round = 0  # the round of the row that is not complete yet
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
         self._file = None
         if version is not None:
+            self._hold()
             within(Path(self.log_dir), CHECKPOINTS)  # where Lightning writes and deletes
             self._file = MetricsFile(inside(Path(self.log_dir), METRICS), rounds)
 
@@ -202,9 +201,9 @@ def _remove_if_empty(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def rounds_in(folder: Path) -> int:
-    """Read the number of rounds from the end of a run folder's ``metrics.csv``: cheap enough to call often."""
-    for line in last_lines(inside(folder, METRICS)):
+def rounds_in(folder: Path, file: str = METRICS) -> int:
+    """Read the number of rounds from the end of a run folder's CSV file: cheap enough to call often."""
+    for line in last_lines(inside(folder, file)):
         with suppress(ValueError):
             return int(line.split(",")[0])
     return 0

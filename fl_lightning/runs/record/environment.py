@@ -155,17 +155,13 @@ class RunTracking(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._drop_half_round(trainer, cast(Server, pl_module))
+        for logger in trainer.loggers:  # a round that was stopped half-way leaves nothing
+            if isinstance(logger, RunFolder) and trainer.state.fn == TrainerFn.FITTING:
+                logger.drop_after(cast(Server, pl_module).rounds_done)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._drop_half_round(trainer, cast(Server, pl_module))
-
-    @staticmethod
-    def _drop_half_round(trainer: Trainer, orchestrator: Server) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, RunFolder) and trainer.state.fn == TrainerFn.FITTING:
-                logger.drop_after(orchestrator.rounds_done)
+        self.on_train_end(trainer, pl_module)
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
