@@ -17,9 +17,9 @@ test-slow: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal --durations=10 -m slow
 
 attack: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.fuzz
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.crash
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m attack.soak
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/attack/fuzz.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/attack/crash.py
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python tests/attack/soak.py
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -s -m slow tests/fit/test_damage.py tests/engine/devices/test_ranks.py
 
 format: .venv/installed

@@ -142,7 +142,9 @@ def value_of(option: str, draw: random.Random) -> str:
     if name == "grid":
         return f"{draw.choice(GRIDS)}={draw.choice(WORDS)}"
     odd = [value for value in ODD if name not in LABORIOUS | {"seeds", "jobs", "rounds"} or not is_large(value)]
-    odd = ["x"] if name in ("devices", "num_nodes") else [each for each in odd if each != "/"]
+    if name in ("devices", "num_nodes"):
+        return draw.choice(["x", "0", "1.5"])  # a fork can start no other rank
+    odd = [value for value in odd if value != "/"]
     values = [*WORDS, *(value if isinstance(value, str) else as_yaml(value) for value in odd)]
     if name in ("out", "figures", "plot"):  # not a FIFO: who writes into one rightly waits for its reader
         return draw.choice([place for place in PLACES if place != "fifo"])
