@@ -102,6 +102,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         BoxFolder(image_size=0)
     with pytest.raises(ConfigurationError, match=f"expected png or jpg images in {tmp_path}/images/train and .* got 0"):
         read(tmp_path)
+    assert "png or jpg images" in (BoxFolder(root=str(tmp_path)).missing() or "")
     image = write(tmp_path, "train", "a.png", None)
     (tmp_path / "labels" / "train").rmdir()
     with pytest.raises(ConfigurationError, match=r"got 1 images and no such folder: point root to the data"):

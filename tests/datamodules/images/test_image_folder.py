@@ -104,7 +104,9 @@ def test_says_what_is_missing(tmp_path: Path) -> None:
     data = ImageFolder(str(tmp_path), 8)
     with pytest.raises(ConfigurationError, match=r"or \{train,val\}/<class>/\* in .*, got none: point root to such"):
         data.prepare_data()
+    assert "got none" in (data.missing() or "")
     write_folder(tmp_path, 3)
+    assert data.missing() is None
     (tmp_path / "test" / "class002").rename(tmp_path / "test" / "class2")
     with pytest.raises(ConfigurationError, match=r"expected the same class folders in train and test of .*'class002'"):
         data.prepare_data()
