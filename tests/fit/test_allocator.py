@@ -13,7 +13,7 @@ from fl_lightning.fit.allocator import keep_freed_memory
 
 
 def faults() -> int:
-    for repetition in range(60):
+    for repetition in range(30):
         if repetition == 10:
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(2 << 20) + torch.ones(2 << 20)  # blocks of 8 MiB
@@ -34,7 +34,7 @@ def usual_and_kept(told: Connection) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_a_step_takes_the_memory_that_the_last_one_freed() -> None:
-    """50 steps take 24 MiB each anew, in pages of 4 KiB, unless the memory is kept. Forked, to save imports."""
+    """20 steps take 24 MiB each anew, in pages of 4 KiB, unless the memory is kept. Forked, to save imports."""
     told, tells = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.get_context("fork").Process(target=usual_and_kept, args=(tells,))
     process.start()
