@@ -89,19 +89,29 @@ def test_the_wheel_says_who_may_use_it(wheel: Path) -> None:
     assert "Classifier: Typing :: Typed\n" in metadata
 
 
+def installed(site: Path, folder: Path, *args: str) -> str:
+    """What the installed command prints in a folder with a user's own models/, callbacks/ and rule."""
+    for name, content in (("models", "SHARE = 0.5\n"), ("callbacks", "raise ImportError('not for fl_lightning')\n")):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(content)
+    (folder / "my_rule.py").write_text(MY_RULE)
+    command = [sys.executable, "-P", str(site / "bin" / "fl-lightning"), "fit", *args]
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_installed_command_finds_its_configs_beside_a_users_own_packages(site: Path, tmp_path: Path) -> None:
+    assert not [path for path in site.rglob("*") if path.is_symlink()]
+    assert "\ndigits_gh.yaml  " in installed(site, tmp_path, "--config.help")
+
+
+@pytest.mark.slow
 def test_installed_command_runs_beside_a_users_own_packages(site: Path, tmp_path: Path) -> None:
     """The user's models/ and callbacks/ are theirs, and a rule of theirs that imports them is named in one word."""
-    for name, content in (("models", "SHARE = 0.5\n"), ("callbacks", "raise ImportError('not for fl_lightning')\n")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(content)
-    (tmp_path / "my_rule.py").write_text(MY_RULE)
-    assert not [path for path in site.rglob("*") if path.is_symlink()]
-    command = [sys.executable, "-P", str(site / "bin" / "fl-lightning"), "fit", "--config", "digits_gh.yaml"]
-    command += ["--trainer.max_epochs", "1", "--trainer.callbacks+=my_rule.MyRule"]
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert f"imported from {site / 'fl_lightning' / '__init__.py'}\n" in done.stdout
+    settings = ("--config", "digits_gh.yaml", "--trainer.max_epochs", "1", "--trainer.callbacks+=my_rule.MyRule")
+    assert f"imported from {site / 'fl_lightning' / '__init__.py'}\n" in installed(site, tmp_path, *settings)
     (row,) = rows(tmp_path / "runs" / "digits_gh" / "version_0" / "metrics.csv")
     assert row["mine/share"] == 0.5
     assert 0 < row["val/top1"] < 1

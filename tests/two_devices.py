@@ -20,27 +20,27 @@ def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [item.callspec.params for item in items if request.fixturename in item.fixturenames]
 
 
-def on_two_devices(folder: Path, jobs: dict[str, Callable[..., Any]]) -> dict[str, list[Any]]:
-    """Run jobs, each with a Trainer's flags for two devices.
+def on_two_devices(folder: Path, jobs: dict[str, Callable[..., Any]], devices: int = 2) -> dict[str, list[Any]]:
+    """Run jobs, each with a Trainer's flags for two devices, or for more.
 
     Returns:
-        For each job, by its name, what it returned on both devices, or an error's text in place of that.
+        For each job, by its name, what it returned on all devices, or an error's text in place of that.
     """
     start = torch.multiprocessing.start_processes
-    started: Any = start(_run, (jobs, folder), nprocs=2, join=False, start_method="fork")
-    assert started.join(HANG) or started.join(HANG)  # join returns when the first has ended, and then the second
-    return {name: [torch.load(folder / f"{name}.{k}", weights_only=False) for k in range(2)] for name in jobs}
+    started: Any = start(_run, (jobs, folder, devices), nprocs=devices, join=False, start_method="fork")
+    assert any(started.join(HANG) for _ in range(devices))  # join returns when the first has ended, then the next
+    return {name: [torch.load(folder / f"{name}.{k}", weights_only=False) for k in range(devices)] for name in jobs}
 
 
-def _run(rank: int, jobs: dict[str, Callable[..., Any]], folder: Path) -> None:
+def _run(rank: int, jobs: dict[str, Callable[..., Any]], folder: Path, devices: int) -> None:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", str(rank))
         for name, job in jobs.items():
             meeting = f"file://{folder / f'{name}.meeting'}"
             try:
-                torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=PATIENCE)
-                result = job(strategy=ClientParallelStrategy(), devices=2)
+                torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=devices, timeout=PATIENCE)
+                result = job(strategy=ClientParallelStrategy(), devices=devices)
             except BaseException as error:
                 result = f"{type(error).__name__}: {error}"
             finally:

@@ -1,5 +1,8 @@
 """Digits: the small handwritten digits of scikit-learn, for tests and first steps."""
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,13 +23,19 @@ class Digits(ImageData):
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, 1, 8, 8) and int64 labels (n,)."""
-        # imported here, because importing scikit-learn takes half a second
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # scikit-learn ships no types
-
-        images, labels = load_digits(return_X_y=True)
+        images, labels = _published()
         held_out = np.zeros(len(labels), dtype=np.bool_)
         for label in range(self.num_classes):
             held_out[np.flatnonzero(labels == label)[4::5]] = True
         chosen = ~held_out if train else held_out
         pixels = np.rint(images[chosen] * (255 / 16)).astype(np.uint8)
         return torch.from_numpy(pixels).view(-1, 1, 8, 8), torch.from_numpy(labels[chosen]).long()
+
+
+@cache
+def _published() -> Any:
+    """Read scikit-learn's file, which is text and takes longer than a round on it, once in a process."""
+    # imported here, because importing scikit-learn takes half a second
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # scikit-learn ships no types
+
+    return load_digits(return_X_y=True)

@@ -86,3 +86,4 @@ def form(buffer: Tensor | None) -> str:
 
 
 COVER = covering(ROWS, traits)  # every pair of traits that occurs in a row is in one of these
+COVER_ONCE = covering(ROWS, traits, together=1)  # every trait is in one of these

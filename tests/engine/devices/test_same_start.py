@@ -1,30 +1,34 @@
 """Ranks that start from different models train one device's bits; ranks that differ otherwise are stopped by name.
 
-This file is also the program of each rank: it tries all cases, one fit each, so that a table costs one start.
+The ranks of a table try all its cases, one fit each, so that a table costs one start.
 """
 
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from command import HANG, TINY, free_port, process
+from command import TINY, process
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from toy import trainer
+from two_devices import on_two_devices
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedProx, NormClipping
 from fl_lightning.engine.devices import ranks
 from fl_lightning.errors import ConfigurationError
+
+
+def rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 class Net(LightningModule):
@@ -56,7 +60,7 @@ class OtherRate(Net):
     """A rate that stands nowhere but in the optimizer."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.3 if RANK else 0.1)
+        return torch.optim.SGD(self.parameters(), lr=0.3 if rank() else 0.1)
 
 
 class Late(Net):
@@ -70,7 +74,7 @@ class Own(Net):
     """Sets another weight on each rank when the fit starts."""
 
     def on_fit_start(self) -> None:
-        nn.init.constant_(self.layer[0].weight, RANK)
+        nn.init.constant_(self.layer[0].weight, rank())
 
 
 class Data(FederatedDataModule):
@@ -100,10 +104,9 @@ class Weighs(FederatedCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.factor = 0.5 + RANK
+        self.factor = 0.5 + rank()
 
 
-RANK = int(os.environ.get("LOCAL_RANK", 0))
 Made = tuple[FederatedOrchestrator, FederatedDataModule, list[Any], dict[str, Any]]
 
 
@@ -119,46 +122,46 @@ def run(client: Any = Net, data: Any = None, rules: Any = (), rounds: int = 2, *
 HELD: dict[str, Callable[[], Made]] = {  # what may differ: the first rank's goes to all, or it changes nothing
     "tensors": lambda: run(rules=[NormClipping(1.0)]),
     "generators": lambda: run(Late, rules=[Noise()]),
-    "paths and times": lambda: timed(run(data=Data(root=f"/of/rank/{RANK}"))),
+    "paths and times": lambda: timed(run(data=Data(root=f"/of/rank/{rank()}"))),
 }
 REFUSED: dict[str, tuple[Callable[[], Made], str]] = {
-    "sizes": (lambda: run(data=Data(more=RANK)), "data.more is 0 on rank 0 and 1 on rank 1; clients' sizes is "),
-    "examples": (lambda: run(data=Data(shift=0.5 * RANK)), "clients' examples is "),
-    "seed": (lambda: run(seed=RANK), "model.seed is 0 on rank 0 and 1 on rank 1: start all ranks"),
-    "epochs": (lambda: run(local_epochs=1 + RANK), "local work is LocalSettings(epochs=1, steps=None"),
+    "sizes": (lambda: run(data=Data(more=rank())), "data.more is 0 on rank 0 and 1 on rank 1; clients' sizes is "),
+    "examples": (lambda: run(data=Data(shift=0.5 * rank())), "clients' examples is "),
+    "seed": (lambda: run(seed=rank()), "model.seed is 0 on rank 0 and 1 on rank 1: start all ranks"),
+    "epochs": (lambda: run(local_epochs=1 + rank()), "local work is LocalSettings(epochs=1, steps=None"),
     "server": (lambda: run(server_optimizer=server), "server optimizer 1 is [SGD, [{lr: 1.0, "),
     "schedule": (lambda: run(local_lr_scheduler=schedule), "schedule 1 is StepLR("),
-    "rounds": (lambda: run(rounds=2 + RANK), "trainer.max_epochs is 2 on rank 0 and 3 on rank 1: start all"),
+    "rounds": (lambda: run(rounds=2 + rank()), "trainer.max_epochs is 2 on rank 0 and 3 on rank 1: start all"),
     "a rule's number": (lambda: run(rules=[Weighs()]), "callback Weighs is Weighs(factor=0.5) on rank 0 and"),
-    "rules": (lambda: run(rules=[FedProx(0.1)] * (1 - RANK)), "callbacks is [FedProx] on rank 0 and [] on rank"),
-    "dropout": (lambda: run(lambda: Net(drop=0.1 * RANK)), "Net.layer.2.p is 0.0 on rank 0 and 0.1 on rank 1"),
+    "rules": (lambda: run(rules=[FedProx(0.1)] * (1 - rank())), "callbacks is [FedProx] on rank 0 and [] on rank"),
+    "dropout": (lambda: run(lambda: Net(drop=0.1 * rank())), "Net.layer.2.p is 0.0 on rank 0 and 0.1 on rank 1"),
     "rate in the optimizer": (lambda: run(OtherRate), "client optimizer 1 is [SGD, [{lr: 0.1, "),
     "weights set late": (lambda: run(Own), "the model after on_fit_start is "),
     "shapes": (
-        lambda: run(lambda: Net(width=2 + RANK)),
+        lambda: run(lambda: Net(width=2 + rank())),
         "Net.more.out_features is 2 on rank 0 and 3 on rank 1; client.more.weight is (2",
     ),
 }
 
 
 def server(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=1.0 - 0.5 * (RANK > 0))
+    return torch.optim.SGD(params, lr=1.0 - 0.5 * (rank() > 0))
 
 
 def timed(made: Made) -> Made:
     """As after a fit in which monitors have taken time."""
-    made[0].seconds_looking = RANK
+    made[0].seconds_looking = rank()
     return made
 
 
 def schedule(optimizer: Any) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1 + RANK)
+    return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1 + rank())
 
 
 def fit(make: Callable[[], Made], resume: Path | None = None, **settings: Any) -> FederatedOrchestrator:
     """Fit; each rank draws other numbers."""
-    torch.manual_seed(RANK)
-    np.random.seed(RANK)
+    torch.manual_seed(rank())
+    np.random.seed(rank())
     orchestrator, data, rules, more = make()
     trainer(*rules, **more, **settings).fit(orchestrator, datamodule=data, ckpt_path=resume)
     return orchestrator
@@ -170,54 +173,40 @@ def whole(orchestrator: FederatedOrchestrator) -> dict[str, Any]:
     return {name: each.to_dense().tolist() for name, each in named.items()}
 
 
-def saved(folder: Path, rank: int) -> Path:
-    """A checkpoint after one round, another one for each rank."""
-    file = folder / f"{rank}.ckpt"
-    if not file.exists():
-        torch.manual_seed(rank)
-        orchestrator, data, rules, _ = run()
-        one = trainer(*rules, rounds=1)
-        one.fit(orchestrator, datamodule=data)
-        one.save_checkpoint(file)
+def saved(folder: Path, number: int) -> Path:
+    """A checkpoint after one round, another one for each number."""
+    torch.manual_seed(number)
+    orchestrator, data, rules, _ = run()
+    one = trainer(*rules, rounds=1)
+    one.fit(orchestrator, datamodule=data)
+    one.save_checkpoint(file := folder / f"{number}.ckpt")
     return file
 
 
-def main(folder: Path, world: int) -> None:
-    """Try all cases on this rank; the last line printed is what came of each."""
-    found: dict[str, Any] = {}
-    ranks.PATIENCE_S = 0  # in each refused case
-    makes = HELD | {name: make for name, (make, _) in REFUSED.items()} | {"resumed": run, "other checkpoint": run}
-    resumes = {"resumed": folder / "0.ckpt", "other checkpoint": folder / f"{min(RANK, 1)}.ckpt"}
-    for name, make in makes.items():
-        try:
-            found[name] = whole(fit(make, resumes.get(name), strategy="client_parallel", devices=world))
-        except ConfigurationError as error:
-            found[name] = str(error)
-    (folder / f"found-{RANK}.json").write_text(json.dumps(found))
+def ended(make: Callable[[], Made], checkpoints: list[Path], **flags: Any) -> str:
+    """What a fit on this rank ends with, as JSON, from the rank's checkpoint if there are any; or its refusal."""
+    try:
+        return json.dumps(whole(fit(make, checkpoints[min(rank(), 1)] if checkpoints else None, **flags)))
+    except ConfigurationError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_ranks_that_start_differently(world: int, tmp_path: Path) -> None:
+def test_ranks_that_start_differently(world: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held are the first rank's tensors, bit for bit those of one device; no case ends differently on two ranks."""
-    saved(tmp_path, 0), saved(tmp_path, 1)
-    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": str(world), "NODE_RANK": "0"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, str(tmp_path), str(world)],
-            env={**os.environ, **paths, **meet, "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(world)
-    ]
-    assert [each.wait(HANG) for each in started] == [0] * world
-    first, *others = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(world))
-    assert all(other == first for other in others)
+    monkeypatch.setattr(ranks, "PATIENCE_S", 0)  # in each refused case
+    one, other = (saved(tmp_path, number) for number in range(2))
+    makes = HELD | {name: make for name, (make, _) in REFUSED.items()}
+    jobs: dict[str, Callable[..., Any]] = {name: partial(ended, make, []) for name, make in makes.items()}
+    jobs |= {"resumed": partial(ended, run, [one, one]), "other checkpoint": partial(ended, run, [one, other])}
+    found = on_two_devices(tmp_path, jobs, world)
+    assert all(set(each) == {each[0]} for each in found.values()), found
     for name, make in HELD.items():
-        assert first[name] == json.loads(json.dumps(whole(fit(make)))), name
-    assert first["resumed"] == json.loads(json.dumps(whole(fit(run, tmp_path / "0.ckpt"))))
+        assert found[name][0] == ended(make, []), name
+    assert found["resumed"][0] == ended(run, [one])
     for name, (_, line) in {**REFUSED, "other checkpoint": (run, "the model in ckpt_path is ")}.items():
-        assert str(first[name]).startswith(f"ranks differ: {line}"), (name, first[name])
-        assert "\n" not in first[name]
+        assert found[name][0].startswith(f"ranks differ: {line}"), (name, found[name])
+        assert "\n" not in found[name][0]
 
 
 OWN = """
@@ -241,9 +230,8 @@ LINES = {
 }
 
 
-@pytest.mark.parametrize(
-    "what", ["differs", *(pytest.param(each, marks=pytest.mark.slow) for each in ("ends", "port"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("what", LINES)
 def test_one_line_for_all_ranks(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that differ, a rank that ends at the start, a port in use: one line, no traceback, a status."""
     monkeypatch.chdir(tmp_path)
@@ -260,7 +248,3 @@ def test_one_line_for_all_ranks(what: str, tmp_path: Path, monkeypatch: pytest.M
     assert ended.stderr.count("fl-lightning: error: ") == 1
     assert f"fl-lightning: error: {LINES[what].format(port=port)}" in ended.stderr
     assert "Traceback" not in ended.stderr
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

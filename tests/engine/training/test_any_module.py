@@ -2,8 +2,8 @@
 
 Alone: one client against ``Trainer.fit``, for every row. Federated, four clients for two rounds of two epochs, for rows
 with every pair of traits (covering.py), and, as slow tests, for all: a stop after round 1, in which clients trained
-in another order and all in one batch; two devices, which are real processes over gloo; a client that raises in the
-middle of its training, against a run without that client.
+in another order and all in one batch; two devices, which are real processes over gloo, by day for rows with every
+trait; a client that raises in the middle of its training, against a run without that client.
 """
 
 from functools import partial
@@ -28,7 +28,7 @@ from zoo.runs import (
     in_order,
     state_of,
 )
-from zoo.table import COVER, ROWS, Row
+from zoo.table import COVER, COVER_ONCE, ROWS, Row
 
 from fl_lightning import ConfigurationError
 
@@ -155,7 +155,7 @@ def on_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return on_two_devices(tmp_path_factory.mktemp("two"), jobs)
 
 
-@EVERY_ROW
+@every(ROWS, COVER_ONCE)
 def test_two_devices_give_what_one_gives(row: Row, on_two: dict[str, list[Any]]) -> None:
     for result in on_two[str(row)]:
         assert isinstance(result, dict), result

@@ -466,7 +466,7 @@ def on_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return on_two_devices(tmp_path_factory.mktemp("two"), jobs)
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 2])
 @COVERED_ROW
 def test_two_devices_give_the_bits_of_one(row: Row, at_once: int, on_two: dict[str, list[Any]]) -> None:
     for result in on_two[f"{row}.{at_once}"]:
