@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from command import refused
-
 from fl_lightning.fit.messages import mistake_in
 
 MISSING = ["wandb", "wandb_workspaces", "tensorboard", "tensorboardX", "plotly", "pycocotools", "faster_coco_eval"]
@@ -40,15 +37,6 @@ LINES = {  # command lines, and the package and the extra that each lacks
 }
 
 
-@pytest.mark.parametrize(("line", "lacking"), [*LINES.items()][1:])
-def test_what_needs_an_extra_names_it(line: str, lacking: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("runs").mkdir()
-    monkeypatch.setitem(sys.modules, lacking[0], None)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    assert refused(*line.split()) == "{} is not installed: pip install 'fl-lightning[{}]'".format(*lacking)
-
-
-@pytest.mark.slow
 def test_training_needs_no_extra_and_what_needs_one_names_it() -> None:
     environment = {**os.environ, "WANDB_MODE": "offline"}
     command = [sys.executable, "-W", "ignore", "-c", SCRIPT, *LINES]
