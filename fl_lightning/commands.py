@@ -19,8 +19,8 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         name: the name of the command.
-        about: what the command does.
-        more: what the help ends with.
+        about: the sentence at the beginning of the help, which describes the command.
+        more: the last sentence of the help; None for none.
     """
 
     def __init__(self, name: str, about: str, more: str | None = None) -> None:

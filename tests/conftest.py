@@ -5,13 +5,10 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import pytest
 from command import forget
 from lightning.fabric.utilities import registry
-
-from fl_lightning.fit.command import FederatedCLI
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,24 +33,6 @@ def _nothing_waits_for_the_disk() -> Iterator[None]:
     """Files are complete for all processes, also after a kill, without that; only a power cut needs it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _parsers_made_once() -> Iterator[None]:
-    """The parser of a command is the same in every run of a process, but for the default of ``num_threads``."""
-    made: dict[tuple[str, ...], dict[str, Any]] = {}
-    setup, parts = FederatedCLI.setup_parser, ("parser", "_subcommand_parsers", "_subcommand_method_arguments")
-
-    def setup_once(cli: FederatedCLI, *args: Any) -> None:
-        key = (*cli.subcommands(), os.environ.get("OMP_NUM_THREADS", ""))
-        if key not in made:
-            setup(cli, *args)
-            made[key] = {name: getattr(cli, name) for name in parts}
-        vars(cli).update(made[key])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FederatedCLI, "setup_parser", setup_once)
         yield
 
 

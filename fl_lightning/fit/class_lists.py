@@ -46,8 +46,8 @@ class Kind:
         base: the class that all of the kind are subclasses of.
         example: the name of a user's own class.
         home: the module whose public names include the shipped classes.
-        own: what a user's own class may be; empty for a subclass of the base.
-        more: what the option takes, too.
+        own: a noun that describes the classes of users; empty for subclasses of the base.
+        more: the rest of the help's last sentence, on other values that the option takes; empty for none.
         without: a class whose subclasses do not belong to this kind.
         folders: headings for the classes of each folder of the home, by the folder's name; empty for one list.
     """

@@ -27,7 +27,7 @@ SET_BY_COMMAND = {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a command line says about its runs, whichever experiments they belong to.
+    """Holds the options of a command's runs, which are the same for all of its experiments.
 
     Attributes:
         line: the command line, for readers of the results.

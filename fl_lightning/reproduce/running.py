@@ -28,7 +28,7 @@ def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") 
 
     Args:
         experiments: the experiments.
-        runs: what the command line says about the runs.
+        runs: seeds, options and folders of the runs, as read from the command line.
         shorter: an option of the command that makes the runs shorter; "" for none.
 
     Returns:

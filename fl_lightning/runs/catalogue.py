@@ -22,7 +22,7 @@ class Metric:
         name: ``group/name``; ``<k>`` or the like at the end stands for a client, a class or a layer.
         title: title of the metric for readers.
         caption: meaning of the metric, in a sentence.
-        formula: what the documentation adds to the caption, as Markdown: a formula, its source.
+        formula: definition for the documentation, in Markdown: a formula and its source.
         percent: whether the metric is a share, shown in per cent.
         quality: whether more or less of it is better, as of loss and accuracy; :func:`lower_is_better` tells which.
         panel: title of the W&B panel that draws the metric; "" for none.

@@ -87,7 +87,7 @@ class Experiment:
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.
         cells: points of the config's grid.
-        plot: how the figure is drawn; None for a table.
+        plot: the plan of the figure: measures, panels, lines; None for a table.
         scale: name of the scale at which the experiment is run (scale.py); empty for the paper's own.
         reduced: a sentence that says how the scale differs from the paper's experiment; the tables begin with it.
         pace: rounds of a run for each round of the paper's.

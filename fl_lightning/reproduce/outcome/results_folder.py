@@ -40,7 +40,7 @@ def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) 
         experiment: the experiment; if it names no measures, one that its runs log is taken.
         pairs: the experiment's cells and jobs.
         folder: the folder; results of other runs in the folder are moved aside.
-        runs: what the command line says about the runs.
+        runs: seeds, options and folders of the runs, as read from the command line.
     """
     measured = with_measure(experiment, [job for _, job in pairs])
     if not experiment.measures and measured.measures != (USUAL,):

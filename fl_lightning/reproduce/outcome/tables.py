@@ -29,7 +29,7 @@ DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 i
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """What the tables of an experiment show.
+    """Holds the contents of an experiment's tables: numbers, verdicts and facts.
 
     Attributes:
         experiment: the experiment.
