@@ -72,7 +72,7 @@ def damage_somewhere(whole: Path, part: Path, pattern: str, how: Callable[[bytes
     return "sound"
 
 
-@pytest.mark.parametrize(("pattern", "how"), zip(FILES, (flip, cut, extend, cut, flip), strict=True))
+@pytest.mark.parametrize(("pattern", "how"), [*zip(FILES, (flip, cut, extend, cut, flip), strict=True)])
 def test_a_file_damaged_at_a_random_place(whole: Path, part: Path, pattern: str, how: Any) -> None:
     damage_somewhere(whole, part, pattern, how, seed=1)
 
