@@ -27,6 +27,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 lists: .venv/installed
+	$(BIN)/fl-lightning reproduce --ledger docs/results/ledger.md --out docs/results
 	$(BIN)/python tools/lists.py
 	PYTHONPATH=tests:tools $(BIN)/python tests/callbacks/test_properties.py
 

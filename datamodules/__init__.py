@@ -3,69 +3,44 @@
 if __name__ != "fl_lightning.datamodules":
     raise ImportError(f"import fl_lightning.datamodules, not {__name__}: under two names every class would exist twice")
 
-from fl_lightning.datamodules.base.federated import FederatedDataModule, PartitionedData
-from fl_lightning.datamodules.base.labelled import LabelledData
-from fl_lightning.datamodules.changes.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip
-from fl_lightning.datamodules.changes.corruption import Corruption, LabelSwap
-from fl_lightning.datamodules.changes.long_tail import long_tail
-from fl_lightning.datamodules.images.boxes import BoxData, BoxFolder
-from fl_lightning.datamodules.images.digits import Digits
-from fl_lightning.datamodules.images.emnist import EMNIST, QMNIST
-from fl_lightning.datamodules.images.image_data import ImageData
-from fl_lightning.datamodules.images.image_folder import ImageFolder
-from fl_lightning.datamodules.images.published import PublishedImages
-from fl_lightning.datamodules.images.shapes import Shapes
-from fl_lightning.datamodules.images.tiny_imagenet import TinyImageNet
-from fl_lightning.datamodules.images.vision import CIFAR10, CIFAR100, MNIST, FashionMNIST, VisionData
-from fl_lightning.datamodules.partition import (
-    IID,
-    ClassesPerClient,
-    Dirichlet,
-    HybridDirichlet,
-    Natural,
-    Partition,
-    QuantitySkew,
-)
-from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets
-from fl_lightning.datamodules.tables.huggingface import HuggingFace
-from fl_lightning.datamodules.tables.table import Table
-from fl_lightning.datamodules.tables.tensors import Tensors
+from fl_lightning.datamodules.base.federated import FederatedDataModule as FederatedDataModule
+from fl_lightning.datamodules.base.federated import PartitionedData as PartitionedData
+from fl_lightning.datamodules.base.labelled import LabelledData as LabelledData
+from fl_lightning.datamodules.changes.augmentation import Augmentation as Augmentation
+from fl_lightning.datamodules.changes.augmentation import AutoAugment as AutoAugment
+from fl_lightning.datamodules.changes.augmentation import RandomCrop as RandomCrop
+from fl_lightning.datamodules.changes.augmentation import RandomFlip as RandomFlip
+from fl_lightning.datamodules.changes.corruption import Corruption as Corruption
+from fl_lightning.datamodules.changes.corruption import LabelSwap as LabelSwap
+from fl_lightning.datamodules.changes.long_tail import long_tail as long_tail
+from fl_lightning.datamodules.partition import IID as IID
+from fl_lightning.datamodules.partition import ClassesPerClient as ClassesPerClient
+from fl_lightning.datamodules.partition import Dirichlet as Dirichlet
+from fl_lightning.datamodules.partition import HybridDirichlet as HybridDirichlet
+from fl_lightning.datamodules.partition import Natural as Natural
+from fl_lightning.datamodules.partition import Partition as Partition
+from fl_lightning.datamodules.partition import QuantitySkew as QuantitySkew
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "EMNIST",
-    "IID",
-    "MNIST",
-    "QMNIST",
-    "Augmentation",
-    "AutoAugment",
-    "BoxData",
-    "BoxFolder",
-    "ClassesPerClient",
-    "Corruption",
-    "Digits",
-    "Dirichlet",
-    "FashionMNIST",
-    "FederatedDataModule",
-    "FlowerDatasets",
-    "HuggingFace",
-    "HybridDirichlet",
-    "ImageData",
-    "ImageFolder",
-    "LabelSwap",
-    "LabelledData",
-    "Natural",
-    "Partition",
-    "PartitionedData",
-    "PublishedImages",
-    "QuantitySkew",
-    "RandomCrop",
-    "RandomFlip",
-    "Shapes",
-    "Table",
-    "Tensors",
-    "TinyImageNet",
-    "VisionData",
-    "long_tail",
-]
+# make lists writes what follows
+# isort: off
+from fl_lightning.datamodules.images.boxes import BoxData as BoxData
+from fl_lightning.datamodules.images.boxes import BoxFolder as BoxFolder
+from fl_lightning.datamodules.images.vision import CIFAR10 as CIFAR10
+from fl_lightning.datamodules.images.vision import CIFAR100 as CIFAR100
+from fl_lightning.datamodules.images.digits import Digits as Digits
+from fl_lightning.datamodules.images.emnist import EMNIST as EMNIST
+from fl_lightning.datamodules.images.vision import FashionMNIST as FashionMNIST
+from fl_lightning.datamodules.images.image_data import ImageData as ImageData
+from fl_lightning.datamodules.images.image_folder import ImageFolder as ImageFolder
+from fl_lightning.datamodules.images.vision import MNIST as MNIST
+from fl_lightning.datamodules.images.published import PublishedImages as PublishedImages
+from fl_lightning.datamodules.images.emnist import QMNIST as QMNIST
+from fl_lightning.datamodules.images.shapes import Shapes as Shapes
+from fl_lightning.datamodules.images.tiny_imagenet import TinyImageNet as TinyImageNet
+from fl_lightning.datamodules.images.vision import VisionData as VisionData
+from fl_lightning.datamodules.tables.flower_datasets import FlowerDatasets as FlowerDatasets
+from fl_lightning.datamodules.tables.huggingface import HuggingFace as HuggingFace
+from fl_lightning.datamodules.tables.table import Table as Table
+from fl_lightning.datamodules.tables.tensors import Tensors as Tensors
+
+__all__ = [name for name, value in vars().items() if callable(value)]

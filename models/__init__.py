@@ -3,31 +3,21 @@
 if __name__ != "fl_lightning.models":
     raise ImportError(f"import fl_lightning.models, not {__name__}: under two names every class would exist twice")
 
-from fl_lightning.models.classifier import ImageClassifier
-from fl_lightning.models.cnn import CifarAlexNet, FedLAWLeNet, LeNet, PooledCNN, SimpleCNN, TwoLayerCNN
-from fl_lightning.models.detector import Detector
-from fl_lightning.models.group_norm import WithGroupNorm
-from fl_lightning.models.mlp import LogisticRegression, MultilayerPerceptron, TwoNN
-from fl_lightning.models.projection import WithProjection
-from fl_lightning.models.resnet import CifarResNet
-from fl_lightning.models.timm_network import TimmNetwork
-from fl_lightning.models.yolo import YOLOv8
+from fl_lightning.models.classifier import ImageClassifier as ImageClassifier
+from fl_lightning.models.cnn import CifarAlexNet as CifarAlexNet
+from fl_lightning.models.cnn import FedLAWLeNet as FedLAWLeNet
+from fl_lightning.models.cnn import LeNet as LeNet
+from fl_lightning.models.cnn import PooledCNN as PooledCNN
+from fl_lightning.models.cnn import SimpleCNN as SimpleCNN
+from fl_lightning.models.cnn import TwoLayerCNN as TwoLayerCNN
+from fl_lightning.models.detector import Detector as Detector
+from fl_lightning.models.group_norm import WithGroupNorm as WithGroupNorm
+from fl_lightning.models.mlp import LogisticRegression as LogisticRegression
+from fl_lightning.models.mlp import MultilayerPerceptron as MultilayerPerceptron
+from fl_lightning.models.mlp import TwoNN as TwoNN
+from fl_lightning.models.projection import WithProjection as WithProjection
+from fl_lightning.models.resnet import CifarResNet as CifarResNet
+from fl_lightning.models.timm_network import TimmNetwork as TimmNetwork
+from fl_lightning.models.yolo import YOLOv8 as YOLOv8
 
-__all__ = [
-    "CifarAlexNet",
-    "CifarResNet",
-    "Detector",
-    "FedLAWLeNet",
-    "ImageClassifier",
-    "LeNet",
-    "LogisticRegression",
-    "MultilayerPerceptron",
-    "PooledCNN",
-    "SimpleCNN",
-    "TimmNetwork",
-    "TwoLayerCNN",
-    "TwoNN",
-    "WithGroupNorm",
-    "WithProjection",
-    "YOLOv8",
-]
+__all__ = [name for name, value in vars().items() if callable(value)]

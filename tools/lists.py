@@ -1,12 +1,13 @@
-"""Writes what documents repeat of the code: lists of callbacks, in callbacks/__init__.py and docs/, and helps.
+"""Writes what documents and packages repeat of the code: lists of classes, counts of the papers' tables, and helps.
 
     make lists
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``attacks`` or
-``monitors``, a YAML in ``configs/rules`` and a test. This script makes all lists of callbacks from the classes: from
-the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the catalogue,
-which reports read without importing torch. The page of commands gets the ``--help`` of each command as it is printed. A
-test checks that the files are up to date.
+``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs a class in ``datamodules/images`` or
+``tables`` and a test. This script makes all lists of callbacks from the classes: from the first sentence of each
+docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the catalogue, which reports read without
+importing torch. The page of commands gets the ``--help`` of each command as it is printed. A test checks that the files
+are up to date.
 """
 
 import contextlib
@@ -15,28 +16,25 @@ import io
 import os
 import pkgutil
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import yaml
 
-from fl_lightning import FederatedCallback, RoundTimer, TrafficMonitor
+from fl_lightning import FederatedCallback, FederatedDataModule, RoundTimer, TrafficMonitor
 from fl_lightning.cli import COMMANDS, main
+from fl_lightning.fit.class_lists import KINDS as OPTIONS
 from fl_lightning.fit.class_lists import first_sentence
+from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]
 MEASURES = ROOT / "docs" / "reference" / "measures.md"
-FOLDERS = {
-    "server": "Rules that act on the server",
-    "client": "Rules that act on clients",
-    "attacks": "Attacks and faults",
-    "monitors": "Monitors",
-}
+FOLDERS = ("server", "client", "attacks", "monitors")  # of callbacks
+ROOMS = {"callbacks": FOLDERS, "datamodules": ("images", "tables")}  # folders whose classes a room's __init__ lists
 SETTLING = ("server", "client")  # the folders of rules, whose tables say what each settles
 # Groups of server rules, by the part of a round that a rule settles ("refine": by the hook that the rule overrides). A
 # rule belongs to the first group that fits.
@@ -50,6 +48,16 @@ KINDS = {
     "base weights": "set the weights to start from",
 }
 OTHER = "settle nothing that another could undo"
+# Options whose classes the table of what there is lists after the callbacks, by the row's title.
+TITLES = {
+    "data sets": "data",
+    "partitions": "data.partition",
+    "changes to training images": "data.augment",
+    "changes to labels": "data.corruption",
+    "samplers of clients": "data.sampler",
+    "availability of clients": "data.availability",
+    "networks": "model.client.network",
+}
 ARGUMENTS = 4  # the most arguments of a class that a table shows
 CONFIGS = 3  # the most configs of a class that a table shows
 LIKE_FIT = ("validate", "test", "predict", "data")  # commands whose help repeats that of fit after its first section
@@ -57,49 +65,37 @@ END = "<!-- end -->"  # the comment after a list on a page
 WIDTH = "90"  # of the terminal that helps are printed for
 
 
-def callbacks(folder: str) -> Iterator[type[FederatedCallback]]:
-    """Yield the callbacks that a folder defines, sorted by name: its public classes, but no abstract base classes."""
-    package = import_module(f"fl_lightning.callbacks.{folder}")
+def callbacks(folder: str) -> list[type[FederatedCallback]]:
+    """Find the callbacks that a folder defines, as :func:`shipped` does."""
+    return shipped(f"callbacks.{folder}")
+
+
+def shipped(folder: str) -> list[type[Any]]:
+    """Find the callbacks or data modules that a folder defines: its public classes, sorted, without abstract ones."""
+    package = import_module(f"fl_lightning.{folder}")
     modules = [import_module(f"{package.__name__}.{info.name}") for info in pkgutil.iter_modules(package.__path__)]
     found = {cls for module in modules for cls in vars(module).values() if _is_whole(cls, package.__name__)}
-    yield from sorted(found, key=lambda cls: cls.__name__.lower())
+    return sorted(found, key=lambda cls: cls.__name__.lower())
 
 
 def _is_whole(value: object, package: str) -> bool:
     return (
         inspect.isclass(value)
-        and issubclass(value, FederatedCallback)
+        and issubclass(value, FederatedCallback | FederatedDataModule)
         and value.__module__.startswith(package)
         and not inspect.isabstract(value)
         and not value.__name__.startswith("_")
     )
 
 
-def exports() -> str:
-    """Make the text of callbacks/__init__.py."""
-    text = (ROOT / "callbacks" / "__init__.py").read_text()
-    top = text[: text.index("\n# make lists")]
-    names = {folder: [cls.__name__ for cls in callbacks(folder)] for folder in FOLDERS}
-    modules: dict[str, list[str]] = {}
-    for folder in FOLDERS:
-        for cls in callbacks(folder):
-            modules.setdefault(cls.__module__, []).append(cls.__name__)
-    imports = [f"from {module} import {', '.join(sorted(held))}" for module, held in sorted(modules.items())]
-    listed = [line for folder, title in FOLDERS.items() for line in (f"    # {title}", *_quoted(names[folder]))]
-    made = ["# make lists writes what follows", *imports, "", "__all__ = [  # noqa: RUF022", *listed, "]", ""]
-    return _formatted(top + "\n" + "\n".join(made))
-
-
-def _quoted(names: list[str]) -> list[str]:
-    return [f'    "{name}",' for name in names]
-
-
-def _formatted(code: str) -> str:
-    """Format code, and sort its imports, with ruff."""
-    for command in (["check", "--fix", "--select", "I", "--quiet"], ["format", "--quiet"]):
-        ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "callbacks/__init__.py", "-"]
-        code = subprocess.run(ruff, input=code, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    return code
+def exports(room: str) -> str:
+    """Make the text of a room's __init__.py, of which the first part is written by hand."""
+    by_hand = (ROOT / room / "__init__.py").read_text().partition("# make lists")[0]
+    lines = [f"{by_hand}# make lists writes what follows", "# isort: off"]
+    for folder in ROOMS[room]:
+        classes = [(cls.__module__, cls.__name__) for cls in shipped(f"{room}.{folder}")]
+        lines += [f"from {module} import {name} as {name}" for module, name in classes]
+    return "\n".join([*lines, "", "__all__ = [name for name, value in vars().items() if callable(value)]", ""])
 
 
 def what_it_does(cls: type[object]) -> str:
@@ -157,14 +153,27 @@ def table(folder: str) -> list[str]:
 
 
 def by_kind() -> list[str]:
-    """Make the lines of the table of what there is: the groups of server rules, and the other folders."""
+    """Make the lines of the table of what there is: the groups of server rules, other folders and other options."""
     groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
     for cls in callbacks("server"):
         groups[kind(cls)].append(f"`{cls.__name__}`")
     rows = [f"| server rules that {title} | {', '.join(names)} |" for title, names in groups.items() if names]
     others = {"client rules": "client", "attacks and faults": "attacks", "monitors": "monitors"}
-    rows += [f"| {t} | {', '.join(f'`{cls.__name__}`' for cls in callbacks(f))} |" for t, f in others.items()]
+    named = {title: callbacks(folder) for title, folder in others.items()}
+    named |= {title: OPTIONS[option].classes() for title, option in TITLES.items()}
+    rows += [f"| {title} | {', '.join(f'`{cls.__name__}`' for cls in classes)} |" for title, classes in named.items()]
     return ["| | |", "|---|---|", *rows]
+
+
+def counts() -> list[str]:
+    """Make the lines that count the papers' tables and figures, and their claims as the ledger does."""
+    ids = [id for id, each in experiments().items() if each.rows]
+    claims = re.search(r"^Of .*? undecided\.", (ROOT / "docs" / "results" / "ledger.md").read_text(), re.MULTILINE)
+    return [
+        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len({id.partition('/')[0] for id in ids})} "
+        "papers, at full scale and, in minutes, at a laptop's.",
+        claims[0] if claims else "",
+    ]
 
 
 def declared() -> dict[type[object], tuple[Metric, ...]]:
@@ -224,7 +233,8 @@ def help_of(command: str) -> list[str]:
 def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
-        ROOT / "docs" / "reference" / "what-there-is.md": {"callbacks": by_kind()},
+        ROOT / "docs" / "reference" / "what-there-is.md": {"classes": by_kind()},
+        ROOT / "README.md": {"counts": counts()},
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server")},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
@@ -247,26 +257,17 @@ def with_lists(text: str, lists: dict[str, list[str]]) -> str:
 def written() -> dict[Path, str]:
     """Return the up-to-date text of every file that holds a list."""
     files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
-    return {ROOT / "callbacks" / "__init__.py": exports(), FILE: catalogue(), **files}
-
-
-def without(module: str) -> str:
-    """Make the text of callbacks/__init__.py without what it imports from a module that is gone."""
-    lines = (ROOT / "callbacks" / "__init__.py").read_text().splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith(f"from {module} import"))
+    return {**{ROOT / room / "__init__.py": exports(room) for room in ROOMS}, FILE: catalogue(), **files}
 
 
 def write_all() -> None:
-    """Write callbacks/__init__.py; then, in a process that imports it as it is now, all other files."""
-    init = ROOT / "callbacks" / "__init__.py"
-    try:
-        text = exports()
-    except ModuleNotFoundError as error:
-        text = without(str(error.name))
-    if init.read_text() != text:
-        init.write_text(text)
-        print(f"written: {init.relative_to(ROOT)}", flush=True)
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    """Write the __init__.py of each room; then, in a process that imports them as they are now, all other files."""
+    for room in ROOMS:
+        init = ROOT / room / "__init__.py"
+        if init.read_text() != (text := exports(room)):
+            init.write_text(text)
+            print(f"written: {init.relative_to(ROOT)}", flush=True)
+            os.execv(sys.executable, [sys.executable, *sys.argv])
     for path, new in written().items():
         if path.read_text() != new:
             path.write_text(new)

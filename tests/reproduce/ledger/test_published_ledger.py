@@ -1,14 +1,13 @@
-"""The ledger in the documentation: what the command makes of the results beside it, and what the README counts."""
+"""The ledger in the documentation: what the command makes of the results beside it."""
 
 from pathlib import Path
 
 import pytest
 
-from fl_lightning.reproduce.ledger.findings import Entry, ledger, summary
+from fl_lightning.reproduce.ledger.findings import Entry, ledger
 from fl_lightning.reproduce.ledger.page import page_of
 
-ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "docs" / "results"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
@@ -20,11 +19,6 @@ def test_the_ledger_is_made_from_the_results_beside_it(entries: list[Entry]) -> 
     """``fl-lightning reproduce --ledger docs/results/ledger.md --out docs/results`` writes it anew."""
     page = RESULTS / "ledger.md"
     assert page.read_text(encoding="utf-8") == page_of(entries, RESULTS, page)
-
-
-def test_the_readme_gives_the_ledgers_counts(entries: list[Entry]) -> None:
-    words = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert summary(entries).partition(". ")[0] in words
 
 
 def test_every_paper_that_is_tried_has_a_page_with_its_figure(entries: list[Entry]) -> None:
