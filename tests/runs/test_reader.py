@@ -47,11 +47,12 @@ def test_the_names_of_clients_are_read(tmp_path: Path) -> None:
         wrong.client_names()
 
 
-def test_a_folder_of_runs_gives_each_once_in_the_order_of_versions(tmp_path: Path) -> None:
-    folders = [write(tmp_path / "runs" / "a" / f"version_{n}", {"val/top1": [0.5]}) for n in (10, 9, 11, 8)]
-    (tmp_path / "runs" / "a" / "version_12").mkdir()  # stopped before its first round was over
-    found = read_runs([tmp_path / "runs", folders[0]])
-    assert [each.folder.name for each in found] == [f"version_{n}" for n in (8, 9, 10, 11)]
+def test_a_folder_of_runs_gives_each_once_in_the_order_of_experiments_and_versions(tmp_path: Path) -> None:
+    names = ("a10/version_2", "a9/version_10", "a9/version_9", "a9/version_8")
+    folders = [write(tmp_path / "runs" / name, {"val/top1": [0.5]}) for name in names]
+    (tmp_path / "runs" / "a9" / "version_12").mkdir()  # stopped before its first round was over
+    found = read_runs([tmp_path / "runs", folders[1]])
+    assert [each.folder.relative_to(tmp_path / "runs").as_posix() for each in found] == [*reversed(names)]
 
 
 def test_metrics_alone_are_a_run(tmp_path: Path) -> None:

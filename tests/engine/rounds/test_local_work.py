@@ -174,8 +174,8 @@ def test_the_rate_decays_from_round_to_round() -> None:
         (lambda o: SequentialLR(o, [ConstantLR(o, 0.5), LambdaLR(o, lambda step: 2.0)], [2]), [0.05, 0.05, 0.2]),
         (lambda o: ChainedScheduler([StepLR(o, 1, 0.5), ConstantLR(o, 0.5, 1)], o), [0.05, 0.05, 0.025]),
         (
-            lambda o: OneCycleLR(o, 0.2, 3, div_factor=2, pct_start=2 / 3, anneal_strategy="linear"),
-            [0.1, 0.2, 0.1 / 1e4],
+            lambda o: OneCycleLR(o, 0.2, 3, div_factor=2, pct_start=5 / 6, anneal_strategy="linear"),
+            [0.1, 0.1 + 0.1 * 2 / 3, 0.1 / 1e4],
         ),
     ],
     ids=["cyclic", "sequential", "chained", "one cycle"],
