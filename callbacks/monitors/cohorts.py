@@ -12,20 +12,15 @@ from fl_lightning.files import whole
 class SaveCohorts(Monitor):
     """Writes the cohorts of all rounds to a file that the sampler ``FixedSchedule`` can read.
 
-    Line r holds the client ids of round r, separated by spaces. The file is written when training begins. A run with
-    the same seed and the sampler ``FixedSchedule`` reading this file gives the same results.
-
-    Args:
-        path: path of the file, relative to the run folder, or to the working directory if there is no run folder.
+    Line r of ``cohorts.txt`` holds the client ids of round r, separated by spaces. The file is written when training
+    begins, into the run folder, or into the working directory if there is no run folder. A run with the same seed and
+    the sampler ``FixedSchedule`` reading this file gives the same results.
 
     Raises:
         ConfigurationError: ``trainer.max_epochs`` sets no last round.
     """
 
     streams = True
-
-    def __init__(self, path: str = "cohorts.txt") -> None:
-        self.path = path
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,7 +36,7 @@ class SaveCohorts(Monitor):
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
         rounds = range(1, (trainer.max_epochs or 0) + 1)
         lines = [" ".join(map(str, data.cohort(round))) + "\n" for round in rounds]
-        path = Path(trainer.log_dir or "") / self.path  # on all devices, since log_dir is a broadcast
+        path = Path(trainer.log_dir or "") / "cohorts.txt"  # on all devices, since log_dir is a broadcast
         if trainer.is_global_zero:
             with whole(path) as part:
                 part.write_text("".join(lines))

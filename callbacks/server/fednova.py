@@ -1,13 +1,10 @@
 """FedNova: clients that take more steps count no more per step."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_choice
 
 
 class FedNova(FederatedCallback):
@@ -18,29 +15,18 @@ class FedNova(FederatedCallback):
     Section 4). The effective number of steps is τ_eff = Σ p_k ‖a_k‖₁. With equal ‖a_k‖₁ this is FedAvg. A client that
     takes no step adds nothing.
 
-    The released code takes τ_eff = Σ p_k τ_k, with τ_k the number of local steps, as soon as there is a proximal term:
-    ``tau_eff="steps"`` together with :class:`FedProx` computes what that code computes for clients without momentum.
-    The new model then moves further, by the factor Σ p_k τ_k / Σ p_k ‖a_k‖₁ > 1. If clients have momentum and a
-    proximal term, the released code's ‖a_k‖₁ is not the total weight of the gradients in the update: each step takes
-    c ← ρc + 1 and a ← (a + c)(1 - ημ) + 1. Here ‖a_k‖₁ is that total weight.
-
-    Args:
-        tau_eff: "normalizers" for τ_eff = Σ p_k ‖a_k‖₁, the paper's default; "steps" for τ_eff = Σ p_k τ_k.
-
-    Raises:
-        ConfigurationError: tau_eff is anything else.
+    With a proximal term, the released code takes τ_eff = Σ p_k τ_k, where τ_k is the number of local steps: the new
+    model moves further, by the factor Σ p_k τ_k / Σ p_k ‖a_k‖₁ > 1. If clients have momentum, too, that code's ‖a_k‖₁
+    is not the total weight of the gradients in the update: each step takes c ← ρc + 1 and a ← (a + c)(1 - ημ) + 1. Here
+    ‖a_k‖₁ is that total weight.
     """
 
     settles = frozenset({"updates"})
     streams = True
 
-    def __init__(self, tau_eff: Literal["normalizers", "steps"] = "normalizers") -> None:
-        check_choice("tau_eff", tau_eff, "normalizers", "steps")
-        self.tau_eff = tau_eff
-
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        effective = cohort.weights @ (cohort.num_steps.double() if self.tau_eff == "steps" else cohort.normalizers)
+        effective = cohort.weights @ cohort.normalizers
         return cohort.scaled(torch.where(cohort.normalizers > 0, effective / cohort.normalizers, 0.0))
 
     @override

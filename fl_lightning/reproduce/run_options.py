@@ -91,7 +91,6 @@ def _add_options(parser: CommandParser, name: str) -> None:
     parser.add_argument("--accelerator", help="kind of device: cpu, gpu, …")
     parser.add_argument(
         "--dry-run",
-        "--dry_run",
         action="store_true",
         help="look for callbacks and data, print the number of runs and, once runs have begun, the time; train nothing",
     )

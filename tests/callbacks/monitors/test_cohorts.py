@@ -28,14 +28,9 @@ def train(callback: SaveCohorts, rounds: int) -> None:
 
 def test_writes_a_line_a_round(folder: Path) -> None:
     """0 1 | 2 0 | 1 2; without a run folder, into the working directory, whole."""
-    train(SaveCohorts("some/where.txt"), rounds=3)
-    assert (folder / "some/where.txt").read_text() == "0 1\n0 2\n1 2\n"
-    assert [path.name for path in (folder / "some").iterdir()] == ["where.txt"]
-
-
-def test_an_absolute_path_stays(folder: Path) -> None:
-    train(SaveCohorts(str(folder / "there.txt")), rounds=1)
-    assert (folder / "there.txt").read_text() == "0 1\n"
+    train(SaveCohorts(), rounds=3)
+    assert (folder / "cohorts.txt").read_text() == "0 1\n0 2\n1 2\n"
+    assert {path.name for path in folder.iterdir()} == {"cohorts.txt", "tiny.yaml"}
 
 
 def test_a_run_on_the_saved_cohorts_is_the_same_run(folder: Path) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import A, B, Capture, GivenData, Linear, Quadratic, ToyData, close, train, trainer
+from toy import Capture, GivenData, Linear, Quadratic, ToyData, close, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedNova, FedProx
@@ -100,42 +100,3 @@ def test_follows_the_weights_of_the_rule_before_it() -> None:
     """Uniform, τ = (2, 3), τ_eff = 2.5: 2.5·(Δ₀/4 + Δ₁/6)."""
     expected = (2.5 * (0.19 / 4 - 1.314 / 6), 2.5 * (-0.36 / 4 + 0.28525 / 6))
     assert close(train(FedAvg("uniform"), FedNova()), expected)
-
-
-def released(mu: float, rounds: int) -> list[float]:
-    """T under FedNova's released code, in its own order and without momentum: one list entry per parameter.
-
-    A client sums its steps η d, and its normalizer becomes (1 - ημ) times itself plus 1 in each step. With μ ≠ 0 the
-    sums are scaled by Σ p_k τ_k over the normalizers, else by the sum of p_k times the normalizers.
-    """
-    eta, shares, start = 0.1, (0.25, 0.75), [0.0, 0.0]
-    for _ in range(rounds):
-        sums, vectors, steps = [], [], (2, 3)
-        for a, b, count in zip(A.tolist(), B.tolist(), steps, strict=True):
-            w, moved, vector = list(start), [0.0, 0.0], 0.0
-            for _ in range(count):
-                for i in range(2):
-                    d = a[i] * (w[i] - b[i]) + mu * (w[i] - start[i])
-                    moved[i] += eta * d
-                    w[i] -= eta * d
-                vector = vector * (1 - eta * mu) + 1
-            sums.append(moved)
-            vectors.append(vector)
-        tau_eff = sum(p * tau for p, tau in zip(shares, steps if mu else vectors, strict=True))
-        for i in range(2):
-            start[i] -= sum(p * tau_eff / v * s[i] for p, v, s in zip(shares, vectors, sums, strict=True))
-    return start
-
-
-@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
-def test_steps_with_fedprox_is_the_released_code(mu: float) -> None:
-    """Without a proximal term both settings of tau_eff are the released code, and with one only "steps" is."""
-    assert close(train(FedProx(mu), FedNova("steps"), rounds=2), released(mu, rounds=2))
-    assert close(train(FedProx(mu), FedNova(), rounds=2), released(mu, rounds=2)) == (mu == 0)
-
-
-def test_steps_counts_steps_under_momentum() -> None:
-    """‖a‖₁ = (2.9, 5.61) scales the updates (0.28, -0.54) and (-2.556, 0.53725); τ_eff = 2/4 + 3·3/4 = 2.75."""
-    x = 2.75 * (0.28 / 4 / 2.9 - 3 * 2.556 / 4 / 5.61)
-    y = 2.75 * (-0.54 / 4 / 2.9 + 3 * 0.53725 / 4 / 5.61)
-    assert close(train(FedNova("steps"), momentum=0.9), (x, y))

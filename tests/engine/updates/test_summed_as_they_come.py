@@ -27,7 +27,6 @@ RULES: dict[str, Any] = {
     **CLIENT_RULES,
     "clipping": lambda: NormClipping(0.05),
     "uniform": lambda: FedAvg("uniform"),
-    "steps": lambda: FedNova("steps"),
 }
 STREAM = [name for name, make in RULES.items() if streams(make())]
 
