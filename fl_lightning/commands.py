@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from fl_lightning.errors import ConfigurationError
 
-MOST = 4  # largest number of names that are listed whole
+MOST_NAMES = 4  # largest number of names that are listed whole
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -48,9 +48,9 @@ def some(names: Sequence[str]) -> str:
     >>> some(["a", "b", "c", "d"]), some(["a", "b", "c", "d", "e"])
     ('a, b, c, d', 'a, b, c and 2 more')
     """
-    if len(names) <= MOST:
+    if len(names) <= MOST_NAMES:
         return ", ".join(names)
-    return f"{', '.join(names[: MOST - 1])} and {len(names) - MOST + 1} more"
+    return f"{', '.join(names[: MOST_NAMES - 1])} and {len(names) - MOST_NAMES + 1} more"
 
 
 def whole_number(name: str, text: str) -> int:

@@ -21,7 +21,7 @@ from fl_lightning.engine.module.params import join, memory_order
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.seeding import derive, generator, seed_globals
 
-SMALL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
+SMALL_MODEL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
 RESTARTS = 100  # largest number of restarts of Lanczos' method; each takes about 15 products
 
 
@@ -66,7 +66,7 @@ def top_eigenvalues(
 def _spectrum(product: Callable[[Tensor], Tensor], start: Tensor, count: int, tolerance: float) -> NDArray[Any]:
     """Return all eigenvalues of a small matrix, or the ``count`` largest of a large one, in any order."""
     size = len(start)
-    if size <= max(SMALL, 2 * count):
+    if size <= max(SMALL_MODEL, 2 * count):
         rows = torch.stack([product(row) for row in torch.eye(size, dtype=start.dtype, device=start.device)])
         dense: NDArray[Any] = torch.linalg.eigvalsh(rows.double().cpu()).numpy()
         return dense

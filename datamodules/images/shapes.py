@@ -12,7 +12,7 @@ from fl_lightning.seeding import generator
 
 SIZES = {"train": 2000, "test": 400}  # numbers of images
 SQUARE, DISC, TRIANGLE = range(3)
-SAME = 0.8  # chance that another object of an image has the class of the first one
+SAME_CLASS = 0.8  # chance that another object of an image has the class of the first one
 CELLS = 8  # places of the texture's random colours across an image
 TEXTURE, JITTER = (80, 176), 48  # grey levels of a texture; distance of an object's channels to 0 or 255, below
 
@@ -67,7 +67,7 @@ def draw_image(size: int, draws: torch.Generator) -> tuple[Tensor, list[tuple[fl
     boxes: list[tuple[float, ...]] = []
     half, first = size // 2, integer(0, 3)
     for place, quarter in enumerate(torch.randperm(4, generator=draws)[: integer(1, 4)].tolist()):
-        same = place == 0 or torch.rand((), generator=draws) < SAME
+        same = place == 0 or torch.rand((), generator=draws) < SAME_CLASS
         kind, radius = first if same else integer(0, 3), integer(size // 12, (half + 1) // 2)
         left, top = (corner * half + integer(0, half - 2 * radius) for corner in divmod(quarter, 2))
         right, bottom = left + 2 * radius + 1, top + 2 * radius + 1

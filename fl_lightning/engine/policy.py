@@ -15,7 +15,7 @@ from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.engine.updates.store import Store
 
-STREAM = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
+STREAM_ABOVE = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def choose_policy(
         max_update_norm: see :class:`Policy`.
     """
     trainer, data, size = server.trainer, server.data, server.params.nbytes
-    devices, room = trainer.world_size, min(limit, STREAM)
+    devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
     rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
     groups_here = ceil(ceil(data.cohort_size / group_size) / devices)
     slots = min(groups_here * group_size, data.cohort_size) if devices == 1 else groups_here * group_size

@@ -25,7 +25,7 @@ from fl_lightning.seeding import global_states, set_global_states
 
 TRAINER = ("max_epochs", "min_epochs", "max_steps", "precision", "check_val_every_n_epoch", "limit_val_batches")
 LONG = 2000  # characters of a fact, above which it travels as its beginning and a digest
-SHOWN = 60  # characters of a fact in a message
+SHOWN_LETTERS = 60  # characters of a fact in a message
 
 
 def start_alike(orchestrator: Server) -> None:
@@ -102,13 +102,13 @@ def _difference(name: str, facts: list[str | None]) -> str:
         return ""
     ranks = [str(rank) for rank, each in enumerate(facts) if each == other]
     pairs = enumerate(zip(first or "", other or "", strict=False))
-    start = max(0, next((place for place, (one, two) in pairs if one != two), 0) - SHOWN // 2)
+    start = max(0, next((place for place, (one, two) in pairs if one != two), 0) - SHOWN_LETTERS // 2)
     one, two = ("missing" if each is None else _excerpt(each, start) for each in (first, other))
     return f"{name} is {one} on rank 0 and {two} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
 def _excerpt(text: str, start: int) -> str:
-    end = start + SHOWN
+    end = start + SHOWN_LETTERS
     return f"{'…' if start else ''}{' '.join(text[start:end].split())}{'…' if text[end:] else ''}"
 
 

@@ -48,7 +48,7 @@ HEATS = {
     "fedlaw": ("fedlaw/weight", "client", "Learned weights λ", WEIGHTS, False),
 }
 STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on every page that loads Plotly
-LISTED = 6  # largest number of methods that the page's title names
+LISTED_METHODS = 6  # largest number of methods that the page's title names
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 
@@ -87,7 +87,7 @@ def render(experiments: Sequence[Experiment]) -> str:
     templates.filters["figure"] = on_page.figure
     several, described = len(experiments) > 1, parts(experiments)
     names = described[0].methods
-    title = " · ".join(names) if len(names) <= LISTED else f"{len(names)} methods"
+    title = " · ".join(names) if len(names) <= LISTED_METHODS else f"{len(names)} methods"
     return filled(
         templates.get_template("page.html.j2"),
         title=f"{len(described)} experiments" if several else title,
@@ -107,7 +107,7 @@ def parts(experiments: Sequence[Experiment]) -> list[Part]:
 
 def _part(experiment: Experiment, key: str, of: int) -> Part:
     methods = experiment.methods
-    sections = [section for section in _sections(experiment, arrays.BUDGET // of) if section]
+    sections = [section for section in _sections(experiment, arrays.FRAME_LETTERS // of) if section]
     names = [method.name for method in methods]
     shown = client_names(methods)
     return Part(key, experiment.name, names, experiment.notes, sections, shown, resources.axes(methods))

@@ -27,8 +27,8 @@ ON_DARK = ("#56B4E9", "#F5793A", "#71DBB8", "#BD658A", "#FFF237", "#FFFFFF", "#9
 DIVERGING = ("#b35806", "#f1a340", "#f7f7f7", "#67a9cf", "#2166ac")  # conflict, unrelated in the middle, agreement
 SEQUENTIAL = "cividis"  # name of the scale of colours of shares, weights and losses
 SCREEN = 150  # dots per inch of a picture for the screen
-MARKED = 50  # a line with at most this many points marks each point
-WIDEST = 16.0  # largest side of a bubble plot, in inches
+MARKED_POINTS = 50  # a line with at most this many points marks each point
+WIDEST_PLOT = 16.0  # largest side of a bubble plot, in inches
 DRAWN = 200  # largest number of clients in a bubble plot
 NAMED = 40  # largest number of clients named along an axis
 LETTERS = 16  # largest number of letters of a name along an axis
@@ -61,7 +61,7 @@ def bubbles(counts: Tensor, names: Sequence[str] | None = None) -> Figure:
     title = f", the first {DRAWN} of {len(counts):,} clients" if len(counts) > DRAWN else ""
     held = counts[:DRAWN].numpy()
     num_clients, num_classes = held.shape
-    cell = min(0.4, WIDEST / num_clients, WIDEST / num_classes)  # inches
+    cell = min(0.4, WIDEST_PLOT / num_clients, WIDEST_PLOT / num_classes)  # inches
     room = 0.1 * max(map(len, names), default=0) if names is not None else 0.0  # inches below, for upright names
     figure = Figure((num_clients * cell + 1, num_classes * cell + 1 + room), dpi=100, layout="constrained")
     axes = figure.add_subplot()

@@ -11,7 +11,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import derive, isolated, seed_globals
 
 CPU = torch.device("cpu")
-LIMIT = 1 << 30  # bytes for copies of datasets on devices whose free memory is unknown
+COPIED_BYTES = 1 << 30  # bytes for copies of datasets on devices whose free memory is unknown
 
 Collate = Callable[[list[Any]], Any]
 """A function that makes a batch from a list of examples."""
@@ -125,7 +125,7 @@ class ResidentData:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._left = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else LIMIT
+        self._left = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else COPIED_BYTES
         # By the memory of the original's tensors: the original, and its copy.
         self._copies: dict[Any, tuple[TensorDataset, TensorDataset]] = {}
 

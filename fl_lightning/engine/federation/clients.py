@@ -28,7 +28,7 @@ from fl_lightning.seeding import isolated, seed_globals
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 LOADERS = ("val_dataloader", "test_dataloader", "predict_dataloader")
-SAMPLED = 16  # largest number of clients whose examples (two of each client) are in a fingerprint
+SAMPLED_CLIENTS = 16  # largest number of clients whose examples (two of each client) are in a fingerprint
 
 
 class ClientData(LightningDataModule):
@@ -196,7 +196,7 @@ def data_fingerprint(data: ClientData) -> str:
         if known is not None:
             digest.update(_content(known))
     holders = data.sizes.nonzero().flatten().tolist()
-    for client in holders[:: max(1, -(-len(holders) // SAMPLED))]:
+    for client in holders[:: max(1, -(-len(holders) // SAMPLED_CLIENTS))]:
         try:
             first, again = _ends(data, client), _ends(data, client)
         except Exception:  # training reports the error more clearly

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from fl_lightning.errors import ConfigurationError
 
-NAMED = 12  # largest number of parameters that a message names
+NAMED_PARAMETERS = 12  # largest number of parameters that a message names
 
 
 class FlatParameters:
@@ -104,7 +104,7 @@ class FlatParameters:
         """Return the columns of a parameter, or of a submodule's parameters; see :meth:`Server.columns_of`."""
         inside = [at for at, known in enumerate(self._names) if f"{known}.".startswith(f"{name}.")]
         if not inside:
-            some = [*self._names[:NAMED], "…"] if len(self._names) > NAMED else self._names
+            some = [*self._names[:NAMED_PARAMETERS], "…"] if len(self._names) > NAMED_PARAMETERS else self._names
             raise ConfigurationError(
                 f"columns_of must get the name of a parameter or submodule of {type(self._module).__name__}, got "
                 f"{name!r}: the trainable parameters are {', '.join(some)}"

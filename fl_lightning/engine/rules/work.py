@@ -12,7 +12,7 @@ import torch
 
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_within
 
-MOST = 10**6  # epochs or steps of a client in a round
+MOST_WORK = 10**6  # epochs or steps of a client in a round
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class LocalSettings:
         if self.epochs is not None and not 0 < self.epochs < inf:
             raise ConfigurationError(f"local_epochs must be positive, got {self.epochs}")
         for name, work in (("local_epochs", self.epochs), ("local_steps", self.steps)):
-            if work is not None and work > MOST:
-                raise ConfigurationError(f"{name} must be at most {MOST}, or a round never ends, got {work}")
+            if work is not None and work > MOST_WORK:
+                raise ConfigurationError(f"{name} must be at most {MOST_WORK}, or a round never ends, got {work}")
         if not 0 <= self.stragglers <= 1:
             raise ConfigurationError(f"stragglers must be a share in [0, 1], got {self.stragglers}")
         check_within("(0, 1]", local_lr_decay=self.lr_decay)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SMALL = 1 << 16  # entries of the largest buffer that is averaged together with others
+SMALL_BUFFER = 1 << 16  # entries of the largest buffer that is averaged together with others
 
 
 def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None], like: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _joins(values: Sequence[Tensor | None]) -> bool:
     first = values[0]
     if first is None or all(value is first for value in values):
         return False
-    plain = first.layout is torch.strided and first.is_floating_point() and first.numel() <= SMALL
+    plain = first.layout is torch.strided and first.is_floating_point() and first.numel() <= SMALL_BUFFER
     return plain and all(value is not None and value.shape == first.shape for value in values)
 
 

@@ -21,9 +21,9 @@ BLOCK = 1 << 18  # columns that are summed at a time
 COLUMNS = 1 << 16  # columns that functions which are not linear in the updates process at a time
 PIECE = 1 << 29  # bytes of updates in a file that are read at a time
 TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
-SAME = 1e-9  # relative difference up to which two ratios of weights count as equal
+SAME_RATIO = 1e-9  # relative difference up to which two ratios of weights count as equal
 WILL_NEED = 3  # of madvise(2)
-TINY = 1e-6  # share of the largest coefficient; a smaller one is not taken as the unit of the others
+TINY_SHARE = 1e-6  # share of the largest coefficient; a smaller one is not taken as the unit of the others
 
 
 class Updates:
@@ -83,7 +83,7 @@ class Updates:
         The coefficients are divided by the first one that is not tiny, and the sum is multiplied by it at the end. So
         the bits equal those of a sum of arriving updates, for which only the ratios of the coefficients were known.
         """
-        weights, least = coefficients, TINY * float(coefficients.abs().max())
+        weights, least = coefficients, TINY_SHARE * float(coefficients.abs().max())
         if self.shares is not None and proportional(coefficients, self.shares):
             weights, least = self.shares, 0.0
         first = first_above(weights, least)
@@ -249,7 +249,7 @@ def proportional(coefficients: Tensor, shares: Tensor) -> bool:
         return not coefficients.any()
     largest = shares.abs().argmax()
     expected = coefficients[largest] / shares[largest] * shares
-    return bool((coefficients - expected).abs().max() <= SAME * expected.abs().max())
+    return bool((coefficients - expected).abs().max() <= SAME_RATIO * expected.abs().max())
 
 
 def first_above(weights: Tensor, least: float) -> int | None:

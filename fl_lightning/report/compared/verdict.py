@@ -21,7 +21,7 @@ from fl_lightning.report.statistics import FEWEST_SEEDS
 from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
 from fl_lightning.runs.config.settings import RULES
 
-LEAST = 0.001  # smallest p value that is written
+LEAST_P = 0.001  # smallest p value that is written
 NAMED = 4  # largest number of methods that a sentence names for one reason
 NO_BASELINE = "No baseline: add `--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
 # What LaTeX lacks, after pandas has escaped the rest.
@@ -143,7 +143,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _p(difference: Difference) -> str:
-    return (f"p < {LEAST}" if difference.p < LEAST else f"p = {difference.p:.2g}").replace(" ", NBSP)
+    return (f"p < {LEAST_P}" if difference.p < LEAST_P else f"p = {difference.p:.2g}").replace(" ", NBSP)
 
 
 def table(comparison: Comparison) -> Table:

@@ -22,15 +22,15 @@ from fl_lightning.report.elements import Chart, Frames
 from fl_lightning.report.numbers import rounded, written
 from fl_lightning.runs.reader import Run, load
 
-BUDGET = 1_500_000  # largest number of characters in all frames of a chart
+FRAME_LETTERS = 1_500_000  # largest number of characters in all frames of a chart
 CLIENTS = 200  # largest number of clients in a heat map
 CELLS = 500_000  # largest number of cells in one round's heat maps of all methods
 SCALE = 127  # int8 value that stands for a cosine of 1
-WIDE = 4  # largest number of printed heat maps side by side
+MAPS_ABREAST = 4  # largest number of printed heat maps side by side
 VIEWS = ("before", "after correction")
 
 
-def cosines(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
+def cosines(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | None:
     """Draw the cosines between the updates of every two clients: a heat map for each method.
 
     A frame has the ids of the ``clients``, and for each view in ``cosines`` the upper triangle with its diagonal, row
@@ -100,7 +100,7 @@ def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
             values = pd.DataFrame(unpack(packed, len(clients)), clients, clients)
             name = panel + (f", {VIEWS[view]}" if views > 1 else "")
             found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
-    return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= WIDE else 0)
+    return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= MAPS_ABREAST else 0)
 
 
 def _orders(methods: Sequence[Method], frames: Frames) -> dict[str, dict[str, list[int]]]:
@@ -144,7 +144,7 @@ def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> 
     return [clients[leaf] for leaf in hierarchy.leaves_list(tree)]
 
 
-def surfaces(methods: Sequence[Method], budget: int = BUDGET) -> Chart | None:
+def surfaces(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | None:
     """Draw contours of the loss around the global model for each method, with one scale of colours.
 
     A frame has the ``steps`` along both directions and the ``loss``, row by row.

@@ -13,8 +13,8 @@ from fl_lightning.report.numbers import fewer, thin
 from fl_lightning.runs.reader import Run
 
 WANTED = 10  # rounds that every run should have, before the runs of another seed are shown
-NAMED = 10_000  # largest number of clients that a page names
-LISTED = 100  # largest number of frames in a chart's table of numbers
+NAMED_CLIENTS = 10_000  # largest number of clients that a page names
+LISTED_FRAMES = 100  # largest number of frames in a chart's table of numbers
 Read = Callable[[Path], Mapping[str, Any]]
 
 
@@ -31,7 +31,7 @@ def client_names(methods: Sequence[Method]) -> list[str] | None:
     """
     found = [run.client_names() for method in methods for run in method.runs]
     names = found[0]
-    return names if names is not None and len(names) <= NAMED and all(each == names for each in found) else None
+    return names if names is not None and len(names) <= NAMED_CLIENTS and all(each == names for each in found) else None
 
 
 def named(clients: Iterable[int], names: Sequence[str] | None) -> list[Any]:
@@ -97,7 +97,7 @@ def tabulated(frames: Frames, caption: str) -> Table:
     views, first = frames.views or ("",), every[0][2]
     head = [name + (f", {view}" if view else "") for view in views for name in first["text"][0]]
     rows = []
-    for panel, seed, frame in (every[at] for at in thin(len(every), LISTED)):
+    for panel, seed, frame in (every[at] for at in thin(len(every), LISTED_FRAMES)):
         texts = [*frame["text"], *frame["text"]][: len(views)]  # without a correction, both views are the same
         round = [str(frame["round"])] if "round" in frame else []
         rows.append([panel, seed, *round, *(value for text in texts for value in text.values())])

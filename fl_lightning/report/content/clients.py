@@ -18,12 +18,12 @@ from fl_lightning.report.numbers import rounded, thin, written
 from fl_lightning.runs.catalogue import about, is_item
 from fl_lightning.runs.reader import Run, load
 
-SHOWN = 10_000  # about the largest number of clients of all runs in the table
+SHOWN_CLIENTS = 10_000  # about the largest number of clients of all runs in the table
 DOTS = 2_000  # about the largest number of dots in a scatter plot
-SPARKS = 250_000  # about the largest number of points in all sparklines
-BUBBLES = 100  # largest number of clients in a bubble plot
-NARROW = 40  # largest number of clients in a bubble plot of half the page's width
-LONGEST, SHORTEST = 40, 8  # points of a sparkline
+SPARK_POINTS = 250_000  # about the largest number of points in all sparklines
+BUBBLE_CLIENTS = 100  # largest number of clients in a bubble plot
+NARROW_CLIENTS = 40  # largest number of clients in a bubble plot of half the page's width
+LONGEST_SPARK, SHORTEST_SPARK = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
 ITEMS = "(?:clients|held_out|own)/.*|fedlaw/weight"
 ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
@@ -41,10 +41,10 @@ def listed(methods: Sequence[Method]) -> dict[str, Any]:
     every = [(at, run) for at, method in enumerate(methods) for run in method.runs]
     prefixes = list(dict.fromkeys(prefix for _, run in every for prefix in _prefixes(run)))
     ends = {prefix: _ends([run.items(prefix) for _, run in every]) for prefix in prefixes}
-    most = max(20, SHOWN // len(every))
+    most = max(20, SHOWN_CLIENTS // len(every))
     runs = [(at, run, *found) for at, run in every if (found := _kept(run, most))[0]]
     lines = sum(len(clients) for _, _, clients, _ in runs) * max(1, len(prefixes))
-    length = max(SHORTEST, min(LONGEST, SPARKS // max(1, lines)))
+    length = max(SHORTEST_SPARK, min(LONGEST_SPARK, SPARK_POINTS // max(1, lines)))
     described = []
     for at, run, clients, of in runs:
         measures = [_measure(run.items(prefix), clients, *ends[prefix], length) for prefix in prefixes]
@@ -130,17 +130,17 @@ def partition(methods: Sequence[Method]) -> Chart | None:
         key="partition",
         title="Examples that each client holds",
         caption="A bubble's area is the number of examples of a class at a client."
-        + (f" The first {BUBBLES} of {most:,} clients are drawn." if most > BUBBLES else ""),
+        + (f" The first {BUBBLE_CLIENTS} of {most:,} clients are drawn." if most > BUBBLE_CLIENTS else ""),
         alt="Bubble plot of the examples of each class at each client",
         plot=Panels({name: Bubbles(each, names) for (name, seed), each in counts.items() if seed == first_seed}),
         numbers=tabulated(frames, "Partitions"),
         frames=frames,
-        wide=len(panels) > 1 or most > NARROW,
+        wide=len(panels) > 1 or most > NARROW_CLIENTS,
     )
 
 
 def _examples(counts: NDArray[np.int64]) -> dict[str, Any]:
-    clients, classes = counts[:BUBBLES].nonzero()
+    clients, classes = counts[:BUBBLE_CLIENTS].nonzero()
     held = counts[counts.sum(1) > 0]
     values = {
         "clients with data": written(len(held)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from fl_lightning.report.drawing.plots import BYTES, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Panels, Plot, Surface
 from fl_lightning.report.numbers import rounded
-from fl_lightning.runs.pictures import MARKED
+from fl_lightning.runs.pictures import MARKED_POINTS
 
 HEIGHT = 300  # height of a chart in pixels
 ROW = 22  # height of a row of dots or of a heat map in pixels
@@ -52,7 +52,7 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
         **across,
         "y": rounded(points["mean"]),
         "name": line.name,
-        "mode": "lines+markers" if len(points) <= MARKED and not line.variant else "lines",
+        "mode": "lines+markers" if len(points) <= MARKED_POINTS and not line.variant else "lines",
         "line": {"dash": "dot" if line.variant else DASHES[number % len(DASHES)]},
         "marker": {"symbol": MARKS[number % len(MARKS)]},
         "meta": {**meta, "role": "line"},

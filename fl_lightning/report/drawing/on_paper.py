@@ -26,8 +26,8 @@ LABELS = 0.4  # height of ticks and title of an x-axis, in inches
 PAD = 0.06  # white above and below, in inches
 LOWEST, HIGHEST = 1.2, 1.9  # heights of axes with lines, in inches
 CELL = 0.2  # largest width of a bubble's cell, in inches
-FEW = 40  # a bubble plot of more clients takes both columns
-MOST = 6  # largest number of columns of a legend
+NARROW_CLIENTS = 40  # a bubble plot of more clients takes both columns
+LEGEND_COLUMNS = 6  # largest number of columns of a legend
 NO_FACTS: Mapping[str, Any] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}  # the same bytes every day
 
 
@@ -69,7 +69,7 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
 
     titled = plot.panels if isinstance(plot, Panels) else {"": plot}
     panels, columns = list(titled.values()), _columns(plot, len(titled))
-    wide = columns > 1 or any(isinstance(each, Bubbles) and len(each.counts) > FEW for each in panels)
+    wide = columns > 1 or any(isinstance(each, Bubbles) and len(each.counts) > NARROW_CLIENTS for each in panels)
     width = (PAGE if wide else COLUMN) / columns
     titles = [textwrap.fill(title, int(width / LETTER)) for title in titled]
     height = max(_height(each, width) for each in panels) + ROW * max(len(title.splitlines()) for title in titles)
@@ -150,7 +150,7 @@ def _add_legend(figure: Figure, shared: Common) -> float:
         return 0.0
     longest = int((figure.get_figwidth() - 0.6) / LETTER)
     lines = any(isinstance(drawn, Line2D) and drawn.get_linestyle() != "None" for _, _, drawn in entries)
-    for columns in range(min(len(entries), MOST), 0, -1):
+    for columns in range(min(len(entries), LEGEND_COLUMNS), 0, -1):
         rowwise = [entry for column in range(columns) for entry in entries[column::columns]]
         legend = figure.legend(
             [drawn for *_, drawn in rowwise],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fl_lightning.report.drawing.plots import BYTES, PAPER, Axis, Bars, Bubbles, Dots, Heat, Line, Lines, Plot, Surface
-from fl_lightning.runs.pictures import COLOURS, MARKED, add_bubbles, add_heat, add_surface, loss_levels
+from fl_lightning.runs.pictures import COLOURS, MARKED_POINTS, add_bubbles, add_heat, add_surface, loss_levels
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -25,7 +25,7 @@ DOTS: Any = (0, (1, 1.2))  # of a method's other lines
 MARKERS = "os^XDPv<h"  # nine markers, so that two methods of one colour have different markers
 TOLD_APART = math.lcm(len(COLOURS), len(DASHES))  # largest number of methods with looks of their own
 MARKERS_OF_A_LINE = 12  # about the largest number of markers on a line
-BEYOND = 0.5  # how far bands are shown beyond the lines, in spans of the lines
+BEYOND_LINES = 0.5  # how far bands are shown beyond the lines, in spans of the lines
 NAME_WIDTH = 0.23  # room for a name along an axis of a heat map, in inches
 NAME = 24  # number of letters in a line of a bar's name
 STEPS = (1, 2, 5, 10)  # ticks are multiples of these
@@ -113,7 +113,7 @@ def _style(line: Line, look: Look) -> dict[str, Any]:
     """Choose colour, dashes and marker of a line by its method's look; a line that is a variant is dotted."""
     every = max(1, -(-len(line.points) // MARKERS_OF_A_LINE))
     style = {"color": look.colour, "linestyle": DOTS if line.variant else look.dashes}
-    marker = look.marker if len(line.points) <= MARKED and not line.variant else ""
+    marker = look.marker if len(line.points) <= MARKED_POINTS and not line.variant else ""
     return {**style, "marker": marker, "markevery": (look.number % every, every)}
 
 
@@ -131,7 +131,7 @@ def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
     if not len(means):
         return 0, 1
     span = float(np.ptp(means)) or 0.1 * abs(float(means[0])) or 1.0
-    shown = np.concatenate([means, edges.clip(means.min() - BEYOND * span, means.max() + BEYOND * span)])
+    shown = np.concatenate([means, edges.clip(means.min() - BEYOND_LINES * span, means.max() + BEYOND_LINES * span)])
     low, high = float(shown.min()), float(shown.max())
     whole = 1 if axis.percent else 100 if axis.title.endswith("(%)") else math.inf
     if whole < math.inf and means.min() >= 0 and means.max() <= whole:

@@ -33,7 +33,7 @@ RESUMABLE = (
 SEEDS = {"global": "seed_everything", "model": "model.seed", "data": "data.seed"}
 RULES = "rules"
 CLASS = ".class"  # ends the name of a setting that is a class
-LONGEST = 100  # largest number of characters of a value in a message
+LONGEST_VALUE = 100  # largest number of characters of a value in a message
 
 
 def settings_fingerprint(config: Mapping[str, Any]) -> str:
@@ -104,7 +104,7 @@ def told(changed: Mapping[str, Any]) -> str:
 
     def text(value: Any) -> str:
         words = "null" if value is None else str(value)
-        return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"
+        return words if len(words) <= LONGEST_VALUE else f"{words[:LONGEST_VALUE]}…"
 
     pairs = {name: value if isinstance(value, list) else [value] for name, value in changed.items()}
     return ", ".join(f"{name} ({' → '.join(map(text, values))})" for name, values in pairs.items())

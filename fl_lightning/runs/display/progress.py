@@ -25,7 +25,7 @@ from fl_lightning.runs.display.timer import RoundTimer
 SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
 HIDDEN = ("v_num",)
 GAP = "  "
-MOST = 3  # validation metrics that are shown if the module has chosen none by prog_bar
+SHOWN_METRICS = 3  # validation metrics that are shown if the module has chosen none by prog_bar
 SOON_S = 2.0  # seconds of training below which the first clients, which warm up, foretell nothing
 LONG_S = 600.0  # seconds of a run without a GPU above which the options that make it shorter are named
 TENTH_S = 30.0  # seconds of a tenth of a round above which a pipe gets a line for each tenth
@@ -312,7 +312,7 @@ class RoundProgress(ProgressBar):
         metrics = self.get_metrics(trainer, pl_module)
         if not any(name.startswith("val") for name in metrics):  # the module logs them without prog_bar
             names = [name for name in trainer.callback_metrics if name.startswith("val")]
-            metrics |= {name: float(trainer.callback_metrics[name]) for name in names[:MOST]}
+            metrics |= {name: float(trainer.callback_metrics[name]) for name in names[:SHOWN_METRICS]}
         ranks = {name: rank for rank, name in enumerate(SHOWN_FIRST)}
         shown = [name for name in metrics if name not in HIDDEN]
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))

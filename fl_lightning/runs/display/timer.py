@@ -37,7 +37,7 @@ PARTS = {
     "monitors": "The hooks of all monitors, except `loss`, which is part of local training.",
     "rest": "Evaluation, logging, checkpoints, other callbacks of Lightning.",
 }
-RECENT = 100  # number of last rounds from which the pace of a run is computed
+RECENT_ROUNDS = 100  # number of last rounds from which the pace of a run is computed
 _NAMES = [field.name for field in fields(RoundTime)]
 
 
@@ -49,7 +49,7 @@ class RoundTimer(Monitor):
     round correctly, RoundTimer must be the first of the Trainer's callbacks; the command line puts RoundTimer first.
 
     Attributes:
-        rounds: times of this fit's last rounds, at most ``RECENT``.
+        rounds: times of this fit's last rounds, at most ``RECENT_ROUNDS``.
     """
 
     metrics = (
@@ -65,7 +65,7 @@ class RoundTimer(Monitor):
     streams = True
 
     def __init__(self) -> None:
-        self.rounds: deque[RoundTime] = deque(maxlen=RECENT)
+        self.rounds: deque[RoundTime] = deque(maxlen=RECENT_ROUNDS)
 
     @property
     def mean(self) -> float:

@@ -10,7 +10,7 @@ import yaml
 
 from fl_lightning.errors import ConfigurationError
 
-LARGEST = 100_000  # values in a text
+MOST_VALUES = 100_000  # values in a text
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, which is ten times as fast, if PyYAML has it
 
 
@@ -47,8 +47,8 @@ def check_aliases(name: object, text: str) -> None:
 
 
 def _check_size(name: object, root: yaml.Node) -> None:
-    if _size(root, {}) > LARGEST:
-        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {LARGEST:,} values: use fewer")
+    if _size(root, {}) > MOST_VALUES:
+        raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {MOST_VALUES:,} values: use fewer")
 
 
 def _told(error: Exception) -> str:

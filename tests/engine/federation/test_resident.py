@@ -58,7 +58,7 @@ def test_a_dataset_is_copied_once_and_again_when_it_has_changed() -> None:
 def test_what_has_no_room_or_counts_from_the_end_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Data()
     size = sum(tensor.nbytes for tensor in data.examples.tensors)
-    monkeypatch.setattr(batches, "LIMIT", size)
+    monkeypatch.setattr(batches, "COPIED_BYTES", size)
     held = ResidentData(CPU)
     assert held.place(data.examples, [torch.tensor([0, -1])]) is None
     assert held.place(data.examples, [torch.tensor([0, 10])]) is None
