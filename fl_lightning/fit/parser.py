@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader
+from jsonargparse._typehints import NestedArg
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import parsing
 from typing_extensions import override
@@ -47,7 +48,14 @@ class Parser(LightningArgumentParser):
 
     @override
     def validate(self, namespace: Namespace, skip_unset: bool = False, *args: Any, **kwargs: Any) -> None:
-        """Refuse null where the type does not allow null; the parser would treat null as an argument not given."""
+        """Refuse null where the type does not allow null; the parser would treat null as an argument not given.
+
+        Refuse an option that the class does not have where a list may stand, too: the parser would make a list of it.
+        """
+        for key, value in namespace.items():
+            if isinstance(value, list) and value and isinstance(value[-1], NestedArg):
+                option, given = value[-1]
+                raise ValueError(f'Parser key "{key}": Expected a class with the option {option}. Got value: {given}')
         try:
             super().validate(namespace, False, *args, **kwargs)
         except TypeError:

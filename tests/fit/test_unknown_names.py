@@ -92,6 +92,12 @@ def test_option_of_another_class(argument: str) -> None:
     assert refusal("--config=tiny.yaml", argument).endswith(OTHERS[argument])
 
 
+def test_an_option_of_no_class_where_a_list_may_stand() -> None:
+    """The partition of PartitionedData may be a list of clients."""
+    message = refusal("--config=tiny.yaml", "--data=PartitionedData", "--data.partition=IID", "--data.partition.mu=3")
+    assert message == "data.partition: expected class with the option mu, got 3"
+
+
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
