@@ -47,6 +47,16 @@ KINDS = {
     "refine": "refine the new model on a proxy set",
     "base weights": "set the weights to start from",
 }
+# How many rules of a group a chain may have.
+CHAINS = {
+    "updates": "any number, in any order.",
+    "weights": "at most one. Such a rule weighs the updates as they are, so no rule after it may change the updates, "
+    "or set the weights to start from as `FedAvg` does.",
+    "shrinking": "at most one.",
+    "reduction": "at most one, and no rule that sets the weights or the shrinking factor, which would have no effect.",
+    "step": "at most one.",
+    "refine": "any number, with any other rules.",
+}
 OTHER = "settle nothing that another could undo"
 # Options whose classes the table of what there is lists after the callbacks, by the row's title.
 TITLES = {
@@ -135,10 +145,20 @@ def settled(cls: type[FederatedCallback]) -> list[str]:
     return sorted(parts, key=lambda part: ([*KINDS, part].index(part), part))
 
 
+def groups(cls: type[FederatedCallback]) -> list[str]:
+    """Return the groups of a server rule: names in ``KINDS``."""
+    return settled(cls) + ["refine"] * (cls.refine is not FederatedCallback.refine)
+
+
 def kind(cls: type[FederatedCallback]) -> str:
-    """Return the group of a server rule: one of the texts in ``KINDS``, or ``OTHER``."""
-    parts = settled(cls) + ["refine"] * (cls.refine is not FederatedCallback.refine)
-    return next((words for part, words in KINDS.items() if part in parts), OTHER)
+    """Return the first group of a server rule: one of the texts in ``KINDS``, or ``OTHER``."""
+    return next((words for part, words in KINDS.items() if part in groups(cls)), OTHER)
+
+
+def chains() -> list[str]:
+    """Make the list that says how many server rules of a group a chain may have."""
+    named = {part: [f"`{cls.__name__}`" for cls in callbacks("server") if part in groups(cls)] for part in CHAINS}
+    return [f"- Rules that {KINDS[part]} ({', '.join(named[part])}): {words}" for part, words in CHAINS.items()]
 
 
 def table(folder: str) -> list[str]:
@@ -154,15 +174,15 @@ def table(folder: str) -> list[str]:
 
 def by_kind() -> list[str]:
     """Make the lines of the table of what there is: the groups of server rules, other folders and other options."""
-    groups: dict[str, list[str]] = {title: [] for title in [*KINDS.values(), OTHER]}
-    for cls in callbacks("server"):
-        groups[kind(cls)].append(f"`{cls.__name__}`")
-    rows = [f"| server rules that {title} | {', '.join(names)} |" for title, names in groups.items() if names]
+    named: dict[str, list[type[Any]]] = {
+        f"server rules that {title}": [cls for cls in callbacks("server") if kind(cls) == title]
+        for title in [*KINDS.values(), OTHER]
+    }
     others = {"client rules": "client", "attacks and faults": "attacks", "monitors": "monitors"}
-    named = {title: callbacks(folder) for title, folder in others.items()}
+    named |= {title: callbacks(folder) for title, folder in others.items()}
     named |= {title: OPTIONS[option].classes() for title, option in TITLES.items()}
-    rows += [f"| {title} | {', '.join(f'`{cls.__name__}`' for cls in classes)} |" for title, classes in named.items()]
-    return ["| | |", "|---|---|", *rows]
+    cells = {title: ", ".join(f"`{cls.__name__}`" for cls in classes) for title, classes in named.items() if classes}
+    return ["| | |", "|---|---|", *(f"| {title} | {names} |" for title, names in cells.items())]
 
 
 def counts() -> list[str]:
@@ -235,7 +255,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
     return {
         ROOT / "docs" / "reference" / "what-there-is.md": {"classes": by_kind()},
         ROOT / "README.md": {"counts": counts()},
-        ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server")},
+        ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server"), "chains": chains()},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
         MEASURES: {"monitors": table("monitors"), **metric_tables()},
