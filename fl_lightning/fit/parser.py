@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader
-from jsonargparse._typehints import NestedArg
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import parsing
 from typing_extensions import override
@@ -53,7 +52,7 @@ class Parser(LightningArgumentParser):
         Refuse an option that the class does not have where a list may stand, too: the parser would make a list of it.
         """
         for key, value in namespace.items():
-            if isinstance(value, list) and value and isinstance(value[-1], NestedArg):
+            if isinstance(value, list) and value and type(value[-1]).__name__ == "NestedArg":  # the parser's own
                 option, given = value[-1]
                 raise ValueError(f'Parser key "{key}": Expected a class with the option {option}. Got value: {given}')
         try:
