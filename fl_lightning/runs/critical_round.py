@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from fl_lightning.errors import ConfigurationError
-
 
 def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
     """Find the round after which the clients no longer strengthen each other, FedLAW's "critical point" (Section 5.2).
@@ -29,12 +27,7 @@ def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
 
     Returns:
         The round, 1, 2, …; None if there is none so far.
-
-    Raises:
-        ConfigurationError: the window is not odd and positive.
     """
-    if not window % 2 == 1 or window < 1:
-        raise ConfigurationError(f"window must be an odd number of rounds, got {window}")
     half, positive = window // 2, False
     for index in range(len(coherence) - half):
         mean = fmean(coherence[max(index - half, 0) : index + half + 1])
