@@ -236,7 +236,7 @@ def _refused_class(text: str, keys: Sequence[str]) -> str | None:
 def _refused_value(text: str, keys: Sequence[str]) -> str | None:
     """Say what was expected in place of a value, or that a value is missing."""
     if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
-        how = f": --{keys[-1]}.{found[1]} VALUE" if keys and "," not in found[1] else ""
+        how = f": --{'.'.join(keys)}.{found[1]} VALUE" if keys and "," not in found[1] else ""
         return f"give a value for {found[1]}{how}"
     if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
         return f"expected {_plain(found[1])}, got {found[2]}"

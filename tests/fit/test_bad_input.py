@@ -58,6 +58,7 @@ PARSED = {  # refused by the parser
     "--data.num_clients=null": r"data.num_clients: expected int, got None$",
     "--data.participation=null": r"data.participation: expected int or float or null, got None$",
     "--data.proxy_source=val": r"data.*proxy_source",
+    "--data.partition=ClassesPerClient": "data.partition: give a value for classes: --data.partition.classes VALUE$",
     "--model.clients_at_once=some": "model.clients_at_once: expected .*auto.*, got some$",
     "--model.on_bad_update=ignore": r"model.on_bad_update: .*skip.*raise.*ignore",
     "--model.server_scheduler=torch.optim.lr_scheduler.OneCycleLR": (
