@@ -35,6 +35,7 @@ class RankWatch(threading.Thread):
         rank: number of this process.
         world_size: number of processes.
         children: the processes that this process has started, ranks 1, 2, …
+        parent: number of the process that has started this one; it may have ended by now.
 
     Attributes:
         over: the event that ends the watch.
@@ -44,10 +45,10 @@ class RankWatch(threading.Thread):
     store: Any = None
     _silent = False  # whether this rank has an error, but leaves it to rank 0 to tell its own
 
-    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]]) -> None:
+    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]], parent: int) -> None:
         super().__init__(daemon=True, name="rank watch")
         self._rank, self._world_size, self._children = rank, world_size, children
-        self._parent = os.getppid()
+        self._parent = parent
         self.over = threading.Event()
         self._since: float | None = None  # when this rank began to wait
         self._next_word, self._hint = FIRST_S, ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from subprocess import Popen
 from typing import Any
 
@@ -16,6 +17,8 @@ from typing_extensions import override
 
 from fl_lightning.engine.devices.ranks import RankWatch, meeting
 from fl_lightning.lightning_private import keep_samplers
+
+STARTER = "FL_LIGHTNING_STARTER"  # environment variable, for the processes that a process starts: its number
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -31,11 +34,19 @@ class ClientParallelStrategy(DDPStrategy):
     watch: RankWatch | None = None  # of a run on several devices
 
     @override
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        if "LOCAL_RANK" not in os.environ:  # else another process has started this one
+            os.environ[STARTER] = str(os.getpid())
+
+    @override
     def setup_distributed(self) -> None:
         self.set_world_ranks()
+        starter = int(os.environ.pop(STARTER, os.getpid()))
         if self.world_size > 1:
             children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
-            self.watch = RankWatch(self.global_rank, self.world_size, children)
+            parent = os.getppid() if starter == os.getpid() else starter
+            self.watch = RankWatch(self.global_rank, self.world_size, children, parent)
             self.watch.start()
         with meeting(self.global_rank, self.world_size):
             super().setup_distributed()

@@ -113,3 +113,24 @@ def test_trouble_that_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wh
     assert not alive
     assert (f"rank {1 - rank} has waited" in err) == (what != "nan")
     assert ("its update is not finite" in err) == (what == "nan")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["popen", "fork"])
+def test_rank_0_ends_before_the_ranks_have_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tiny.yaml").write_text(TINY)
+    more = ["--trainer.strategy", "ClientParallelStrategy", "--trainer.strategy.start_method", method]
+    command = [str(Path(sys.executable).with_name("fl-lightning")), *FIT, *more]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[psutil.Process] = []
+    while not children:
+        found = psutil.Process(running.pid).children()
+        children = [each for each in found if "tiny.yaml" in " ".join(each.cmdline())]
+        assert running.poll() is None
+    running.kill()
+    running.wait()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    for process in alive:
+        process.kill()
+    assert not alive
