@@ -138,9 +138,9 @@ def test_runs_a_round_and_is_reported(id: str, folder: Path) -> None:
     """The end of the grid on generated data, with three clients: finite numbers, every client taken in."""
     options = cells(id)[-1].options
     data = generated_data(parsed(id, *options), folder / id)
-    few = ["--trainer.callbacks.points=3"] if id == "fedgam/fig-4" else []  # of LossSurface, while it is the last one
-    few += ["--trainer.callbacks.epochs=14"] if id in QUICK and "FedLAW'" in str(parsed(id, *options)) else []
-    result = run("fit", "--config", file_of(id), *options, *few, *data, *ONE_ROUND, *SMALL)
+    first = ["--trainer.callbacks.points=3"] if id == "fedgam/fig-4" else []  # of LossSurface, the config's last one
+    few = ["--trainer.callbacks.epochs=14"] if id in QUICK and "FedLAW'" in str(parsed(id, *options)) else []
+    result = run("fit", "--config", file_of(id), *first, *options, *few, *data, *ONE_ROUND, *SMALL)
     assert result.status == 0, result.err
     assert not [text for text in result.warnings if "left out" in text]
     (row,) = rows(Path("runs", id, "version_0", "metrics.csv"))
