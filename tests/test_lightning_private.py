@@ -32,7 +32,7 @@ LIGHTNING = {  # its private names that a module uses or overrides itself; all o
     "runs/loggers/mlflow.py": {"_run_id"},
 }
 OTHERS = {  # private names of other libraries
-    "engine/devices/strategy.py": {"_get_default_store"},  # torch
+    "engine/devices/strategy.py": {"_configure_launcher", "_get_default_store"},  # the base class's; torch
     "engine/training/in_lockstep/obstacles.py": {  # torch
         "_backward_hooks",
         "_backward_pre_hooks",
@@ -126,6 +126,25 @@ def test_set_step() -> None:
     run = trainer()
     private.set_step(run, 7)
     assert run.fit_loop.epoch_loop._batches_that_stepped == 7
+
+
+class Logs(Net):
+    """Logs the epoch twice an epoch; ``again`` where it can."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for name in ("usual", "again"):
+            value = torch.tensor(float(self.current_epoch + batch_idx))
+            if name == "usual" or not private.log_again(self, name, value):
+                self.log(name, value, on_step=False, on_epoch=True, batch_size=1)
+        return super().training_step(batch, batch_idx)
+
+
+def test_log_again() -> None:
+    """In each epoch the mean over its two batches, whatever the epochs before logged."""
+    module, loader = Logs(), torch.utils.data.DataLoader([BATCHES] * 2, batch_size=None)
+    trainer(rounds=3).fit(module, loader)
+    assert module.trainer.callback_metrics["again"] == module.trainer.callback_metrics["usual"] == 2.5
+    assert not private.log_again(module, "again", torch.tensor(0.0)), "outside of a hook"
 
 
 def test_saved_hyper_parameters() -> None:

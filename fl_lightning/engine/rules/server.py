@@ -23,7 +23,7 @@ from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.lightning_private import transfer
+from fl_lightning.lightning_private import log_again, transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 
 
@@ -112,7 +112,8 @@ class Server(LightningModule):
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
         scalar = torch.tensor(value, dtype=torch.get_default_dtype())
-        self.log(name, scalar, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+        if not log_again(self, name, scalar):
+            self.log(name, scalar, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""
