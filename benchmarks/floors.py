@@ -48,10 +48,10 @@ class Small:
 
 
 SMALL = [
-    Small("logistic regression, 10 clients × 6 steps of 10", 784, 0, 10, {AT_ONCE: "≤ 4", COMPILED: "≤ 2"}),
-    Small("logistic regression, 100 clients × 6 steps of 10", 784, 0, 100, {AT_ONCE: "≤ 1.5", COMPILED: "≤ 1.2"}),
-    Small("MLP 64-64-10, 20 clients × 6 steps of 10", 64, 64, 20),
-    Small("MLP 64-64-10, 100 clients × 6 steps of 10", 64, 64, 100),
+    Small("logistic regression, 10 clients × 6 steps of 10", 784, 0, 10, {COMPILED: "≤ 2"}),
+    Small("logistic regression, 100 clients × 6 steps of 10", 784, 0, 100, {COMPILED: "≤ 1.2"}),
+    Small("MLP 64-64-10, 20 clients × 6 steps of 10", 64, 64, 20, {COMPILED: "≤ 3"}),
+    Small("MLP 64-64-10, 100 clients × 6 steps of 10", 64, 64, 100, {COMPILED: "≤ 2"}),
 ]
 
 
@@ -78,7 +78,7 @@ def _one_by_one(name: str, make: Callable[[], nn.Module], data: RandomClients, q
 def _at_once(case: Small, quick: bool, install: bool) -> Iterator[Row]:
     """Compare clients at once with stacks made by hand, and with JAX; compiled, too, where that can be asked for."""
     data = RandomClients(case.clients, SAMPLES, (case.inputs,), batch_size=BATCH)
-    ways: dict[str, dict[str, Any]] = {AT_ONCE: {}, COMPILED: {"compile_clients": True}}
+    ways: dict[str, dict[str, Any]] = {AT_ONCE: {"compile_clients": False}, COMPILED: {"compile_clients": True}}
     others: dict[str, Callable[[], float]] = {"stacked by hand": stacked(case.network(), data)}
     with ExitStack() as stack:
         try:

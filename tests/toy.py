@@ -307,6 +307,7 @@ class Seen:
     at_once: bool
     tried: int  # the last round with a trial
     compiled: bool
+    padded: bool  # whether batches of different sizes are evaluated together
     streams: bool
 
 
@@ -319,7 +320,8 @@ class Sees(Callback):
             training, sums_after = pl_module.client_training, pl_module._policy.sums_after
             tried, groups = getattr(training, "compared", 0), getattr(training, "groups", None)
             compiled = bool(groups and groups.steps.is_compiled)
-            SEEN[pl_module] = Seen(training.group_size, training.at_once, tried, compiled, sums_after is not None)
+            padded, streams = bool(groups and groups.padded), sums_after is not None
+            SEEN[pl_module] = Seen(training.group_size, training.at_once, tried, compiled, padded, streams)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         if "_policy" in vars(pl_module):

@@ -1,4 +1,4 @@
-"""Train the case with fl-lightning: ``python benchmarks/peers/ours.py ROUNDS [CLIENTS_AT_ONCE]``."""
+"""Train the case with fl-lightning: ``python benchmarks/peers/ours.py ROUNDS [CLIENTS_AT_ONCE [compiled]]``."""
 
 import logging
 import sys
@@ -73,5 +73,6 @@ if __name__ == "__main__":
         callbacks=[stamp],
     )
     at_once = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    trainer.fit(FederatedOrchestrator(module, clients_at_once=at_once), datamodule=Data())
+    compiled = "compiled" in sys.argv
+    trainer.fit(FederatedOrchestrator(module, clients_at_once=at_once, compile_clients=compiled), datamodule=Data())
     stamp.watch.report(module.layer.weight.detach(), module.layer.bias.detach())

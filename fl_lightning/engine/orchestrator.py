@@ -94,11 +94,11 @@ class FederatedOrchestrator(ClientHost):
             ``ckpt_path``, which is loaded later.
         seed: seed of local randomness (batch order, dropout) and of rules that draw random numbers.
         clients_at_once: number of clients that train in lock-step, as the rows of one matrix, which saves small models
-            most of their time; "auto" chooses the number: 1 where training in lock-step saves no time. Results differ
-            by rounding from those of clients that train one after another.
+            most of their time; "auto" chooses the number: 1 where training in lock-step saves no time, as two rounds
+            show. Results differ by rounding from those of clients that train one after another.
         compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
-            some seconds at the first step and saves tiny models part of each later one. It needs a C++ compiler.
-            Results differ by rounding.
+            some seconds at the first step and saves small models most of each later one; "auto" compiles if the rounds
+            that are left will save more time than that takes. It needs a C++ compiler. Results differ by rounding.
         local_graph: must be False; a captured graph of a local step would keep the numbers that the step read.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
@@ -131,7 +131,7 @@ class FederatedOrchestrator(ClientHost):
         init_from: str | None = None,
         seed: int = 0,
         clients_at_once: int | Literal["auto"] = 1,
-        compile_clients: bool = False,
+        compile_clients: bool | Literal["auto"] = "auto",
         channels_last: bool = False,
         cohort_memory: str | None = None,
         local_graph: bool = False,
@@ -158,7 +158,7 @@ class FederatedOrchestrator(ClientHost):
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
         self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
-        self._at_once = False  # whether clients have trained in lock-step in the last round
+        self._at_once = [False, False]  # whether clients trained in lock-step in the last round, and compiled
         self._round: Round | None = None
 
     # A fit begins
@@ -224,7 +224,7 @@ class FederatedOrchestrator(ClientHost):
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
-        self._at_once = self.client_training.at_once
+        self._at_once = [self.client_training.at_once, self.client_training.is_compiled]
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         self._policy = choose_policy(
             self,
@@ -286,7 +286,8 @@ class FederatedOrchestrator(ClientHost):
 
     def num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round, as the data module counts batches."""
-        return LocalData(self, self.settings).counted(client, round).total_batches
+        data = self.__dict__.get("_local_data") or LocalData(self, self.settings)
+        return int(data.counted(client, round).total_batches)
 
     # A round
 
@@ -334,7 +335,7 @@ class FederatedOrchestrator(ClientHost):
         step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
         self.log_round_number(self.round)
         self.rounds_done += 1
-        self._at_once, self._round = self.client_training.at_once, None
+        self._at_once, self._round = [self.client_training.at_once, self.client_training.is_compiled], None
         round.failures.clear()  # an error refers to the frames that it passed, and these to the round
 
     def _log_turnout(self, round: Round, kept: int) -> None:
@@ -427,7 +428,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
-        checkpoint["clients_at_once"] = [self.clients_at_once, self._at_once]
+        checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._round.anchor, self._round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())

@@ -68,7 +68,7 @@ def test_the_place_is_no_setting(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert config["data"]["init_args"]["root"] is None
     before = config_of(["--config=cifar10_gh.yaml", "--data.root=data", "--data.download=false"])
     assert before["data"]["init_args"]["root"] == "data"
-    assert settings_fingerprint(config) == settings_fingerprint(before) == "d9de93b103e8cee8"
+    assert settings_fingerprint(config) == settings_fingerprint(before) == "ca14283bdf1b130b"
 
 
 def test_a_config_tells_whether_its_data_are_missing(cache: Path) -> None:

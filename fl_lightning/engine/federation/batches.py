@@ -1,6 +1,7 @@
 """A client's batches: gathered from tensors, in memory or on the device, or read example by example with seeds."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,23 @@ Collate = Callable[[list[Any]], Any]
 
 class TrainingBatch(list[Any]):
     """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The examples that a client takes of a dataset in memory, one local epoch after another.
+
+    Attributes:
+        dataset: the dataset, which may hold the examples of all clients.
+        rows: the row numbers, in the order in which they are taken.
+        each: number of examples in an epoch.
+        size: number of examples in a batch; the last one of an epoch has the rest.
+    """
+
+    dataset: TensorDataset
+    rows: Tensor
+    each: int
+    size: int
 
 
 class Examples(Protocol):
@@ -129,28 +147,22 @@ class ResidentData:
         # By the memory of the original's tensors: the original, and its copy.
         self._copies: dict[Any, tuple[TensorDataset, TensorDataset]] = {}
 
-    def place(self, dataset: TensorDataset, rows: Sequence[Tensor]) -> tuple[TensorDataset, list[Tensor]] | None:
-        """Return a dataset's copy on the device, and the row numbers of some batches there.
-
-        Args:
-            dataset: the dataset.
-            rows: (B,) the row numbers of each batch.
+    def place(self, dataset: TensorDataset, rows: Tensor) -> tuple[TensorDataset, Tensor] | None:
+        """Return a dataset's copy on the device, and row numbers (n,) there.
 
         Returns:
             The copy and the row numbers; None if there is no room, or if a row number does not count from the top.
         """
-        whole = torch.cat(list(rows))
-        low, high = torch.aminmax(whole)
+        low, high = torch.aminmax(rows)
         if low < 0 or high >= len(dataset) or (copy := self._copy(dataset)) is None:
             return None
-        return copy, list(torch.split(whole.to(self._device), [len(each) for each in rows]))
+        return copy, rows.to(self._device)
 
-    def batches(self, dataset: TensorDataset, rows: Sequence[Tensor]) -> list[TrainingBatch] | None:
-        """Gather batches on the device, one after another from one copy; None as for :meth:`place`."""
+    def batches(self, dataset: TensorDataset, rows: Tensor, size: int) -> list[TrainingBatch] | None:
+        """Gather batches of ``size`` rows on the device, the last one with the rest; None as for :meth:`place`."""
         if (placed := self.place(dataset, rows)) is None:
             return None
-        order, sizes = torch.cat(placed[1]), [len(each) for each in rows]
-        parts = (torch.split(take(tensor, order), sizes) for tensor in placed[0].tensors)
+        parts = (torch.split(take(tensor, placed[1]), size) for tensor in placed[0].tensors)
         return list(map(TrainingBatch, zip(*parts, strict=True)))
 
     def _copy(self, dataset: TensorDataset) -> TensorDataset | None:

@@ -56,7 +56,7 @@ class ClientData(LightningDataModule):
     #: through them together; a subclass that overrides a transfer hook must set this attribute again.
     by_example: ClassVar[bool] = False
 
-    #: Whether ``client_batches`` returns the batches of ``indexed_batches``; a subclass that overrides
+    #: Whether ``client_batches`` returns the batches of ``epoch_rows``; a subclass that overrides
     #: ``client_batches`` must set this attribute again.
     in_rows: ClassVar[bool] = True
 
@@ -126,18 +126,16 @@ class ClientData(LightningDataModule):
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
 
-    def indexed_batches(self, client: int, order: torch.Generator) -> tuple[TensorDataset, list[Tensor]] | None:
-        """Return the batches of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
+    def epoch_rows(self, client: int, order: torch.Generator) -> tuple[TensorDataset, Tensor] | None:
+        """Return the examples of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
 
         Returns:
-            The dataset, which may hold the examples of all clients, and the row numbers (B,) of each batch; None for
-            data that are not in memory.
+            The dataset, which may hold the examples of all clients, and the row numbers (n,) in the order of the
+            batches, which have ``batch_size`` examples and the last one the rest; None for data that are not in memory.
         """
         if self.collate_fn is not None:
             return None
-        examples, indices = self._shuffled(client, order)
-        found = in_memory(examples, indices)
-        return None if found is None else (found[0], list(torch.split(found[1], self.batch_size)))
+        return in_memory(*self._shuffled(client, order))
 
     def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
         """Return a client's examples, and the order in which an epoch takes them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,11 +35,11 @@ class _Entry:
     def reduce(self) -> float:
         if isinstance(self.values[-1], Metric):
             return _computed(self.values[-1])
-        values = torch.tensor([float(value) for value in self.values], dtype=torch.float64)
+        values = list(map(float, self.values))  # a few numbers: faster than tensors
         if self.reduction != "mean":
-            return float(getattr(values, self.reduction)())
-        weights = torch.tensor(self.weights, dtype=torch.float64) / self.weights[0]
-        return float((values * weights).sum() / weights.sum())
+            return float(getattr(torch.tensor(values, dtype=torch.float64), self.reduction)())
+        weights = [weight / self.weights[0] for weight in self.weights]
+        return float(sum(map(operator.mul, values, weights)) / sum(weights))
 
     def last(self) -> float:
         value = self.values[-1]
@@ -96,6 +97,11 @@ class MetricLog:
             entry = self._entries[name] = _Entry(reduction_named(reduce_fx), forked)
         entry.values.append(value.detach().clone() if isinstance(value, Tensor) else value)
         entry.weights.append(float(batch_size or in_batch or 1))
+
+    def extend(self, name: str, values: Sequence[Any], weights: Sequence[float]) -> None:
+        """Add more values of a metric that has been added, with their weights in a mean."""
+        self._entries[name].values += values
+        self._entries[name].weights += weights
 
     def collect(self) -> dict[str, float]:
         """Return the metrics by name, each reduced over the steps."""

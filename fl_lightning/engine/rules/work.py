@@ -122,7 +122,7 @@ class Work:
         fraction = self.epochs - self.whole_epochs  # type: ignore[operator]  # epochs or steps is given
         return max(round(fraction * self.num_batches), 0 if self.whole_epochs else 1) if fraction else 0
 
-    @property
+    @cached_property
     def total_batches(self) -> int:
         """Number of batches in all passes."""
         return self.whole_epochs * self.num_batches + self.last_batches

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Iterator, Sized
 from functools import cached_property, partial
 from typing import Any
 
+import torch
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
-from fl_lightning.engine.federation.batches import ResidentData, TrainingBatch, batch_sizes
+from fl_lightning.engine.federation.batches import ResidentData, Rows, TrainingBatch, batch_sizes
 from fl_lightning.engine.module.logged import examples_in
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import Server
@@ -30,6 +32,7 @@ class LocalData:
 
     def __init__(self, server: Server, settings: LocalSettings) -> None:
         self._server, self._settings, self.module = server, settings, server.data
+        self._works: dict[int, Work] = {}  # of clients that do all of their work, by their number of batches
 
     @cached_property
     def _resident(self) -> ResidentData | None:
@@ -46,7 +49,11 @@ class LocalData:
     def counted(self, client: int, round: int) -> Work:
         """Decide a client's work in a round, with batches counted as the data module counts them."""
         count = self.module.num_batches(int(self.module.sizes[client]))
-        return self._settings.work(self._stragglers(client, round), partial(range, count))
+        if self._settings.stragglers:
+            return self._settings.work(self._stragglers(client, round), partial(range, count))
+        if count not in self._works:
+            self._works[count] = self._settings.work(None, partial(range, count))
+        return self._works[count]
 
     def _stragglers(self, client: int, round: int) -> Any:
         return self._server.generator("stragglers", round, client) if self._settings.stragglers else None
@@ -74,16 +81,23 @@ class LocalData:
         """Gather the batches of a local epoch on the device, where they can be; None elsewhere."""
         if self._resident is None:
             return None
-        found = self.module.indexed_batches(client, self._order(client, round, epoch))
-        return self._resident.batches(*found) if found and found[1] else None
+        found = self.module.epoch_rows(client, self._order(client, round, epoch))
+        return self._resident.batches(*found, self.module.batch_size) if found and len(found[1]) else None
 
-    def rows(self, client: int, round: int, epoch: int) -> list[Any] | None:
-        """Find the rows of each batch of a local epoch in a dataset in memory; None for other data.
+    def rows(self, client: int, round: int, count: int) -> Rows | None:
+        """Find the rows of a client's first ``count`` batches in a dataset in memory; None for other data.
 
-        Returns:
-            Pairs of the dataset and the row numbers (B,) of a batch, both on the device where they can be.
+        The dataset and the row numbers are on the device where they can be.
         """
-        found = self.module.indexed_batches(client, self._order(client, round, epoch))
-        if found and found[1] and self._resident is not None:
-            found = self._resident.place(*found) or found
-        return None if found is None else [(found[0], rows) for rows in found[1]]
+        epochs, each, dataset = list[Tensor](), 0, None
+        while len(epochs) * self.module.num_batches(each) < count:
+            found = self.module.epoch_rows(client, self._order(client, round, len(epochs)))
+            if found is None or not (each := found[1].numel()):
+                return None
+            dataset = found[0]
+            epochs.append(found[1])
+        if dataset is None:
+            return None
+        rows = epochs[0] if len(epochs) == 1 else torch.cat(epochs)
+        placed = self._resident and self._resident.place(dataset, rows)
+        return Rows(*(placed or (dataset, rows)), each, self.module.batch_size)

@@ -262,14 +262,18 @@ class LocalTraining:
         with self.forward_context():
             return step(batch, index) if self.takes_index else step(batch)
 
-    def loss_of(self, outputs: Any) -> Tensor:
+    def loss_of(self, outputs: Any, shows_gradient: bool = True) -> Tensor:
         """Return the loss in what ``training_step`` returned.
+
+        Args:
+            outputs: what ``training_step`` returned.
+            shows_gradient: whether a loss with a gradient says so; a vmap inside of the gradient hides it.
 
         Raises:
             ConfigurationError: there is no loss, or the loss has no gradient.
         """
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, Tensor) or not loss.requires_grad:
+        if not isinstance(loss, Tensor) or (shows_gradient and not loss.requires_grad):
             name = type(self.module).__name__
             got = "a loss without a gradient" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
             raise ConfigurationError(

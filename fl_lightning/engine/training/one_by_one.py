@@ -34,6 +34,10 @@ class ClientTraining(Protocol):
     group_size: int
     at_once: bool
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether ``torch.compile`` compiles local steps."""
+
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""
 
@@ -57,7 +61,7 @@ class OneByOne:
     """
 
     group_size = 1
-    at_once = False
+    at_once = is_compiled = False
 
     def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
         self.server, self.local, self.data, self.hooks = server, local, data, hooks

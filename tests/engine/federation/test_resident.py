@@ -32,9 +32,9 @@ def order() -> torch.Generator:
 def test_batches_are_those_of_the_data_module() -> None:
     data, held = Data(), ResidentData(CPU)
     for client in range(2):
-        found = data.indexed_batches(client, order())
+        found = data.epoch_rows(client, order())
         assert found
-        batches = held.batches(*found)
+        batches = held.batches(*found, 2)
         assert batches
         for one, other in zip(data.client_batches(client, order()), batches, strict=True):
             assert type(one) is type(other)
@@ -43,14 +43,14 @@ def test_batches_are_those_of_the_data_module() -> None:
 
 def test_a_dataset_is_copied_once_and_again_when_it_has_changed() -> None:
     data, held = Data(), ResidentData(CPU)
-    rows = [torch.tensor([0, 1])]
+    rows = torch.tensor([0, 1])
     first = held.place(data.examples, rows)
     second = held.place(TensorDataset(*data.examples.tensors), rows)
     assert first
     assert second
     assert first[0] is second[0]
     data.examples.tensors[0].zero_()
-    third = held.batches(data.examples, rows)
+    third = held.batches(data.examples, rows, 2)
     assert third
     assert third[0][0].tolist() == [[0, 0], [0, 0]]
 
@@ -60,7 +60,7 @@ def test_what_has_no_room_or_counts_from_the_end_is_left_where_it_is(monkeypatch
     size = sum(tensor.nbytes for tensor in data.examples.tensors)
     monkeypatch.setattr(batches, "COPIED_BYTES", size)
     held = ResidentData(CPU)
-    assert held.place(data.examples, [torch.tensor([0, -1])]) is None
-    assert held.place(data.examples, [torch.tensor([0, 10])]) is None
-    assert held.place(data.examples, [torch.tensor([0, 9])])
-    assert held.place(TensorDataset(torch.zeros(1)), [torch.tensor([0])]) is None
+    assert held.place(data.examples, torch.tensor([0, -1])) is None
+    assert held.place(data.examples, torch.tensor([0, 10])) is None
+    assert held.place(data.examples, torch.tensor([0, 9]))
+    assert held.place(TensorDataset(torch.zeros(1)), torch.tensor([0])) is None

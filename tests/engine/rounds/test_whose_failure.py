@@ -113,7 +113,7 @@ def test_no_optimizer_is_refused() -> None:
 
 class Large(Net):
     def between(self) -> list[Any]:
-        return [torch.nn.Linear(8, 1 << 13), torch.nn.Linear(1 << 13, 8)]
+        return [torch.nn.Linear(8, 1 << 16), torch.nn.Linear(1 << 16, 8)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class Large(Net):
         (
             lambda: Large().double(),
             {},
-            r"clients train one after another, since Large has 139,339 trainable parameters",
+            r"clients train one after another, since Large has 1,114,187 trainable parameters",
         ),
     ],
     ids=["at once", "64-true", "large"],

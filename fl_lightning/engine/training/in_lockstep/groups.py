@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -32,7 +32,10 @@ class Groups:
 
     Attributes:
         steps: takes the local steps.
+        padded: whether batches of different sizes are evaluated together, example by example; a trial decides.
     """
+
+    padded = False
 
     def __init__(self, alone: OneByOne, compiled: bool) -> None:
         self.alone, self.steps = alone, StackedTraining(alone.local, compiled)
@@ -65,15 +68,17 @@ class Groups:
         """Make the run of a client that trains in a group, whose batches the data module counts."""
         return self.alone.new_run(round, client, self.alone.data.counted(client, round.number))
 
-    def train_rows(self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None) -> Tensor:
+    def train_rows(
+        self, round: Round, runs: Sequence[LocalRun], seed: int, batches: Any = None, draws: Any = "different"
+    ) -> Tensor:
         """Train clients as the rows of a stack.
 
         Args:
             round: the round.
             runs: the clients' runs, those with most steps first.
             seed: the seed of the random numbers that local steps draw.
-            batches: the batches of each step, whose random numbers are then the same for all clients; by default the
-                clients' own batches, and numbers of their own.
+            batches: the batches of each step; by default the clients' own.
+            draws: whether clients draw the "same" numbers or "different" ones.
 
         Returns:
             (N, P) the clients' models.
@@ -86,12 +91,12 @@ class Groups:
         self._start(runs)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
-        group = StackedRun(runs, optimizer, "different" if batches is None else "same")
+        group = StackedRun(runs, optimizer, draws)
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()
         others = random_states(device)[1]
-        self.steps.train(group, self._batches(runs) if batches is None else batches)
+        self.steps.train(group, self.batches(runs) if batches is None else batches)
         has_drawn = random_states(device)[1] != others
         obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
         return optimizer.weights
@@ -133,21 +138,17 @@ class Groups:
         finally:
             round.state.write(round.state.buffers)
 
-    def _batches(self, runs: Sequence[LocalRun]) -> Iterable[list[Part]]:
+    def batches(self, runs: Sequence[LocalRun]) -> Iterable[list[Part]]:
         """Make the batches of each step of a group.
 
         From data in memory, the batches of all clients are gathered at once, and go through the hooks together.
         """
         data, steps = self.alone.data, [run.work.total_batches for run in runs]
-        # Keeps the rows of the first epochs, which are asked for before, until they are taken.
-        rows: Callable[..., Any] = lru_cache(maxsize=len(runs))(data.rows)
-
-        def is_in_memory(run: LocalRun) -> bool:
-            own, first = (rows(each.client, each.round, 0) for each in (run, runs[0]))
-            return bool(own and first) and alike(own[0][0], first[0][0])
-
-        together = self._in_rows and all(map(is_in_memory, runs))
-        read = rows if together else data.batches
-        epochs = (partial(read, run.client, run.round) for run in runs)
-        taken = in_lockstep(list(map(repeated, epochs, steps)), steps)
-        return gathered(self.alone.server.prepare_batch, taken) if together else map(stacked, taken)
+        if self._in_rows:
+            found = [data.rows(run.client, run.round, count) for run, count in zip(runs, steps, strict=True)]
+            rows = [each for each in found if each is not None and alike(each.dataset, found[0].dataset)]  # type: ignore[union-attr]  # the first of rows
+            if len(rows) == len(runs):
+                form = partial(self.steps.form, len(runs))
+                return gathered(self.alone.server.prepare_batch, rows, steps, form, self.padded)
+        epochs = (partial(data.batches, run.client, run.round) for run in runs)
+        return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -12,6 +14,8 @@ from torch import Tensor
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
+
+_Name = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # name, value and other arguments of a call of log
 
 
 class StackedRun:
@@ -33,8 +37,9 @@ class StackedRun:
         kept: the tensors in :attr:`LocalRun.kept`, with one row per client.
         buffers: the module's buffers by name, with one row per client.
         parts: the batches of the current step.
-        logged: name, value and other arguments of what the module logs in a step; None in place of a tensor.
+        names: name, value and other arguments of what the module logs in an evaluation; None in place of a tensor.
         traced: the tensors among the values.
+        logged: for each evaluation of a step and each of its parts the names, and the tensors (n,) of the n clients.
     """
 
     def __init__(
@@ -47,9 +52,39 @@ class StackedRun:
         self.kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
         self.buffers: dict[str, Tensor] = {}
         self.parts: list[Part] = []
-        self.logged: list[tuple[str, Any, tuple[Any, ...], dict[str, Any]]] = []
+        self.names: list[_Name] = []
         self.traced: list[Tensor] = []
+        self.logged: list[tuple[list[_Name], list[Tensor]]] = []
+        self._kept: list[tuple[Part, list[_Name], list[Tensor]]] = []
         self._elsewhere = False
+
+    def begin(self, buffers: dict[str, Tensor]) -> None:
+        """Begin with the clients' buffers, by name with one row per client."""
+        self.buffers = buffers
+        self._whole, self._live = (self.kept, buffers), len(self.runs)
+        self._done: list[tuple[Tensor, Tensor]] = []  # rows of the stack, of kept tensors and of buffers, as they ended
+
+    def narrow(self, live: int, width: int) -> None:
+        """Go on with the first ``live`` clients, as the first of ``width`` rows that step."""
+        if live < self._live:
+            ended, self._live = slice(live, self._live), live
+            if width > live:  # the rows step on, though their clients are done
+                stacks = [self.optimizer.weights, *(each for all in self._whole for each in all.values())]
+                self._done += [(each[ended], each[ended].clone()) for each in stacks]
+        if width < len(self.params):
+            self.params = self.optimizer.weights[:width]
+            self.kept, self.buffers = ({name: each[:width] for name, each in all.items()} for all in self._whole)
+            self.optimizer.narrow(width)
+
+    def finish(self, losses: Sequence[float], steps: Sequence[int]) -> None:
+        """Give each client its mean loss, its number of steps, and its rows of what the stack holds."""
+        for rows, values in self._done:
+            rows.copy_(values)
+        self.hand_out()
+        rate, (kept, buffers) = self.optimizer.rates[0], self._whole
+        for row, (run, loss, count) in enumerate(zip(self.runs, losses, steps, strict=True)):
+            mine = {name.removeprefix("module."): value[row] for name, value in buffers.items()}
+            run.finish(loss, [rate] * count, {name: value[row] for name, value in kept.items()}, mine)
 
     @property
     def clients(self) -> list[int]:
@@ -61,22 +96,36 @@ class StackedRun:
         if isinstance(value, Tensor):
             self.traced.append(value.detach())
             value = None
-        self.logged.append((name, value, args, kwargs))
+        self.names.append((name, value, args, kwargs))
 
-    def hand_out(self, part: Part, tensors: Sequence[Tensor]) -> None:
-        """Give each client of a part what it has logged; values logged at other points are dropped.
+    def add_logged(self, tensors: list[Tensor]) -> None:
+        """Add the tensors (n,) that n clients have logged in an evaluation, unless it was at other points."""
+        if not self._elsewhere:
+            self.logged.append((self.names, tensors))
 
-        Args:
-            part: the clients.
-            tensors: (n,) the logged tensors, with one row per client.
-        """
-        left = iter(tensors)
-        for name, value, args, kwargs in () if self._elsewhere else self.logged:
-            values = next(left).unbind() if value is None else [value] * len(part.rows)
-            for row, each in zip(part.rows, values, strict=True):
-                self.runs[row].batch_size = part.size
-                self.runs[row].log(name, each, *args, **kwargs)
-                self.runs[row].batch_size = None
+    def keep_logged(self) -> None:
+        """Keep what the clients have logged in the present step."""
+        for part, (names, tensors) in zip(itertools.cycle(self.parts), self.logged, strict=False):
+            self._kept.append((part, names, tensors))
+
+    def hand_out(self) -> None:
+        """Give each client what it has logged in all steps; the values are read at once."""
+        tensors = [tensor[: len(part.rows)].flatten().double() for part, _, each in self._kept for tensor in each]
+        left = iter(torch.cat(tensors).tolist() if tensors else ())
+        found: Any = defaultdict(lambda: defaultdict(lambda: ([], [])))  # by name and row: values, and their weights
+        first: dict[str, _Name] = {}
+        for part, names, _ in self._kept:
+            for each in names:
+                name, value, _, kwargs = each
+                rows = found[first.setdefault(name, each)[0]]
+                for row, size in zip(part.rows, part.sizes, strict=True):
+                    values, weights = rows[row]
+                    values.append(next(left) if value is None else value)
+                    given = kwargs.get("batch_size") or size
+                    weights.append(float(given if part.weights is None else size))
+        for name, _, args, kwargs in first.values():
+            for row, (values, weights) in found[name].items():
+                self.runs[row].log_all(name, values, weights, *args, **kwargs)
 
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from math import ceil
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,10 +19,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
-from fl_lightning.engine.training.in_lockstep.batches import Part
+from fl_lightning.engine.training.in_lockstep.batches import Part, first_tensor, mapped, sizes_of
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
 from fl_lightning.engine.training.in_lockstep.stacked_run import OneOfStack, StackedRun
 from fl_lightning.engine.training.local_training import LocalTraining
+
+FORMS = 16  # how often a fit compiles steps, anew for other numbers of clients and of examples
 
 
 def _refuse(*_: Any) -> Any:
@@ -28,6 +33,18 @@ def _refuse(*_: Any) -> Any:
 
 #: Stands for ``batch_idx`` where one call serves several steps with different indices: any use is a TypeError.
 _NO_INDEX = type("NoIndex", (), dict.fromkeys(vars(int).keys() - {"__new__", "__getattribute__"}, _refuse))()
+
+
+def _guards(entries: Sequence[Any]) -> list[bool]:
+    """Say which guards a compiled step checks: not those of torch's and this module's own functions, which stay."""
+    ours = ("L['self'].training.flat", "L['self']._names", "L['run'].optimizer._function", "G['__import_torch")
+
+    def stays(name: str) -> bool:
+        return name.startswith(ours) or (name.startswith("G['") and not name.startswith("G['__import_"))
+
+    return [
+        each.guard_type in ("TENSOR_MATCH", "DUPLICATE_INPUT") or not stays(each.orig_guard.name) for each in entries
+    ]
 
 
 class _Step(nn.Module):
@@ -56,17 +73,32 @@ class StackedTraining:
 
     def __init__(self, training: LocalTraining, compiled: bool = False) -> None:
         self.training = training
-        self._step = _Step(training.module, training.takes_index)
-        names = {id(parameter): name for name, parameter in self._step.named_parameters()}
+        self._module_step = _Step(training.module, training.takes_index)
+        names = {id(parameter): name for name, parameter in self._module_step.named_parameters()}
         self._names = [names[id(parameter)] for parameter in training.flat.parameters]
         self._compiled: Callable[..., Any] | None = None
-        if compiled:
-            self._compiled = torch.compile(self._gradients, fullgraph=True, options={"fallback_random": True})
+        self.compile(compiled)
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the steps of whole groups are compiled."""
+        """Whether steps are compiled."""
         return self._compiled is not None
+
+    def compile(self, wanted: bool = True) -> None:
+        """Compile the steps from now on, or do so no more."""
+        # Before torch 2.15, fits in one process share the number of times that a step may be compiled anew.
+        own = {"isolate_recompiles", "recompile_limit"} <= inspect.signature(torch.compile).parameters.keys()
+        given: Any = {"isolate_recompiles": True, "recompile_limit": FORMS} if own else {}
+        options = {"fallback_random": True} | ({"guard_filter_fn": _guards} if own else {})
+        given |= {"fullgraph": True, "dynamic": False, "options": options}
+        self._compiled = torch.compile(self._step, **given) if wanted else None
+
+    def _widths(self, count: int) -> list[int]:
+        return [ceil(count / each) for each in (4, 2, 1)]
+
+    def form(self, count: int, live: int) -> int:
+        """Return the number of rows that step where ``live`` clients of a group do: compiled steps have few widths."""
+        return next(width for width in self._widths(count) if width >= live) if self.is_compiled else live
 
     def start(self, runs: Sequence[LocalRun], factors: Sequence[Sequence[float]] | None) -> StackedOptimizer:
         """Give the runs of a group their rows of a new stack, and their optimizer.
@@ -81,9 +113,8 @@ class StackedTraining:
         made, schedules = self.training.make_optimizers(runs[0], factors)
         obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules))
         optimizer = StackedOptimizer(made[0], self.training.flat, runs[0].anchor.expand(len(runs), -1).clone())
-        stepped_by = [optimizer.optimizer]
         for run, row in zip(runs, optimizer.weights, strict=True):
-            run.place(row, stepped_by)
+            run.place(row, made)
         return optimizer
 
     def train(self, run: StackedRun, batches: Iterable[list[Part]]) -> None:
@@ -92,32 +123,46 @@ class StackedTraining:
         Args:
             run: the group's run.
             batches: the batches of each step, on the device, of the clients that are not done yet.
+
+        Raises:
+            Obstacle: the loss depends on parameters that the step did not get from the module.
         """
         steps = [each.work.total_batches for each in run.runs]  # in descending order
-        run.buffers = {name: _rows(buffer, len(steps)) for name, buffer in self._step.named_buffers()}
-        kept, buffers, losses, rates = run.kept, run.buffers, list[tuple[Tensor, list[int]]](), list[float]()
-        for step, run.parts in enumerate(batches):
-            if steps[len(run.params) - 1] <= step:  # some are done
-                width = sum(count > step for count in steps)
-                run.params = run.optimizer.weights[:width]
-                run.kept, run.buffers = ({name: each[:width] for name, each in all.items()} for all in (kept, buffers))
-                run.optimizer.narrow(width)
-            rates.append(run.optimizer.rate)
-            if (found := self._take_step(run)) is not None:
-                sizes = {row: part.size for part in run.parts for row in part.rows}
-                losses.append((found, [sizes[row] for row in sorted(sizes)]))
-        means = mean_losses(losses, len(steps))
-        for row, (each, loss, count) in enumerate(zip(run.runs, means, steps, strict=True)):
-            mine = {name.removeprefix("module."): value[row] for name, value in buffers.items()}
-            each.finish(loss, rates[:count], {name: value[row] for name, value in kept.items()}, mine)
+        run.begin({name: _rows(buffer, len(steps)) for name, buffer in self._module_step.named_buffers()})
+        losses = list[tuple[Tensor, Sequence[int]]]()
+        for run.parts in batches:
+            sizes = sizes_of(run.parts)
+            run.narrow(len(sizes), len(first_tensor(run.parts[0].batch)) if len(run.parts) == 1 else len(sizes))
+            found = self._take_step(run)
+            run.keep_logged()
+            if found is not None:
+                obstacles.clear(obstacles.of_loss(self.training.module, run.params, found))
+                losses.append((found[: len(sizes)], sizes))
+        run.finish(mean_losses(losses, len(steps)), steps)
 
     def _take_step(self, run: StackedRun) -> Tensor | None:
-        """Step the clients; return their losses (N,)."""
+        """Step the clients, compiled if that is asked for; return their losses (N,).
+
+        Steps of several parts come in many widths, of which each would be compiled.
+        """
+        if self._compiled is not None and len(run.parts) == 1 and len(run.params) in self._widths(len(run.runs)):
+            try:
+                losses: Tensor | None = self._compiled(run, run.optimizer.rates_kept_out)
+                return losses
+            except Exception as error:
+                reason = " ".join(str(error).split())[:200]
+                rank_zero_warn(f"compile_clients: steps run uncompiled, since {reason}")
+                self._compiled = None
+        return self._step(run, run.optimizer.rates)
+
+    def _step(self, run: StackedRun, rates: Sequence[Any]) -> Tensor | None:
+        """Step the clients with some learning rates; return their losses (N,)."""
+        run.logged = []
         losses = self.training.wrapped(run, partial(self._evaluate, run))()  # by rules that say that they take stacks
         for hook in self.training.before_step:
             hook(run)
         run.optimizer.clip(run.grads, self.training.settings)
-        run.optimizer.step(run.grads)
+        run.optimizer.step(run.params, run.grads, rates)
         for hook in self.training.after_step:
             hook(run)
         return losses
@@ -125,59 +170,57 @@ class StackedTraining:
     def _evaluate(self, run: StackedRun) -> Tensor:
         """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""
         if len(run.parts) == 1:
-            run.grads, losses = self._evaluate_part(run, run.parts[0], run.params, run.buffers, run.kept)
-            return losses
+            part = run.parts[0]
+            inputs = (run.params, run.buffers, run.kept, part.batch, part.weights)
+            run.grads, (whole, logged) = self._gradients(run, *inputs)
+            run.add_logged(logged)
+            return whole  # type: ignore[no-any-return]  # a tensor
         grads, losses = torch.empty_like(run.params), run.params.new_empty(len(run.params))
         for part in run.parts:
             rows = torch.tensor(part.rows, device=grads.device)
             buffers, kept = ({name: each[rows] for name, each in all.items()} for all in (run.buffers, run.kept))
-            grads[rows], losses[rows] = self._evaluate_part(run, part, run.params[rows], buffers, kept)
+            inputs = (run.params[rows], buffers, kept, part.batch, part.weights)
+            grads[rows], (losses[rows], logged) = self._gradients(run, *inputs)
+            run.add_logged(logged)
             for name, buffer in buffers.items():
                 run.buffers[name][rows] = buffer
         run.grads = grads
         return losses
 
-    def _evaluate_part(
-        self, run: StackedRun, part: Part, params: Tensor, buffers: dict[str, Tensor], kept: dict[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """Compute gradients (n, P) and losses (n,) of clients with batches of one shape, and hand out what is logged.
-
-        Raises:
-            Obstacle: the loss depends on parameters that the step did not get from the module.
-        """
-        grads, (losses, logged) = self._compute(run, params, buffers, kept, part.batch)
-        obstacles.clear(obstacles.of_loss(self.training.module, grads, losses))
-        run.hand_out(part, logged)
-        return grads, losses
-
-    def _compute(self, run: StackedRun, params: Tensor, *others: Any) -> Any:
-        """Compute gradients, losses and logged tensors, compiled for a whole group.
-
-        Other steps come in many widths, of which each would be compiled.
-        """
-        if self._compiled is not None and len(params) == len(run.runs):
-            try:
-                return self._compiled(run, params, *others)
-            except Exception as error:
-                reason = " ".join(str(error).split())[:200]
-                rank_zero_warn(f"compile_clients: steps run uncompiled, since {reason}")
-                self._compiled = None
-        return self._gradients(run, params, *others)
-
     def _gradients(self, run: StackedRun, *inputs: Any) -> Any:
-        return vmap(grad_and_value(partial(self._loss, run), has_aux=True), randomness=run.randomness)(*inputs)
+        loss = self._loss if inputs[-1] is None else self._loss_by_example
+        given = inputs[:-1] if inputs[-1] is None else inputs
+        return vmap(grad_and_value(partial(loss, run), has_aux=True), randomness=run.randomness)(*given)
+
+    def _loss_by_example(
+        self, run: StackedRun, vector: Tensor, buffers: Any, kept: Any, batch: Any, weights: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Compute the loss of one client, and what it logs, as means over its examples, of which some count nothing."""
+
+        def alone(example: Any) -> tuple[Tensor, list[Tensor]]:
+            return self._loss(run, vector, buffers, kept, mapped(lambda tensor: tensor[None], example), False)
+
+        losses, logged = vmap(alone, randomness=run.randomness)(batch)
+        shares = weights.to(losses)
+        return (losses * shares).sum(), [(each.flatten() * shares).sum() for each in logged]
 
     def _loss(
-        self, run: StackedRun, vector: Tensor, buffers: dict[str, Tensor], kept: dict[str, Tensor], batch: Any
+        self,
+        run: StackedRun,
+        vector: Tensor,
+        buffers: dict[str, Tensor],
+        kept: dict[str, Tensor],
+        batch: Any,
+        shows_gradient: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
         """Compute the loss of one client, and the tensors that it logs.
 
         vmap calls this function once for all clients (see torch.func): no tensor may stay in the run.
         """
-        run.logged, run.traced = [], []
+        run.names, run.traced = [], []
         named = dict(zip(self._names, self.training.flat.views(vector), strict=True))
-        outputs = functional_call(self._step, {**named, **buffers}, (batch,))
-        loss = self.training.loss_of(outputs)
+        outputs = functional_call(self._module_step, {**named, **buffers}, (batch,))
+        loss = self.training.loss_of(outputs, shows_gradient)
         for hook in self.training.losses:
             loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
         tensors, run.traced = run.traced, []
@@ -188,7 +231,7 @@ def _rows(buffer: Tensor, count: int) -> Tensor:
     return buffer.detach().expand(count, *buffer.shape).clone()
 
 
-def mean_losses(losses: Sequence[tuple[Tensor, list[int]]], count: int) -> list[float]:
+def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:
     """Compute the mean loss of each of ``count`` clients, batches weighted by their examples; nan without a step.
 
     Args:
@@ -197,6 +240,6 @@ def mean_losses(losses: Sequence[tuple[Tensor, list[int]]], count: int) -> list[
     """
     if not losses:
         return [math.nan] * count
-    values = pad_sequence([each.detach() for each, _ in losses], batch_first=True).cpu().double()  # (steps, count)
-    shares = torch.tensor([sizes + [0] * (count - len(sizes)) for _, sizes in losses], dtype=torch.float64)
+    values = pad_sequence([each.detach() for each, _ in losses], batch_first=True).double().cpu().numpy()
+    shares = np.array([[*sizes, *[0] * (count - len(sizes))] for _, sizes in losses])  # (steps, count)
     return list(((values * shares).sum(0) / shares.sum(0)).tolist())

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
-from fl_lightning.engine.training.in_lockstep.batches import repeated, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, repeated, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
 from fl_lightning.engine.training.one_by_one import stops
@@ -42,23 +44,28 @@ class Outcome:
         """Return what a client that has trained sends."""
         return cls(run.params - run.anchor, replace(run.result(), loss=run.loss))
 
-    def distance(self, other: Outcome) -> float:
+    def distance(self, other: Outcome, logged: bool = False) -> float:
         """Compute the largest relative distance of two outcomes' updates, losses, buffers and sent vectors.
+
+        Args:
+            other: the other outcome.
+            logged: whether logged metrics are compared, too.
 
         Returns:
             The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes or numbers of steps.
         """
-        one, two = self._tensors(), other._tensors()
+        one, two = self._tensors(logged), other._tensors(logged)
         alike = one.keys() == two.keys() and all(one[name].shape == two[name].shape for name in one)
         if not alike or self.result.num_steps != other.result.num_steps:
             return float("inf")
         return max(_relative(one[name].double(), two[name].double()) for name in one)
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self, logged: bool) -> dict[str, Tensor]:
         buffers = {f"buffer {number}": each for number, each in enumerate(self.result.buffers) if each is not None}
         floats = {name: each.to_dense() for name, each in buffers.items() if each.is_floating_point()}
-        loss = self.update.new_tensor(self.result.loss)
-        return {"update": self.update, "loss": loss, **floats, **self.result.vectors}
+        metrics = {f"metric {name}": value for name, value in self.result.metrics.items()} if logged else {}
+        numbers = {name: self.update.new_tensor(value) for name, value in {"loss": self.result.loss, **metrics}.items()}
+        return {"update": self.update, **numbers, **floats, **self.result.vectors}
 
 
 def _relative(one: Tensor, other: Tensor) -> float:
@@ -83,7 +90,12 @@ class Trial:
         groups: trains groups of clients.
         round: the round, which has begun; nothing remains of the trial.
         group_size: number of clients that train together in the fit.
+
+    Attributes:
+        seconds: the time of a batch of the client alone; 0 if no client could train.
     """
+
+    seconds = 0.0
 
     def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
         self._round, self._group_size, self._server = round, group_size, groups.alone.server
@@ -101,7 +113,8 @@ class Trial:
         width = min(self._group_size if self._groups.steps.is_compiled else 2, len(clients))
         chosen = [alone.client] * width if alone.draws else clients[-width:]
         try:
-            distance = alone.outcome.distance(self._in_group(chosen, alone.batches if alone.draws else None))
+            found = self._in_group(chosen, alone.batches if alone.draws else None)
+            distance = alone.outcome.distance(found, self._groups.padded)
         except Exception as error:
             if stops(error):
                 raise
@@ -149,7 +162,10 @@ class Trial:
         given = deepcopy(batches)  # a step may change its batch
         with alone.training_of(round, client, start) as run:
             seed_globals(self._seed, device)
+            began = perf_counter()
             alone.local.train(run, given.__getitem__)
+            finish_work(device)
+            self.seconds = (perf_counter() - began) / max(1, run.global_step)
             draws |= random_states(device)[0] != before
             for end in alone.hooks("on_client_end"):
                 end(self._server, run)
@@ -168,12 +184,14 @@ class Trial:
         runs = [groups.new_row(round, client) for client in clients]
         last = runs[-1]
         runs.sort(key=lambda run: -run.work.total_batches)
-        same = None
+        steps: Iterable[list[Part]] = groups.batches(runs)
         if batches is not None:
             each = repeated(batches.__getitem__, last.work.total_batches)
-            same = (stacked([batch] * len(runs)) for batch in each)
+            steps = (stacked([batch] * len(runs)) for batch in each)
+        if groups.padded:
+            steps = ([part.by_example() for part in parts] for parts in steps)
         try:
-            groups.train_rows(round, runs, self._seed, same)
+            groups.train_rows(round, runs, self._seed, steps, "different" if batches is None else "same")
             groups.end(round, last)
             return Outcome.of(last)
         finally:

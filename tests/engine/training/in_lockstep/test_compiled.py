@@ -56,6 +56,23 @@ def test_compiled_clients_end_where_others_end(rules: Any) -> None:
         assert metrics == pytest.approx(logged.pop(0))
 
 
+class Plain(Weighs):
+    """Without BatchNorm, so that clients of different sizes share one call a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[0] = nn.Tanh()
+
+
+@pytest.mark.slow
+def test_compiled_clients_of_different_sizes_end_where_others_end() -> None:
+    """The rows of clients that are done go on in a compiled step, and count nothing."""
+    (plain, logged), (compiled, other) = (run(Plain, compiled=compiled) for compiled in (False, True))
+    assert close(compiled, plain)
+    for one, two in zip(logged, other, strict=True):
+        assert one == pytest.approx(two)
+
+
 class Drops(TinyClassifier):
     """With dropout."""
 

@@ -41,6 +41,7 @@ def compare(
     size: int = 6,
     tolerance: float = EXACT,
     data: type[TinyData] = TinyData,
+    padded: bool | None = None,
     **settings: Any,
 ) -> None:
     """One by one and in groups: updates, losses, metrics, steps, buffers and the global model agree."""
@@ -53,6 +54,7 @@ def compare(
             orchestrator = FederatedOrchestrator(make(), clients_at_once=at_once, on_bad_update="raise", **settings)
             trainer(*chosen, watched, rounds=2).fit(orchestrator, datamodule=data(batch_size=4))
             assert (SEEN[orchestrator].group_size > 1) == (at_once > 1)
+            assert padded is None or SEEN[orchestrator].padded == (padded and at_once > 1)
             ends.append((orchestrator, watched))
     (one, alone), (other, grouped) = ends
     near(one.params, other.params, tolerance)
@@ -97,7 +99,7 @@ class Tiny(TinyClassifier):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         outputs = super().training_step(batch, batch_idx)
         self.log("train/own", outputs["loss"], prog_bar=True)
-        self.log("train/most", outputs["logits"].max(), reduce_fx="max")
+        self.log("train/right", (outputs["logits"].argmax(1) == batch[1]).double().mean(), batch_size=len(batch[1]))
         self.log("train/one", 1.0)
         return outputs
 
@@ -109,6 +111,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda m: torch.optim.SGD(m.parameters(), lr=0.1),
     "momentum": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
     "Adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, weight_decay=0.1),
+    "dampening": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, dampening=0.5, maximize=True),
     "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, amsgrad=True),
     "RMSprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=0.01, momentum=0.5, centered=True),
     "Adagrad": lambda m: torch.optim.Adagrad(m.parameters(), lr=0.1, lr_decay=0.1),
@@ -157,6 +160,45 @@ def test_at_once_is_one_by_one(row: Case) -> None:
     compare(lambda: Tiny(OPTIMIZERS[row.optimizer]), *RULES[row.rules], **SETTINGS[row.settings])
 
 
+class Means(Tiny):
+    """Without BatchNorm: the loss and all that is logged are means over the examples."""
+
+    def __init__(self, make: Callable[[Any], Any] = OPTIMIZERS["momentum"]) -> None:
+        super().__init__(make)
+        self.net[0] = nn.Tanh()  # in place of BatchNorm
+
+
+class Most(Means):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        self.log("train/most", outputs["logits"].max(), reduce_fx="max")
+        return outputs
+
+
+class Counts(Means):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        self.log("train/count", (outputs["logits"].argmax(1) == batch[1]).sum().double(), reduce_fx="sum")
+        return outputs
+
+
+class Sums(Means):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        outputs = super().training_step(batch, batch_idx)
+        return {**outputs, "loss": outputs["loss"] * len(batch[0])}
+
+
+@pytest.mark.parametrize(("make", "padded"), [(Means, True), (Most, False), (Counts, False), (Sums, False)])
+def test_only_means_over_examples_are_evaluated_example_by_example(make: Any, padded: bool) -> None:
+    """Clients of different sizes then share one call a step."""
+    compare(make, padded=padded, local_epochs=2)
+
+
+@every([*RULES], ["several", "FedSAM", "MOON"])
+def test_rules_for_clients_of_different_sizes(row: str) -> None:
+    compare(Means, *RULES[row], padded=row != "FedDecorr", local_epochs=1.5)
+
+
 def test_the_norm_that_is_clipped_is_that_of_the_optimizers_parameters() -> None:
     compare(lambda: Tiny(OPTIMIZERS["a part"]), **SETTINGS["clipped norm"])
 
@@ -196,8 +238,8 @@ class FourData(TinyData):
     def client_batches(self, client: int, order: torch.Generator) -> Any:
         return [[x, y] for x, y in zip(*(t.split(4) for t in self.client_dataset(client).tensors), strict=True)]
 
-    def indexed_batches(self, client: int, order: torch.Generator) -> Any:
-        return self.client_dataset(client), list(torch.arange(8).split(4))
+    def epoch_rows(self, client: int, order: torch.Generator) -> Any:
+        return self.client_dataset(client), torch.arange(8)
 
     @classmethod
     def run(cls, make: Any, **settings: Any) -> Tensor:
@@ -369,7 +411,7 @@ def test_any_number_of_devices_and_stops_give_the_same_bits(tmp_path: Path, monk
 
 class Wide(Net):
     def between(self) -> list[nn.Module]:
-        return [nn.Linear(8, 1 << 13), nn.Linear(1 << 13, 8)]
+        return [nn.Linear(8, 1 << 16), nn.Linear(1 << 16, 8)]
 
 
 @pytest.mark.parametrize(("make", "size"), [(Net, 4), (Wide, 1)])

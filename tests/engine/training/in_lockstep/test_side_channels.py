@@ -394,12 +394,14 @@ def federated(
     start: Path | None = None,
     end: Path | None = None,
     order: tuple[int, ...] = (0, 1, 2, 3),
+    compiled: Any = "auto",
     **flags: Any,
 ) -> Run:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    orchestrator = FederatedOrchestrator(row.module(), clients_at_once=at_once, on_bad_update="raise")
+    settings = {"clients_at_once": at_once, "compile_clients": compiled}
+    orchestrator = FederatedOrchestrator(row.module(), on_bad_update="raise", **settings)
     run = trainer(*(make() for make in row.callbacks), rounds=rounds, **flags)
     logging.getLogger("lightning.pytorch").addHandler(handler)
     try:
@@ -439,6 +441,14 @@ def test_at_once_is_one_by_one_or_is_refused_with_a_line(row: Row) -> None:
     else:
         assert not lines
         assert row.draws or float((run.params - alone.params).abs().max()) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in TRAINED if row.apart is None], ids=str)
+def test_compiled_clients_end_where_one_by_one_end(row: Row) -> None:
+    run = federated(row, 4, compiled=True)
+    assert run.at_once
+    assert row.draws or float((run.params - whole(row, 1).params).abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("at_once", [1, 4])

@@ -1,0 +1,62 @@
+"""The faster way: clients train at once, and steps are compiled, where that saves time; a line says so."""
+
+import logging
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+from rules import TinyClassifier, TinyData
+from toy import SEEN, trainer
+
+from fl_lightning import FederatedOrchestrator
+from fl_lightning.engine.training.in_lockstep import trainer as by_time
+from fl_lightning.engine.training.in_lockstep import trial
+
+
+def said(caplog: pytest.LogCaptureFixture, rounds: int, **settings: Any) -> tuple[FederatedOrchestrator, list[str]]:
+    """Train, and return what is said of the way."""
+    orchestrator = FederatedOrchestrator(TinyClassifier(), **settings)
+    with caplog.at_level(logging.INFO, logger="lightning.pytorch"):
+        trainer(rounds=rounds).fit(orchestrator, datamodule=TinyData(batch_size=4))
+    lines = [record.getMessage() for record in caplog.records]
+    return orchestrator, [line for line in lines if line.startswith(("clients_at_once", "compile_clients"))]
+
+
+def test_auto_gives_up_slower_groups(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial.Trial, "seconds", property(lambda self: 1e-9, lambda self, value: None))
+    orchestrator, lines = said(caplog, 3, clients_at_once="auto")
+    assert not SEEN[orchestrator].at_once
+    assert lines[0] == "clients_at_once: 6 clients train at once"
+    assert lines[1].startswith("clients_at_once: clients train one after another, since a batch takes ")
+
+
+def test_a_number_of_clients_is_not_given_up(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial.Trial, "seconds", property(lambda self: 1e-9, lambda self, value: None))
+    orchestrator, lines = said(caplog, 3, clients_at_once=6)
+    assert SEEN[orchestrator].at_once
+    assert len(lines) == 1
+
+
+def test_a_few_rounds_are_not_worth_compiling(caplog: pytest.LogCaptureFixture) -> None:
+    orchestrator, lines = said(caplog, 5, clients_at_once=6)
+    assert not SEEN[orchestrator].compiled
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_steps_are_compiled_where_that_saves_time(
+    slower: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that goes on by a second at each look, or by ten once steps are compiled; compiling takes no time."""
+    times, compiled = count(), list[Any]()
+    monkeypatch.setattr(by_time, "perf_counter", lambda: next(times) * (10 if slower and compiled else 1))
+    monkeypatch.setattr(by_time, "COMPILING_S", 1.0)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function) or function)
+    orchestrator, lines = said(caplog, 6, clients_at_once=6)
+    assert len(compiled) == 1
+    assert SEEN[orchestrator].compiled is not slower
+    assert lines[1] == "compile_clients: local steps are compiled from round 3 on, since 4 rounds of 1 s are left"
+    assert len(lines) == 2 + slower
+    if slower:
+        assert lines[2].startswith("compile_clients: local steps are no longer compiled, since a batch takes 667 ms")
