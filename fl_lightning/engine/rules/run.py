@@ -194,8 +194,7 @@ class LocalRun:
 
     def log_all(self, name: str, values: list[Any], weights: list[float], *args: Any, **kwargs: Any) -> None:
         """Log the values of several batches at once, with their weights in a mean; see :meth:`log`."""
-        first = {**kwargs, "batch_size": int(weights[0]), "in_batch": int(weights[0])}
-        self._logged.add(name, values[0], *args, **first)
+        self._logged.add(name, values[0], *args, **kwargs | dict.fromkeys(("batch_size", "in_batch"), int(weights[0])))
         self._logged.extend(name, values[1:], weights[1:])
 
     def add_loss(self, loss: Tensor | None) -> None:

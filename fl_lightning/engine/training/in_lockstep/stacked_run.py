@@ -121,8 +121,7 @@ class StackedRun:
                 for row, size in zip(part.rows, part.sizes, strict=True):
                     values, weights = rows[row]
                     values.append(next(left) if value is None else value)
-                    given = kwargs.get("batch_size") or size
-                    weights.append(float(given if part.weights is None else size))
+                    weights.append(float((part.weights is None and kwargs.get("batch_size")) or size))
         for name, _, args, kwargs in first.values():
             for row, (values, weights) in found[name].items():
                 self.runs[row].log_all(name, values, weights, *args, **kwargs)

@@ -128,7 +128,8 @@ class StackedTraining:
             Obstacle: the loss depends on parameters that the step did not get from the module.
         """
         steps = [each.work.total_batches for each in run.runs]  # in descending order
-        run.begin({name: _rows(buffer, len(steps)) for name, buffer in self._module_step.named_buffers()})
+        buffers = self._module_step.named_buffers()
+        run.begin({name: buffer.detach().expand(len(steps), *buffer.shape).clone() for name, buffer in buffers})
         losses = list[tuple[Tensor, Sequence[int]]]()
         for run.parts in batches:
             sizes = sizes_of(run.parts)
@@ -225,10 +226,6 @@ class StackedTraining:
             loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
         tensors, run.traced = run.traced, []
         return loss, tensors
-
-
-def _rows(buffer: Tensor, count: int) -> Tensor:
-    return buffer.detach().expand(count, *buffer.shape).clone()
 
 
 def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:
