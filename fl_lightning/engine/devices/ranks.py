@@ -29,13 +29,14 @@ class RankWatch(threading.Thread):
 
     - If a rank waits long for others, a line says for which, and what these ranks are at.
     - If a process that rank 0 has started ends with an error, or is killed, rank 0 says so and ends all ranks.
-    - If rank 0 ends, the processes that rank 0 has started end.
+    - If the process that has started this one ends, this one ends.
 
     Args:
         rank: number of this process.
         world_size: number of processes.
         children: the processes that this process has started, ranks 1, 2, …
-        parent: number of the process that has started this one; it may have ended by now.
+        parent: number of the process of the run that has started this one, and may have ended by now; None if there is
+            none, as for rank 0 of a run from the command line.
 
     Attributes:
         over: the event that ends the watch.
@@ -45,7 +46,7 @@ class RankWatch(threading.Thread):
     store: Any = None
     _silent = False  # whether this rank has an error, but leaves it to rank 0 to tell its own
 
-    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]], parent: int) -> None:
+    def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]], parent: int | None) -> None:
         super().__init__(daemon=True, name="rank watch")
         self._rank, self._world_size, self._children = rank, world_size, children
         self._parent = parent
@@ -83,7 +84,7 @@ class RankWatch(threading.Thread):
 
     def _look_for_ended_ranks(self) -> None:
         """End this process if its parent has ended, and all processes if a child has ended with an error."""
-        if self._rank and os.getppid() != self._parent:
+        if self._parent is not None and os.getppid() != self._parent:
             if self._rank == 1 and not self._silent:
                 _say(f"fl-lightning: error: rank 0 has ended{self._hint}")
             os._exit(1)

@@ -45,7 +45,7 @@ class ClientParallelStrategy(DDPStrategy):
         starter = int(os.environ.pop(STARTER, os.getpid()))
         if self.world_size > 1:
             children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
-            parent = os.getppid() if starter == os.getpid() else starter
+            parent = starter if starter != os.getpid() else os.getppid() if self.global_rank else None
             self.watch = RankWatch(self.global_rank, self.world_size, children, parent)
             self.watch.start()
         with meeting(self.global_rank, self.world_size):
