@@ -266,7 +266,7 @@ class LocalTraining:
         """Return the loss in what ``training_step`` returned.
 
         Args:
-            outputs: what ``training_step`` returned.
+            outputs: the return value of ``training_step``.
             shows_gradient: whether a loss with a gradient says so; a vmap inside of the gradient hides it.
 
         Raises:

@@ -123,8 +123,9 @@ def gathered(
         places = starts[several][..., None] + np.minimum(np.arange(largest), counts[several][..., None] - 1)
         batch = prepare(TrainingBatch(_taken(clients[:width], places)))
         whole = mapped(lambda tensor: tensor.unflatten(0, places.shape), batch)  # noqa: B023
-        shares = (np.arange(largest) < counts[several][..., None]) / counts[several][..., None]
-        weights = torch.from_numpy(shares).to(first_tensor(batch).device)
+        if uneven:
+            shares = (np.arange(largest) < counts[several][..., None]) / counts[several][..., None]
+            weights = torch.from_numpy(shares).to(first_tensor(batch).device)
         for place, sizes in enumerate(counts[first:last, :live].tolist()):
             step_batch = mapped(lambda tensor: tensor[place], whole)  # noqa: B023
             yield [Part(range(live), step_batch, sizes, weights[place])] if uneven else _parts(step_batch, sizes)

@@ -146,8 +146,8 @@ class Groups:
         data, steps = self.alone.data, [run.work.total_batches for run in runs]
         if self._in_rows:
             found = [data.rows(run.client, run.round, count) for run, count in zip(runs, steps, strict=True)]
-            rows = [each for each in found if each is not None and alike(each.dataset, found[0].dataset)]  # type: ignore[union-attr]  # the first of rows
-            if len(rows) == len(runs):
+            rows = [each for each in found if each is not None]
+            if len(rows) == len(runs) and all(alike(each.dataset, rows[0].dataset) for each in rows):
                 form = partial(self.steps.form, len(runs))
                 return gathered(self.alone.server.prepare_batch, rows, steps, form, self.padded)
         epochs = (partial(data.batches, run.client, run.round) for run in runs)

@@ -61,8 +61,8 @@ class StackedRun:
     def begin(self, buffers: dict[str, Tensor]) -> None:
         """Begin with the clients' buffers, by name with one row per client."""
         self.buffers = buffers
-        self._whole, self._live = (self.kept, buffers), len(self.runs)
-        self._done: list[tuple[Tensor, Tensor]] = []  # rows of the stack, of kept tensors and of buffers, as they ended
+        # Rows of the stack, of kept tensors and of buffers, each with the values with which its client ended.
+        self._whole, self._live, self._done = (self.kept, buffers), len(self.runs), list[tuple[Tensor, Tensor]]()
 
     def narrow(self, live: int, width: int) -> None:
         """Go on with the first ``live`` clients, as the first of ``width`` rows that step."""

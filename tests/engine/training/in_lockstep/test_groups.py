@@ -168,6 +168,18 @@ class Means(Tiny):
         self.net[0] = nn.Tanh()  # in place of BatchNorm
 
 
+class Mixed(TinyData):
+    """The first client's examples are read one by one, the others' lie in memory."""
+
+    def client_dataset(self, client: int) -> Any:
+        examples = super().client_dataset(client)
+        return [examples[row] for row in range(len(examples))] if client == 0 else examples
+
+
+def test_data_of_which_some_are_in_memory() -> None:
+    compare(Means, data=Mixed)
+
+
 class Most(Means):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         outputs = super().training_step(batch, batch_idx)
