@@ -73,8 +73,15 @@ def seed_globals(seed: int, device: torch.device) -> None:
         torch.get_device_module(device).manual_seed(seed)
 
 
-def random_states(device: torch.device) -> tuple[bytes, Any]:
-    """Return what :func:`global_states` returns in a form that can be compared: torch's states, and all others."""
-    cpu, others, python, drawn = global_states(device)
-    on_device = b"" if drawn is None else drawn.cpu().numpy().tobytes()
-    return cpu.numpy().tobytes() + on_device, (others[1].tobytes(), others[2], python)
+def torch_state(device: torch.device) -> bytes:
+    """Return the states of torch's global generators (CPU and ``device``) in a form that can be compared."""
+    on_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device).cpu()]
+    return b"".join(state.numpy().tobytes() for state in (torch.get_rng_state(), *on_device))
+
+
+def others_drawn(seed: int) -> bool:
+    """Tell whether NumPy's or Python's global generator has drawn since :func:`seed_globals`; seed both again."""
+    now = random.random(), np.random.random_sample()
+    np.random.seed(seed)
+    random.seed(seed)
+    return now != (random.random(), np.random.random_sample())

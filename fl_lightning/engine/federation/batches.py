@@ -1,8 +1,7 @@
 """A client's batches: gathered from tensors, in memory or on the device, or read example by example with seeds."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -22,8 +21,7 @@ class TrainingBatch(list[Any]):
     """A batch of training examples from memory, which transfer hooks may augment. Other batches are plain lists."""
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """The examples that a client takes of a dataset in memory, one local epoch after another.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from fl_lightning.engine.federation.batches import (
     CPU,
@@ -150,9 +150,9 @@ class ClientData(LightningDataModule):
         except Exception as error:
             error.add_note(f"raised by {type(self).__name__}.client_dataset({client})")
             raise
-        if type(dataset) is TensorDataset:
-            return dataset
-        return check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
+        if type(dataset) not in (TensorDataset, Subset):
+            check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
+        return dataset  # type: ignore[no-any-return]  # has been checked
 
 
 def names_of(data: ClientData) -> list[str] | None:

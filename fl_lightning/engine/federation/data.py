@@ -7,6 +7,7 @@ from itertools import chain
 from math import ceil
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -140,13 +141,15 @@ class FederatedData(ClientData):
             round: the round's number, 1, 2, …
         """
         drawn = self.sampler.draw(sizes, count, round, generator(self.seed, "cohort", round))
-        clients, name = sorted(int(k) for k in drawn), type(self.sampler).__name__
+        clients = sorted(map(int, drawn.tolist() if isinstance(drawn, Tensor) else drawn))
+        name = type(self.sampler).__name__
         if not 0 < len(clients) <= count or len(set(clients)) < len(clients):
             raise ConfigurationError(
                 f"expected {name} to draw 1 to {count} distinct clients, as participation says, got "
                 f"{clients} for round {round}"
             )
-        strangers = [k for k in clients if not 0 <= k < self.num_clients or not sizes[k]]
+        known = torch.tensor([k for k in clients if 0 <= k < self.num_clients], dtype=torch.int64)
+        strangers = sorted({*clients}.difference(known[sizes[known] > 0].tolist()))
         if strangers:
             there = " and are available" if self.availability else ""
             raise ConfigurationError(

@@ -63,7 +63,8 @@ class LocalRun:
     schedules: Sequence[LRSchedulerConfig] = ()
     hooked: Sequence[Any] = ()
     _named_buffers: Mapping[str, Tensor] | None = None  # of a row, when it has trained
-    _row: Tensor | None = None
+    _stack: Tensor | None = None  # (N, P), of which the client has a row
+    _row = 0
 
     def __init__(
         self,
@@ -110,8 +111,8 @@ class LocalRun:
 
         Inside the ``loss`` hook, a new vector whose gradients reach the parameters, and which is for reading only.
         """
-        if self._row is not None:
-            return self._row
+        if self._stack is not None:
+            return self._stack[self._row]
         return self._flat.join(self._flat.parameters) if self._in_loss else self._flat.vector
 
     @property
@@ -123,7 +124,7 @@ class LocalRun:
         Raises:
             RuntimeError: the client is a row of a stack, whose gradients are those of all its clients.
         """
-        if self._row is not None:
+        if self._stack is not None:
             raise RuntimeError("a client of a stack has no gradient of its own")
         return self._flat.gradient
 
@@ -139,7 +140,7 @@ class LocalRun:
     @property
     def loss(self) -> float:
         """Mean training loss so far, each batch weighted by its number of examples; nan before the first batch."""
-        return float(self.mean_loss) if self._row is None else self._loss
+        return float(self.mean_loss) if self._stack is None else self._loss
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -164,9 +165,9 @@ class LocalRun:
         group = self.optimizers[0].param_groups[0]
         return float(group.get("initial_lr") or max(self._step_sizes, default=group["lr"]))
 
-    def place(self, row: Tensor, optimizers: Sequence[Optimizer]) -> None:
-        """Give the client a row (P,) of a stack in place of the module's own parameters, and the stack's optimizers."""
-        self._row, self.optimizers = row, optimizers
+    def place(self, stack: Tensor, row: int, optimizers: Sequence[Optimizer]) -> None:
+        """Give the client a row of a stack (N, P) in place of the module's parameters, and the stack's optimizers."""
+        self._stack, self._row, self.optimizers = stack, row, optimizers
 
     def finish(self, loss: float, rates: list[float], kept: dict[str, Tensor], buffers: dict[str, Tensor]) -> None:
         """Record what a stack knows of the client.
@@ -259,7 +260,7 @@ class LocalRun:
     @property
     def buffers(self) -> Buffers:
         """The client's buffers and frozen parameters."""
-        if self._row is None:
+        if self._stack is None:
             return self._state.read()
         return self._state.of(self._named_buffers) if self._named_buffers else self._state.buffers
 

@@ -35,6 +35,10 @@ class LocalData:
         self._works: dict[int, Work] = {}  # of clients that do all of their work, by their number of batches
 
     @cached_property
+    def _sizes(self) -> list[int]:
+        return list(self.module.sizes.tolist())
+
+    @cached_property
     def _resident(self) -> ResidentData | None:
         hooks = ("on_before_batch_transfer", "transfer_batch_to_device")
         own = any(is_overridden(hook, each, DataHooks) for hook in hooks for each in (self._server.client, self.module))
@@ -48,7 +52,7 @@ class LocalData:
 
     def counted(self, client: int, round: int) -> Work:
         """Decide a client's work in a round, with batches counted as the data module counts them."""
-        count = self.module.num_batches(int(self.module.sizes[client]))
+        count = self.module.num_batches(self._sizes[client])
         if self._settings.stragglers:
             return self._settings.work(self._stragglers(client, round), partial(range, count))
         if count not in self._works:
@@ -84,20 +88,20 @@ class LocalData:
         found = self.module.epoch_rows(client, self._order(client, round, epoch))
         return self._resident.batches(*found, self.module.batch_size) if found and len(found[1]) else None
 
-    def rows(self, client: int, round: int, count: int) -> Rows | None:
-        """Find the rows of a client's first ``count`` batches in a dataset in memory; None for other data.
+    def rows(self, client: int, round: int, epochs: int) -> Rows | None:
+        """Find the rows of a client's local epochs in a dataset in memory; None for other data.
 
         The dataset and the row numbers are on the device where they can be.
         """
-        epochs, each, dataset = list[Tensor](), 0, None
-        while len(epochs) * self.module.num_batches(each) < count:
-            found = self.module.epoch_rows(client, self._order(client, round, len(epochs)))
-            if found is None or not (each := found[1].numel()):
+        dataset, taken = None, list[Tensor]()
+        for epoch in range(epochs):
+            found = self.module.epoch_rows(client, self._order(client, round, epoch))
+            if found is None or not found[1].numel():
                 return None
             dataset = found[0]
-            epochs.append(found[1])
+            taken.append(found[1])
         if dataset is None:
             return None
-        rows = epochs[0] if len(epochs) == 1 else torch.cat(epochs)
+        rows = taken[0] if epochs == 1 else torch.cat(taken)
         placed = self._resident and self._resident.place(dataset, rows)
-        return Rows(*(placed or (dataset, rows)), each, self.module.batch_size)
+        return Rows(*(placed or (dataset, rows)), taken[0].numel(), self.module.batch_size)

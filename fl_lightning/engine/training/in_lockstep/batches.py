@@ -172,10 +172,10 @@ def _parts(batch: Any, sizes: list[int]) -> list[Part]:
         batch: the batches of some clients, of which the first have ``sizes`` examples.
         sizes: number of examples in the batch of each client that is not done.
     """
-    kinds = _by_kind(sizes)
-    if len(kinds) == 1:
+    if sizes.count(sizes[0]) == len(sizes):
         return [Part(range(len(sizes)), mapped(lambda tensor: tensor[:, : sizes[0]], batch), sizes)]
-    return [Part(r, mapped(lambda tensor: tensor[r, :n], batch), [n] * len(r)) for n, r in kinds.items()]  # noqa: B023
+    kinds = _by_kind(sizes).items()
+    return [Part(r, mapped(lambda tensor: tensor[r, :n], batch), [n] * len(r)) for n, r in kinds]  # noqa: B023
 
 
 def alike(one: TensorDataset, other: TensorDataset) -> bool:

@@ -20,7 +20,7 @@ from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gather
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
 from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
-from fl_lightning.seeding import derive, random_states, seed_globals
+from fl_lightning.seeding import derive, others_drawn, seed_globals
 
 
 class Groups:
@@ -61,7 +61,7 @@ class Groups:
                 round.take(models, [runs[row].result() for row in done])
             round.trained += len(runs)
         finally:
-            self.put_back(round, runs)
+            self.put_back(round)
         return None
 
     def new_row(self, round: Round, client: int) -> LocalRun:
@@ -95,16 +95,13 @@ class Groups:
         shown.begin(runs[0], logs=group)
         seed_globals(seed, device)
         shown.asked.clear()
-        others = random_states(device)[1]
         self.steps.train(group, self.batches(runs) if batches is None else batches)
-        has_drawn = random_states(device)[1] != others
-        obstacles.clear(obstacles.of_steps(client, shown.asked, has_drawn, state.is_changed()))
+        obstacles.clear(obstacles.of_steps(client, shown.asked, others_drawn(seed), state.is_changed()))
         return optimizer.weights
 
-    def put_back(self, round: Round, runs: Sequence[LocalRun]) -> None:
+    def put_back(self, round: Round) -> None:
         """Put the global model back after a group."""
-        for run in runs:
-            self.alone.local.end(run)
+        self.alone.local.end(None)
         self.alone.put_back(round)
 
     def _start(self, runs: Sequence[LocalRun]) -> None:
@@ -145,7 +142,7 @@ class Groups:
         """
         data, steps = self.alone.data, [run.work.total_batches for run in runs]
         if self._in_rows:
-            found = [data.rows(run.client, run.round, count) for run, count in zip(runs, steps, strict=True)]
+            found = [data.rows(run.client, run.round, run.work.max_epochs) for run in runs]
             rows = [each for each in found if each is not None]
             if len(rows) == len(runs) and all(alike(each.dataset, rows[0].dataset) for each in rows):
                 form = partial(self.steps.form, len(runs))

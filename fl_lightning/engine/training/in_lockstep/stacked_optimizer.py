@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,12 @@ ELEMENTWISE: dict[type[Optimizer], tuple[Callable[..., None], tuple[str, ...]]] 
 }
 OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}  # states by setting
 IMPLEMENTATIONS = ("foreach", "fused", "capturable", "differentiable")  # settings that change no result
+
+
+@cache
+def _settings_of(function: Callable[..., None]) -> set[str]:
+    """Name the settings that torch's function for a step takes, as an optimizer's groups name them."""
+    return {*inspect.signature(function).parameters} - {*IMPLEMENTATIONS, "params", "lr"}
 
 
 @dataclass
@@ -61,7 +68,7 @@ class StackedOptimizer:
         self.rates: list[float] = [float(group["lr"]) for group in like.param_groups]
         self.rates_kept_out = [torch.tensor(rate, dtype=torch.float64) for rate in self.rates]
         self._function, states = ELEMENTWISE[type(like)]
-        names = {*inspect.signature(self._function).parameters} - {*IMPLEMENTATIONS, "params", "lr"}
+        names = _settings_of(self._function)
         place, start = {}, 0
         for parameter in flat.parameters:
             place[id(parameter)] = slice(start, start := start + parameter.numel())

@@ -15,7 +15,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.utils.rnn import pad_sequence
 
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
@@ -113,8 +112,8 @@ class StackedTraining:
         made, schedules = self.training.make_optimizers(runs[0], factors)
         obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules))
         optimizer = StackedOptimizer(made[0], self.training.flat, runs[0].anchor.expand(len(runs), -1).clone())
-        for run, row in zip(runs, optimizer.weights, strict=True):
-            run.place(row, made)
+        for row, run in enumerate(runs):
+            run.place(optimizer.weights, row, made)
         return optimizer
 
     def train(self, run: StackedRun, batches: Iterable[list[Part]]) -> None:
@@ -237,6 +236,7 @@ def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> l
     """
     if not losses:
         return [math.nan] * count
-    values = pad_sequence([each.detach() for each, _ in losses], batch_first=True).double().cpu().numpy()
-    shares = np.array([[*sizes, *[0] * (count - len(sizes))] for _, sizes in losses])  # (steps, count)
-    return list(((values * shares).sum(0) / shares.sum(0)).tolist())
+    rows = np.concatenate([range(len(sizes)) for _, sizes in losses])
+    shares = np.concatenate([sizes for _, sizes in losses])
+    values = torch.cat([each.detach() for each, _ in losses]).double().cpu().numpy()
+    return list((np.bincount(rows, values * shares, count) / np.bincount(rows, shares, count)).tolist())

@@ -21,7 +21,7 @@ from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
 from fl_lightning.engine.training.one_by_one import stops
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.seeding import derive, random_states, seed_globals
+from fl_lightning.seeding import derive, seed_globals, torch_state
 
 SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
 MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
@@ -155,10 +155,10 @@ class Trial:
         """Train a client alone, from other parameters (P,) than the global model's if given."""
         alone, round, device = self._groups.alone, self._round, self._server.device
         seed_globals(self._seed, device)
-        before = random_states(device)[0]
+        before = torch_state(device)
         epochs = range(alone.data.counted(client, round.number).max_epochs)
         batches = [list(alone.data.batches(client, round.number, epoch)) for epoch in epochs]
-        draws = random_states(device)[0] != before
+        draws = torch_state(device) != before
         given = deepcopy(batches)  # a step may change its batch
         with alone.training_of(round, client, start) as run:
             seed_globals(self._seed, device)
@@ -166,7 +166,7 @@ class Trial:
             alone.local.train(run, given.__getitem__)
             finish_work(device)
             self.seconds = (perf_counter() - began) / max(1, run.global_step)
-            draws |= random_states(device)[0] != before
+            draws |= torch_state(device) != before
             for end in alone.hooks("on_client_end"):
                 end(self._server, run)
             outcome = Outcome.of(run)
@@ -195,4 +195,4 @@ class Trial:
             groups.end(round, last)
             return Outcome.of(last)
         finally:
-            groups.put_back(round, runs)
+            groups.put_back(round)
