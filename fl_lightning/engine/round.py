@@ -52,9 +52,7 @@ class Round:
         self._policy = policy
         self._summed = Summed(policy.store.columns) if policy.sums_after else None
         self._arrived: list[ClientResult] = []  # of this device's clients, if their updates are not yet summed
-        self._unread: list[
-            Tensor
-        ] = []  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
+        self._unread = list[Tensor]()  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
         self._added: list[ClientResult] = []  # of all devices' clients whose updates are summed
         self._untold: list[str] = []
         policy.store.clear()

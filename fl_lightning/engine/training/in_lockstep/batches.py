@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,25 +39,6 @@ class Part:
         like = first_tensor(self.batch)
         weights = like.new_full(like.shape[:2], 1 / self.sizes[0], dtype=torch.float64)
         return self if self.weights is not None else replace(self, weights=weights)
-
-
-def repeated(epochs: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any]:
-    """Return the first ``count`` batches of the epochs 0, 1, …
-
-    Raises:
-        RuntimeError: an epoch has no batch.
-    """
-
-    def without_end() -> Iterator[Any]:
-        for epoch in itertools.count():
-            is_empty = True
-            for batch in epochs(epoch):
-                is_empty = False
-                yield batch
-            if is_empty:
-                raise RuntimeError("an epoch has no batch")
-
-    return itertools.islice(without_end(), count)
 
 
 def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
