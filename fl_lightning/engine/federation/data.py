@@ -10,9 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning.engine.federation.availability import Availability, Turnout
 from fl_lightning.engine.federation.clients import ClientData
-from fl_lightning.engine.federation.sampling import ClientSampler
+from fl_lightning.engine.federation.cohorts import ClientAvailability, ClientSampler, Turnout
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import generator
 
@@ -58,7 +57,7 @@ class FederatedData(ClientData):
 
     participation: int | float
     sampler: ClientSampler
-    availability: Availability | None
+    availability: ClientAvailability | None
     clients_per_batch: int
     seed: int
     dealing: Dealing = Dealing()
