@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from functools import cached_property, partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fl_lightning.engine.federation.batches import ResidentData, Rows, TrainingBatch, batch_sizes
+from fl_lightning.engine.federation.batches import ResidentData, Rows, TrainingBatch, batch_sizes, gather
 from fl_lightning.engine.module.logged import examples_in
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import Server
@@ -69,20 +69,20 @@ class LocalData:
 
     def batches(self, client: int, round: int, epoch: int) -> Iterator[tuple[Any, int]]:
         """Yield each batch of a local epoch 0, 1, …, on the device, and its number of examples."""
-        batches = self._on_device(client, round, epoch)
-        if batches is None:
-            batches = self.module.client_batches(client, self._order(client, round, epoch))
+        on_device = self._on_device(client, round, epoch)
+        batches = on_device or self.module.client_batches(client, self._order(client, round, epoch))
         sizes = iter(batch_sizes(batches))
         for batch in batches:
             ready = self._server.prepare_batch(batch)
             yield ready, batch[0].size(0) if type(batch) is TrainingBatch else next(sizes, None) or examples_in(batch)
 
-    def _on_device(self, client: int, round: int, epoch: int) -> Iterable[Any] | None:
+    def _on_device(self, client: int, round: int, epoch: int) -> list[TrainingBatch] | None:
         """Gather the batches of a local epoch on the device, where they can be; None elsewhere."""
         if self._resident is None:
             return None
         found = self.module.epoch_rows(client, self._order(client, round, epoch))
-        return self._resident.batches(*found, self.module.batch_size) if found and len(found[1]) else None
+        placed = self._resident.place(*found) if found and len(found[1]) else None
+        return gather(*placed, self.module.batch_size) if placed else None
 
     def rows(self, client: int, round: int, count: int) -> Rows | None:
         """Find the rows of a client's first ``count`` batches in a dataset in memory; None for other data.
