@@ -110,7 +110,7 @@ class FederatedData(ClientData):
         """
         simulation = self.availability
         if simulation is None:
-            return Turnout(arrived=tuple(self.cohort(round)))
+            return Turnout(arrived=tuple(self.cohort(round)))  # of a subclass that defines cohort, too
         sizes = self.sizes * simulation.present(self.num_clients, round, self.seed)
         count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
         selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])
