@@ -11,7 +11,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from fl_lightning.engine.federation.availability import Turnout
+from fl_lightning.engine.federation.cohorts import Turnout
 from fl_lightning.engine.module.failures import ending
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.policy import Policy

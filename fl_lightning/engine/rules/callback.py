@@ -216,14 +216,7 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
 
 WEIGHT_HOOKS = ("aggregate", "stream_weights")
 SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
-CLIENT_HOOKS = (
-    "on_client_start",
-    "loss",
-    "closure",
-    "on_before_client_step",
-    "on_after_client_step",
-    "on_client_end",
-)
+CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_after_client_step", "on_client_end")
 
 
 def serves_stacks(callback: FederatedCallback) -> bool:
