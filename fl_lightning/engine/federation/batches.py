@@ -87,11 +87,6 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
         return tensor[rows]
 
 
-def unchanged(batch: Any) -> Any:
-    """Return the batch."""
-    return batch
-
-
 class SeededBatches(Dataset[Any]):
     """The batches of one epoch, as a dataset that a DataLoader with any number of workers may read.
 

@@ -13,15 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from fl_lightning.engine.federation.batches import (
-    CPU,
-    Examples,
-    SeededBatches,
-    check_examples,
-    gather,
-    in_memory,
-    unchanged,
-)
+from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
@@ -150,6 +142,11 @@ class ClientData(LightningDataModule):
         if type(dataset) not in (TensorDataset, Subset):
             check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
         return dataset  # type: ignore[no-any-return]  # has been checked
+
+
+def unchanged(batch: Any) -> Any:
+    """Return the batch."""
+    return batch
 
 
 def names_of(data: ClientData) -> list[str] | None:

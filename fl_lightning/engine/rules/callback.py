@@ -189,15 +189,8 @@ class Monitor(FederatedCallback):
     """
 
     _FOR_RULES = (
-        "settles",
-        "broadcasts",
-        "reduce",
-        "closure",
-        "on_before_client_step",
-        "on_after_client_step",
-        "stream_weights",
-        "update",
-        "refine",
+        *("settles", "broadcasts", "closure", "on_before_client_step", "on_after_client_step"),
+        *("stream_weights", "reduce", "update", "refine"),
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

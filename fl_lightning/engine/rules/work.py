@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -11,6 +11,9 @@ from typing import Literal
 import torch
 
 from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_positive, check_within
+
+Factors = Sequence[Sequence[float]] | None
+"""Factors on the clients' learning rates, one for each parameter group of each optimizer; None for 1."""
 
 MOST_WORK = 10**6  # epochs or steps of a client in a round
 

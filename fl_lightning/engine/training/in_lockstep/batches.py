@@ -72,11 +72,7 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
 
 
 def gathered(
-    prepare: Callable[[Any], Any],
-    clients: Sequence[Rows],
-    steps: Sequence[int],
-    form: Callable[[int], int],
-    padded: bool,
+    prepare: Callable[[Any], Any], clients: Sequence[Rows], steps: Sequence[int], form: Callable[[int], int], pads: bool
 ) -> Iterator[list[Part]]:
     """Gather the batches of each step from memory, and bring them to the device; small steps several at a time.
 
@@ -85,7 +81,7 @@ def gathered(
         clients: the rows of each client; all datasets are :func:`alike`.
         steps: number of local steps of each client, in descending order.
         form: returns with how many batches a number of clients takes a step, at least as many.
-        padded: whether batches of different sizes are filled up and evaluated together, and not one size at a time.
+        pads: whether batches of different sizes are filled up and evaluated together, and not one size at a time.
     """
     each, taken = np.array([(client.each, client.rows.numel()) for client in clients]).T
     size = clients[0].size
@@ -94,7 +90,7 @@ def gathered(
     counts = np.minimum(each - number * size, size)  # (steps, clients)
     starts = (epoch * each + number * size) % taken  # those of clients that are done count nothing
     ends = step >= np.array(steps)
-    uneven = padded and bool((np.where(ends, 0, counts).max(1) > np.where(ends, size, counts).min(1)).any())
+    uneven = pads and bool((np.where(ends, 0, counts).max(1) > np.where(ends, size, counts).min(1)).any())
     filled = min(size, int(each.max()))
     for first, last, live in _runs_of(steps, clients[0].dataset, filled):
         width = form(live)
