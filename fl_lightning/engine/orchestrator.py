@@ -140,8 +140,7 @@ class FederatedOrchestrator(ClientHost):
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
         self.arguments = given
         checks.check_settings(given)
-        self.client_states = client_states
-        self.automatic_optimization = False
+        self.client_states, self.automatic_optimization = client_states, False
         self.settings = LocalSettings(
             epochs=1 if local_epochs is None and local_steps is None else local_epochs,
             steps=local_steps,
@@ -332,7 +331,8 @@ class FederatedOrchestrator(ClientHost):
         round.failures.clear()  # an error refers to the frames that it passed, and these to the round
 
     def _log_turnout(self, round: Round, kept: int) -> None:
-        self._quarantined.append(len(round.turnout.arrived) - kept)
+        missing, some = len(round.turnout.arrived) - kept, self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        self._quarantined.append(len(round.failures) if some else missing)  # fast_dev_run trains some clients only
         counts = round.turnout.counts if self.data.availability else {}
         for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():
             self.log_round(f"clients/{name}", float(count))

@@ -281,10 +281,11 @@ def test_transfer_hooks_see_batches_and_no_client_ids(where: str) -> None:
 
 @pytest.mark.parametrize(("batches", "expected"), [(True, (0.19, -0.36)), (5, (-0.938, 0.1239375))])
 def test_fast_dev_run(batches: Any, expected: tuple[float, float]) -> None:
-    """One round: of its first client alone, or of five at most."""
-    orchestrator = FederatedOrchestrator(Quadratic())
-    trainer(rounds=3, fast_dev_run=batches).fit(orchestrator, datamodule=ToyData())
+    """One round: of its first client alone, or of five at most; the others are not left out."""
+    orchestrator, short = FederatedOrchestrator(Quadratic()), trainer(rounds=3, fast_dev_run=batches)
+    short.fit(orchestrator, datamodule=ToyData())
     assert orchestrator.rounds_done == 1
+    assert short.callback_metrics["clients/quarantined"] == 0
     assert close(orchestrator.params, expected)
 
 
