@@ -13,25 +13,21 @@ from rich.console import Console
 
 from fl_lightning.report.drawing.on_paper import PAGE, STYLE
 from fl_lightning.report.elements import pipes
-from fl_lightning.report.statistics import LEVEL, POWER
 from fl_lightning.reproduce.experiments.scale import scale_of
 from fl_lightning.reproduce.ledger import findings
 from fl_lightning.reproduce.ledger.findings import FULL, Entry
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.numbers import RESULTS
+from fl_lightning.reproduce.outcome.numbers import RESULTS, read
+from fl_lightning.reproduce.outcome.verdict import HOLDS, OPEN, OPPOSITE, TOO_SMALL, VERDICTS
 from fl_lightning.runs.pictures import save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {
-    findings.SUPPORTED: "#0072b2",
-    findings.CONTRADICTED: "#d55e00",
-    findings.UNDECIDED: "#888888",
-}  # Okabe and Ito's, and grey
+COLOURS = {HOLDS: "#0072b2", TOO_SMALL: "#56b4e9", OPPOSITE: "#d55e00", OPEN: "#888888"}  # Okabe and Ito's, and grey
 TABLE = "table.md"  # name of an experiment's table in the folder of its results
-SHOWN = ["claim", "scale", "ours", "paper", "p (Holm)", "verdict"]  # columns in a terminal
+SHOWN = ["claim", "scale", "verdict", "ours", "paper", "seeds"]  # columns in a terminal
 LETTERS_A_LINE, LINE_HEIGHT = 62, 0.105  # letters in a line of a claim's text, height of such a line in inches
 TEXT_WIDTH, LETTER_SIZE = 3.3, 6  # width of the claims' texts in inches, size of their letters in points
 TICKS = (-50, -10, -1, -0.1, 0, 0.1, 1, 10, 50)
@@ -91,11 +87,10 @@ def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
     return tables.page_from(
         "ledger.md.j2",
         summary=findings.summary(entries),
-        tally="\n".join(pipes(["paper", "claims", *findings.VERDICTS], [list(map(str, row)) for row in counted])),
+        tally="\n".join(pipes(["paper", "claims", *VERDICTS], [list(map(str, row)) for row in counted])),
         papers=sections,
         name=page.stem,
-        level=f"{LEVEL:.0%}",
-        power=f"{POWER:.0%}",
+        chance=findings.chance(entries),
     )
 
 
@@ -110,7 +105,7 @@ def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
         smaller = "" if scale == FULL else f": {scale_of(experiment.config, scale).note}"
         link = ""
         if (folder / TABLE).is_file():
-            part = findings.covered(experiment, findings.read(folder / RESULTS)) if scale == FULL else ""
+            part = findings.covered(experiment, read(folder / RESULTS)) if scale == FULL else ""
             place = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
             link = f" [{part or 'All numbers'}]({place})."
         if link or smaller:
@@ -145,7 +140,7 @@ def _rows(axes: Axes, entries: Sequence[Entry], texts: Sequence[str], sizes: Seq
         middles.append(middle + size / 2)
         middle += size
     for at, entry in zip(middles, entries, strict=True):
-        tried = {scale: found for scale, found in entry.findings.items() if not found.why}
+        tried = {scale: found for scale, found in entry.findings.items() if found.verdict in COLOURS}
         for number, (scale, found) in enumerate(tried.items()):
             place = at + LINE_HEIGHT / 2 * (number - (len(tried) - 1) / 2)
             shape, colour = SHAPES.get(scale, "o"), COLOURS[found.verdict]

@@ -14,10 +14,10 @@ from fl_lightning.commands import counted
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.claims import judge
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, USUAL, collect, compare, with_measure
 from fl_lightning.reproduce.outcome.pictures import picture
 from fl_lightning.reproduce.outcome.sweep_comparison import write_comparison
+from fl_lightning.reproduce.outcome.verdict import judge
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.runs.display.progress import duration
 from fl_lightning.runs.folder.lock import LOCK
