@@ -17,6 +17,7 @@ from fl_lightning.reproduce.experiments.scale import scale_of
 from fl_lightning.reproduce.ledger import findings
 from fl_lightning.reproduce.ledger.findings import FULL, Entry
 from fl_lightning.reproduce.outcome import tables
+from fl_lightning.reproduce.outcome.gate import unrecorded
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read
 from fl_lightning.reproduce.outcome.verdict import HOLDS, OPEN, OPPOSITE, TOO_SMALL, VERDICTS
 from fl_lightning.runs.pictures import save_png
@@ -102,14 +103,17 @@ def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
     experiment, notes = mine[0].experiment, []
     for scale in mine[0].findings:
         folder = findings.folder_of(out, scale, experiment.id)
+        results = read(folder / RESULTS)
         smaller = "" if scale == FULL else f": {scale_of(experiment.config, scale).note}"
         link = ""
         if (folder / TABLE).is_file():
-            part = findings.covered(experiment, read(folder / RESULTS)) if scale == FULL else ""
+            part = findings.covered(experiment, results) if scale == FULL else ""
             place = Path(os.path.relpath(folder / TABLE, page.parent)).as_posix()
             link = f" [{part or 'All numbers'}]({place})."
+        lacks = [] if results.empty else unrecorded(experiment, results)
+        told = f" Not recorded, and so not judged: {', '.join(lacks)}." if lacks else ""
         if link or smaller:
-            notes.append(f"{scale.capitalize()} scale{smaller}.{link}")
+            notes.append(f"{scale.capitalize()} scale{smaller}.{link}{told}")
     table = pipes(findings.HEAD, [row for entry in mine for row in findings.rows(entry)])
     return {"id": experiment.id, "notes": notes, "table": "\n".join(table)}
 

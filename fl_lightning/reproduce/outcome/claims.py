@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,12 @@ class Effects:
         values: (seeds,) effects of the seeds that have a run of every cell, in ascending order of the seeds; above 0 in
             the claimed direction.
         cells: number of cells that the effect is taken over.
-        lowest: the lowest mean over seeds of a compared cell; nan without cells.
     """
 
     higher: Labels
     than: Labels
     values: Vector
     cells: int
-    lowest: float
 
 
 def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
@@ -57,7 +54,7 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
     """
     along = (claim.along or "").lstrip("-")
     named = ({str(name): row[name] for name in row} for row in results.to_dict("records"))
-    rows = [row for row in named if _has(row, claim.at)]
+    rows = [row for row in named if has(row, claim.at)]
     if "round" not in {*claim.higher, *claim.than, *claim.at, along}:
         rows = [row for row in rows if row["round"] == results["round"].max()]
     axes = [name for name in axes_of(results) if name not in {*claim.higher, *claim.than}]
@@ -71,8 +68,7 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
         differences = [[sides[0][cell][seed] - sides[1][cell][seed] for cell in cells] for seed in whole]
         weights = _weights(cells, axes, claim.along)
         values = np.round(np.array(differences) @ weights, EFFECT_DECIMALS) if whole and weights.any() else np.zeros(0)
-        means = [fmean(side[cell][seed] for seed in shared[cell]) for side in sides for cell in cells]
-        found.append(Effects(higher, than, values, len(cells), min(means, default=math.nan)))
+        found.append(Effects(higher, than, values, len(cells)))
     return found
 
 
@@ -82,7 +78,7 @@ def _by_cell(
     """Find the values of the rows that have some labels: by the labels on other axes, then by seed."""
     found: dict[tuple[Any, ...], dict[int, float]] = {}
     for row in rows:
-        if _has(row, labels) and not math.isnan(row[measure]):
+        if has(row, labels) and not math.isnan(row[measure]):
             values = found.setdefault(tuple(None if pd.isna(row[axis]) else row[axis] for axis in axes), {})
             if row["seed"] in values:
                 raise ValueError(f"expected labels of one cell for each comparison, got {labels}: name more axes")
@@ -112,7 +108,7 @@ def _each(labels: Labels) -> list[Labels]:
     return [dict(zip(labels, point, strict=True)) for point in itertools.product(*choices)]
 
 
-def _has(row: Labels, labels: Labels) -> bool:
+def has(row: Labels, labels: Labels) -> bool:
     """Tell whether a row has one of the wanted labels on each axis; an axis that no cell has counts as null."""
     wanted = {axis: label if isinstance(label, list) else [label] for axis, label in labels.items()}
     return all(any(same(row.get(axis), each) for each in allowed) for axis, allowed in wanted.items())

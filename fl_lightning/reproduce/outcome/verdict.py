@@ -13,6 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
+from fl_lightning.reproduce.outcome.gate import missed
 from fl_lightning.reproduce.outcome.numbers import on_paper
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
@@ -33,7 +34,7 @@ class Finding:
 
     Attributes:
         verdict: one of VERDICTS.
-        why: why the claim is not tested; empty if it is.
+        why: why the claim is not tested, or what is known of an open claim; mostly empty.
         compared: labels of the comparison that decides, of several.
         effect: mean effect over the seeds of the look that decides, or of the last look; above 0 in the claimed
             direction; nan if not run.
@@ -73,26 +74,29 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
     if results.empty:
         return [Finding(NOT_RUN, "no run is finished") for _ in experiment.claims]
     paper = on_paper(experiment, results)
-    return [_finding(claim, results, paper) for claim in experiment.claims]
+    return [_finding(experiment, claim, results, paper) for claim in experiment.claims]
 
 
-def _finding(claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Finding:
+def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Finding:
     found = effects(claim, results)
     values = [each.values for each in found]
     theirs = [paper_effect(claim, paper, index) for index in range(len(found))]
     fewest = min(range(len(found)), key=lambda index: len(values[index]))
     if not len(values[fewest]):
         return Finding(NOT_RUN, f"no seed has runs to compare: {shown(found[fewest])}")
-    lowest = min(each.lowest for each in found)
-    if lowest <= claim.above:
-        return Finding(SCALE, f"a side learns too little: {lowest:.3g}, expected above {claim.above:g}")
+    why = missed(experiment, claim, results)
     # Without an effect of the paper's in the claimed direction, only the side of zero is asked for.
     halves = [max(0.0, each / 2) if not math.isnan(each) else 0.0 for each in theirs]
     verdict, index, seeds, p = decide(values, halves, claim.by)
+    if why:
+        verdict, p = SCALE, math.nan
+    elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
+        why = "the side is clear, the size is not"
     index = fewest if math.isnan(p) else index
     effect, half_width = interval(values[index][:seeds].tolist())
     return Finding(
         verdict,
+        why,
         compared=shown(found[index]) if len(found) > 1 else "",
         effect=effect,
         half_width=half_width,
