@@ -138,11 +138,11 @@ def summary(entries: Sequence[Entry]) -> str:
 def chance(entries: Sequence[Entry]) -> str:
     """Say in a sentence how many false verdicts are to be expected among the papers' claims."""
     tested = [entry.best for entry in entries if entry.experiment.rows and not math.isnan(entry.best.p)]
-    decided, stars = (sum(found) for found in zip(*((f.verdict in DECIDED, f.starred) for f in tested), strict=True))
+    decided, stars = sum(found.verdict in DECIDED for found in tested), sum(found.starred for found in tested)
     return (
-        f"A test gives a false verdict with a probability of at most {FALSE:.1%}: of {len(tested)} tested claims "
-        f"{decided} are decided, of which {len(tested) * FALSE:.1f} or less are expected to be false; {stars} have a "
-        "star, which survives the correction for the number of the paper's tested claims."
+        f"Of {len(tested)} tested claims, {decided} are decided; at most {len(tested) * FALSE:.1f} verdicts "
+        f"({FALSE:.1%} of the tested) are expected to be false. A star marks what also survives Holm's correction for "
+        f"the number of the paper's tested claims: {stars}."
     )
 
 

@@ -83,14 +83,11 @@ def missed(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> str:
     fedavg = [row for row in rows if has(row, gate.fedavg) and _beside(row, (at, *labels), gate.fedavg)]
     dose = max((mean for side in sides if not math.isnan(mean := _mean(side, DOSED))), default=math.nan)
     gap = _mean(fedavg, GAP) if gate.overfits else math.nan
+    idle = [f"{name} is {none:g}, as without the rule" for name, none in gate.dose.items() if dose < DOSE]
     parts = [
         _at_chance([*sides[0], *sides[1]], axes),
         _too_early(fedavg),
-        *(
-            f"{name} is {none:g}, as without the rule"
-            for name, none in gate.dose.items()
-            if dose < DOSE and not claim.by
-        ),
+        *(idle if claim.by is None else []),
         f"FedAvg does not overfit: its validation loss is {gap:.2g} times its training loss" * (gap < OVERFITS),
     ]
     return "; ".join(filter(None, parts))

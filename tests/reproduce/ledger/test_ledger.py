@@ -125,8 +125,9 @@ def test_stars_survive_holm_over_the_tested_claims_of_a_paper() -> None:
     assert [each.best.starred for each in (first, second, third, fourth, other)] == [False] * 3 + [True] * 2
     assert not first.findings["small"].starred
     assert counts(entries()) == {"holds": 2, "too small": 0, "opposite": 1, "scale": 0, "open": 1, "not run": 1}
-    told = "of 4 tested claims 3 are decided, of which 0.2 or less are expected to be false; 2 have a star"
-    assert told in chance(entries())
+    words = chance(entries())
+    assert words.startswith("Of 4 tested claims, 3 are decided; at most 0.2 verdicts (4.9% of the tested) are expected")
+    assert words.endswith("claims: 2.")
 
 
 def test_why_a_claim_is_not_tested() -> None:
@@ -164,24 +165,37 @@ def test_the_command_writes_page_and_pictures() -> None:
     write("one/table-2", {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]})
     for table in ("small/one/table-1", "one/table-1", "one/table-2"):
         Path("out", table, "table.md").touch()
+    Path("page").mkdir()
+    Path("page/ledger.yaml").write_text(
+        "one: {verdicts: [1, 0, 1, 0, 1, 1], believe: B leads.}\ntwo: {verdicts: [1, 0, 0, 0, 0, 0], believe: B leads.}"
+    )
     result = run("reproduce", "--ledger", "page/ledger.md", "--out", "out")
     assert result.status == 0, result.err
+    assert not Path("page/ledger-two.png").exists(), "no claim of it is tested"
     assert "Of 5 claims: holds 1, too small 0, opposite 1, scale 0, open 1, not run 2." in result.out
     text = Path("page/ledger.md").read_text()
     for words in (
-        "| [one](#one) | 4 | 1 | 0 | 1 | 0 | 1 | 1 |",
+        "| [one](#one) | B leads. | 1 | 0 | 1 | 0 | 1 | 1 |",
+        "| [two](#two) |  | 0 | 0 | 0 | 0 | 0 | 1 |",  # the sentence was written for other verdicts
+        "| holds* | B beats A at 0.1. | +3 ± 0.25 | +3 | 3 | small | [table-1](../out/small/one/table-1/table.md) |",
+        "| not run: no run is finished | B beats A at 1. | – | +1 | – | full | fig-1 |",
         "| B beats A at 0.1. | small | holds* | +3 ± 0.25 | +3 | points | 3 | 0.0089 | – |",
         "| B beats A at 0.1. | full | open | +2 | +3 | points | 1 | – | 3 |",
-        "Small scale: a hundred images. [All numbers](../out/small/one/table-1/table.md). Not",
+        "Small scale: a hundred images. [Our table](../out/small/one/table-1/table.md). Not",
         "Small scale: a hundred images.\n",  # the other experiments have no table
         "Full scale. [2 of 4 cells, 1 seed](../out/one/table-1/table.md). Not recorded",
-        "Full scale. [All numbers](../out/one/table-2/table.md). Not recorded, and so not judged: the fall of FedAvg's",
+        "Full scale. [Our table](../out/one/table-2/table.md). Not recorded, and so not judged: the fall of FedAvg's",
         "not run: full: no seed has runs to compare: B against A; small: no seed has runs to compare: B against A",
-        "## one\n\n![Effects with 95 % t intervals](ledger-one.png)\n",
+        "beside the paper's](ledger-one.png)\n",
     ):
         assert words in text
-    holding, none = blue("page/ledger-one.png"), blue("page/ledger-two.png")
-    assert holding > 2 * none > 0, "a dot and its interval, and the legend's dot, against the legend's dot alone"
+    order = [text.index(f"\n| {verdict}") for verdict in ("holds* | B", "opposite* | A", "open | B", "not run:")]
+    assert order == sorted(order)
+    holding = blue("page/ledger-one.png")
+    write("two/fig-1", {1.0: [-2.9, -3, -3.1]})
+    assert run("reproduce", "--ledger", "page/ledger.md", "--out", "out").status == 0
+    legend = blue("page/ledger-two.png")
+    assert holding > 2 * legend > 0, "a dot and its interval, and the legend's dot, against the legend's dot alone"
 
 
 def test_a_file_that_holds_no_results() -> None:
