@@ -21,15 +21,10 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     __version__: str
 
     from fl_lightning.datamodules import FederatedDataModule, PartitionedData
-    from fl_lightning.engine.federation.availability import Availability, AvailabilityTrace, Diurnal
+    from fl_lightning.datamodules.cohorts.availability import Availability, AvailabilityTrace, Diurnal
+    from fl_lightning.datamodules.cohorts.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
     from fl_lightning.engine.federation.batches import TrainingBatch
-    from fl_lightning.engine.federation.sampling import (
-        ClientSampler,
-        FixedSchedule,
-        RoundRobinSampler,
-        SizeSampler,
-        UniformSampler,
-    )
+    from fl_lightning.engine.federation.cohorts import ClientSampler
     from fl_lightning.engine.orchestrator import FederatedOrchestrator
     from fl_lightning.engine.rules.callback import FederatedCallback, Monitor
     from fl_lightning.engine.rules.run import LocalRun
@@ -58,12 +53,12 @@ else:
     REPORT = ("load_runs", "compare", "write_report")  # need pandas, which training does without, and no torch
     HOMES = (
         "errors",
-        *("engine.federation.availability", "engine.federation.batches", "engine.federation.sampling"),
+        *("engine.federation.batches", "engine.federation.cohorts"),
         *("engine.updates.cohort", "engine.updates.gram"),
         *("engine.rules.callback", "engine.rules.run", "engine.rules.server"),
         *("runs.record.environment", "runs.record.run_callbacks", "runs.export", "runs.folder.run_folder"),
         *("runs.loggers.round_values", "runs.display.timer", "runs.display.traffic"),
-        *("engine.orchestrator", "datamodules"),
+        *("engine.orchestrator", "datamodules", "datamodules.cohorts.availability", "datamodules.cohorts.sampling"),
     )
 
     def __getattr__(name: str) -> Any:

@@ -13,11 +13,12 @@ from typing_extensions import override
 from fl_lightning.datamodules.base.dealt import Dealt
 from fl_lightning.datamodules.base.loaders import Loaders, column_of, deal, training_data
 from fl_lightning.datamodules.base.settings import Draws, Partitioned, Unpack
+from fl_lightning.datamodules.cohorts.availability import Availability
+from fl_lightning.datamodules.cohorts.sampling import UniformSampler
 from fl_lightning.datamodules.partition import IID, Partition, Stated
-from fl_lightning.engine.federation.availability import Availability
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
+from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.federation.sampling import ClientSampler, UniformSampler
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 OWN_HOOKS = ("teardown", "on_exception", "state_dict", "load_state_dict")

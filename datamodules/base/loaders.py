@@ -27,7 +27,8 @@ from fl_lightning.datamodules.base.dealt import Dealt
 from fl_lightning.datamodules.partition import Partition, Stated
 from fl_lightning.datamodules.partition.base import check_enough
 from fl_lightning.datamodules.partition.parts import Parts
-from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples, unchanged
+from fl_lightning.engine.federation.batches import CPU, Collate, Examples, check_examples
+from fl_lightning.engine.federation.clients import unchanged
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import isolated, numpy_generator, seed_globals
 

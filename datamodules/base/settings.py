@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.datamodules.changes.corruption import Corruption
+from fl_lightning.datamodules.cohorts.availability import Availability
 from fl_lightning.datamodules.partition import Partition
-from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.sampling import ClientSampler
+from fl_lightning.engine.federation.cohorts import ClientSampler
 
 if TYPE_CHECKING:
     from typing import Unpack as Unpack

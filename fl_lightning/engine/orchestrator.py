@@ -32,7 +32,7 @@ from fl_lightning.engine.hosting.saving import check_orders
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
 from fl_lightning.engine.module.state import ModuleState
-from fl_lightning.engine.policy import choose_policy
+from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import federated, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
@@ -226,17 +226,10 @@ class FederatedOrchestrator(ClientHost):
         )
         self._at_once = [self.client_training.at_once, self.client_training.is_compiled]
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
-        self._policy = choose_policy(
-            self,
-            self._hooks.callbacks,
-            self.client_training.group_size,
-            self.cohort_memory or usual_limit(self.trainer.num_devices),
-            folder,
-            self.on_bad_update,
-            self.max_update_norm,
-        )
-        group_size, summed = self.client_training.group_size, self._policy.sums_after is not None
-        self.data.dealing = replace(self.data.dealing, group_size=group_size, in_order=summed)
+        group_size, limit = self.client_training.group_size, self.cohort_memory or usual_limit(self.trainer.num_devices)
+        bad = self.on_bad_update, self.max_update_norm
+        self._policy = Policy(self, self._hooks.callbacks, group_size, limit, folder, *bad)
+        self.data.dealing = replace(self.data.dealing, group_size=group_size, in_order=bool(self._policy.sums_after))
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(

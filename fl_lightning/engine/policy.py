@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Literal
@@ -18,41 +17,8 @@ from fl_lightning.engine.updates.store import Store
 STREAM_ABOVE = 256 << 20  # bytes of updates in memory above which a device sums them as they arrive, if the rules allow
 
 
-@dataclass(frozen=True)
 class Policy:
     """Says where the updates of a fit's rounds lie, and which of them are left out.
-
-    Attributes:
-        store: the memory of the updates of this device's clients.
-        sums_after: number of batches of clients after which the updates that have arrived are summed, and then dropped;
-            None where all updates of a round are kept.
-        shares: computes the weights (k,) of some clients' updates in the sum, up to a factor that the round's clients
-            share; None if a rule reads single updates for the weights.
-        on_bad_update: treatment of a client that fails or whose update is not finite: "skip" or "raise".
-        max_update_norm: largest norm of an update, as a multiple of the median norm; None for no limit.
-        label: returns the name of a client in messages.
-        speaks: whether this device tells what all devices know.
-    """
-
-    store: Store
-    sums_after: int | None
-    shares: Callable[[Cohort], Tensor] | None
-    on_bad_update: Literal["skip", "raise"]
-    max_update_norm: float | None
-    label: Callable[[int], str]
-    speaks: bool
-
-
-def choose_policy(
-    server: Server,
-    callbacks: Sequence[FederatedCallback],
-    group_size: int,
-    limit: int,
-    folder: Path,
-    on_bad_update: Literal["skip", "raise"],
-    max_update_norm: float | None,
-) -> Policy:
-    """Decide for a fit whether updates are kept or summed as they arrive, and make room for them.
 
     Args:
         server: the orchestrator.
@@ -60,31 +26,45 @@ def choose_policy(
         group_size: number of clients that train together.
         limit: bytes above which the updates of a round are in a file.
         folder: the folder of the file.
-        on_bad_update: "skip" or "raise"; see :class:`Policy`.
-        max_update_norm: see :class:`Policy`.
-    """
-    trainer, data, size = server.trainer, server.data, server.params.nbytes
-    devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
-    rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
-    groups_here = ceil(ceil(data.cohort_size / group_size) / devices)
-    slots = min(groups_here * group_size, data.cohort_size) if devices == 1 else groups_here * group_size
-    summed = group_size == 1 and max_update_norm is None and all(map(streams, callbacks)) and slots * size > room
-    if summed:
-        slots = min(slots, max(data.clients_per_batch, room // size))
-    known = all(streams(rule, WEIGHT_HOOKS) for rule in rules)
+        on_bad_update: treatment of a client that fails or whose update is not finite: "skip" or "raise".
+        max_update_norm: largest norm of an update, as a multiple of the median norm; None for no limit.
 
-    def shares(cohort: Cohort) -> Tensor:
+    Attributes:
+        store: the memory of the updates of this device's clients.
+        sums_after: number of batches of clients after which the updates that have arrived are summed, and then dropped;
+            None where all updates of a round are kept.
+        knows_shares: whether no rule reads single updates for the weights, so that :meth:`shares` tells the weights.
+        label: returns the name of a client in messages.
+        speaks: whether this device tells what all devices know.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        callbacks: Sequence[FederatedCallback],
+        group_size: int,
+        limit: int,
+        folder: Path,
+        on_bad_update: Literal["skip", "raise"],
+        max_update_norm: float | None,
+    ) -> None:
+        trainer, data, size = server.trainer, server.data, server.params.nbytes
+        devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
+        self._rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
+        groups_here = ceil(ceil(data.cohort_size / group_size) / devices)
+        slots = min(groups_here * group_size, data.cohort_size) if devices == 1 else groups_here * group_size
+        summed = group_size == 1 and max_update_norm is None and all(map(streams, callbacks)) and slots * size > room
+        if summed:
+            slots = min(slots, max(data.clients_per_batch, room // size))
+        self.store = Store(server.params, trainer.global_rank, devices, slots, limit, folder)
+        self.sums_after = max(1, slots // data.clients_per_batch) if summed else None
+        self.knows_shares = all(streams(rule, WEIGHT_HOOKS) for rule in self._rules)
+        self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
+        self.label, self.speaks = data.client_label, trainer.is_global_zero
+
+    def shares(self, cohort: Cohort) -> Tensor:
+        """Compute the weights (k,) of some updates in the sum, up to a factor that the clients of the round share."""
         weights = cohort.num_samples.double()
-        for rule in rules:
+        for rule in self._rules:
             weights = rule.stream_weights(cohort, weights)
         return weights
-
-    return Policy(
-        store=Store(server.params, trainer.global_rank, devices, slots, limit, folder),
-        sums_after=max(1, slots // data.clients_per_batch) if summed else None,
-        shares=shares if known else None,
-        on_bad_update=on_bad_update,
-        max_update_norm=max_update_norm,
-        label=data.client_label,
-        speaks=trainer.is_global_zero,
-    )

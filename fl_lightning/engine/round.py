@@ -11,10 +11,11 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from fl_lightning.engine.federation.availability import Turnout
+from fl_lightning.engine.federation.cohorts import Turnout
 from fl_lightning.engine.module.failures import ending
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.policy import Policy
+from fl_lightning.engine.rules.work import Factors
 from fl_lightning.engine.updates.buffers import bad_buffers
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.engine.updates.exchange import gather_results
@@ -39,22 +40,14 @@ class Round:
     """
 
     def __init__(
-        self,
-        number: int,
-        anchor: Tensor,
-        state: ModuleState,
-        factors: list[list[float]] | None,
-        turnout: Turnout,
-        policy: Policy,
+        self, number: int, anchor: Tensor, state: ModuleState, factors: Factors, turnout: Turnout, policy: Policy
     ) -> None:
         self.number, self.anchor, self.state, self.factors, self.turnout = number, anchor, state, factors, turnout
         self.trained, self.failures = 0, list[tuple[str, Exception | None]]()
         self._policy = policy
         self._summed = Summed(policy.store.columns) if policy.sums_after else None
         self._arrived: list[ClientResult] = []  # of this device's clients, if their updates are not yet summed
-        self._unread: list[
-            Tensor
-        ] = []  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
+        self._unread = list[Tensor]()  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
         self._added: list[ClientResult] = []  # of all devices' clients whose updates are summed
         self._untold: list[str] = []
         policy.store.clear()
@@ -114,7 +107,6 @@ class Round:
     def sum_up(self) -> None:
         """Add the updates that have arrived on all devices to the sum, and make room for others."""
         assert self._summed is not None
-        assert self._policy.shares is not None
         updates, results = self._gather()
         if results:
             bare = [replace(result, buffers=[]) for result in results]  # buffers are averaged at the round's end
@@ -140,7 +132,7 @@ class Round:
         if not results:
             return None
         cohort = Cohort.collect(self.number, self.anchor, updates, results)
-        if self._policy.shares and updates.shares is None:  # gives the bits of a sum of updates as they come
+        if self._policy.knows_shares and updates.shares is None:  # gives the bits of a sum of updates as they come
             updates.shares = self._policy.shares(cohort)
         return cohort
 

@@ -27,8 +27,8 @@ from fl_lightning.datamodules import (
     PublishedImages,
     VisionData,
 )
-from fl_lightning.engine.federation.availability import Availability
-from fl_lightning.engine.federation.sampling import ClientSampler
+from fl_lightning.datamodules.cohorts.availability import Availability
+from fl_lightning.engine.federation.cohorts import ClientSampler
 
 WIDTH, INDENT = 100, 32  # of a page, and of the words beside an option or a class
 MADE_FOR_SUBCLASSES = (  # classes that lack a method, which their subclasses define

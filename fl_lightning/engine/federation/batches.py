@@ -1,6 +1,6 @@
 """A client's batches: gathered from tensors, in memory or on the device, or read example by example with seeds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -73,10 +73,10 @@ def in_memory(dataset: Any, indices: Tensor) -> tuple[TensorDataset, Tensor] | N
     return (dataset, indices) if type(dataset) is TensorDataset else None
 
 
-def gather(dataset: Any, indices: Tensor) -> Sequence[Tensor] | None:
-    """Return rows ``indices`` of a dataset with tensors in memory (TensorDataset, or a Subset of one), or None."""
-    found = in_memory(dataset, indices)
-    return None if found is None else [take(tensor, found[1]) for tensor in found[0].tensors]
+def gather(dataset: TensorDataset, rows: Tensor, size: int) -> list[TrainingBatch]:
+    """Gather rows of a dataset once, and split them into batches of ``size``, the last one with the rest."""
+    parts = (torch.split(take(tensor, rows), size) for tensor in dataset.tensors)
+    return list(map(TrainingBatch, zip(*parts, strict=True)))
 
 
 def take(tensor: Tensor, rows: Tensor) -> Tensor:
@@ -85,11 +85,6 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
         return tensor.index_select(0, rows)
     except (IndexError, RuntimeError):  # negative numbers, or none of this tensor's, which the next line names
         return tensor[rows]
-
-
-def unchanged(batch: Any) -> Any:
-    """Return the batch."""
-    return batch
 
 
 class SeededBatches(Dataset[Any]):
@@ -155,13 +150,6 @@ class ResidentData:
         if low < 0 or high >= len(dataset) or (copy := self._copy(dataset)) is None:
             return None
         return copy, rows.to(self._device)
-
-    def batches(self, dataset: TensorDataset, rows: Tensor, size: int) -> list[TrainingBatch] | None:
-        """Gather batches of ``size`` rows on the device, the last one with the rest; None as for :meth:`place`."""
-        if (placed := self.place(dataset, rows)) is None:
-            return None
-        parts = (torch.split(take(tensor, placed[1]), size) for tensor in placed[0].tensors)
-        return list(map(TrainingBatch, zip(*parts, strict=True)))
 
     def _copy(self, dataset: TensorDataset) -> TensorDataset | None:
         key = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t._version) for t in dataset.tensors)

@@ -13,16 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from fl_lightning.engine.federation.batches import (
-    CPU,
-    Examples,
-    SeededBatches,
-    TrainingBatch,
-    check_examples,
-    gather,
-    in_memory,
-    unchanged,
-)
+from fl_lightning.engine.federation.batches import CPU, Examples, SeededBatches, check_examples, gather, in_memory
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.seeding import isolated, seed_globals
 
@@ -120,8 +111,8 @@ class ClientData(LightningDataModule):
         examples, indices = self._shuffled(client, order)
         if not len(indices):
             return []
-        if self.collate_fn is None and (tensors := gather(examples, indices)) is not None:
-            return list(map(TrainingBatch, zip(*(torch.split(t, self.batch_size) for t in tensors), strict=True)))
+        if self.collate_fn is None and (found := in_memory(examples, indices)):
+            return gather(*found, self.batch_size)
         seed = int(torch.randint(2**31, (), generator=order))
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
@@ -133,9 +124,7 @@ class ClientData(LightningDataModule):
             The dataset, which may hold the examples of all clients, and the row numbers (n,) in the order of the
             batches, which have ``batch_size`` examples and the last one the rest; None for data that are not in memory.
         """
-        if self.collate_fn is not None:
-            return None
-        return in_memory(*self._shuffled(client, order))
+        return in_memory(*self._shuffled(client, order)) if self.collate_fn is None else None
 
     def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
         """Return a client's examples, and the order in which an epoch takes them."""
@@ -153,6 +142,11 @@ class ClientData(LightningDataModule):
         if type(dataset) not in (TensorDataset, Subset):
             check_examples(dataset, f"{type(self).__name__}.client_dataset({client})")
         return dataset  # type: ignore[no-any-return]  # has been checked
+
+
+def unchanged(batch: Any) -> Any:
+    """Return the batch."""
+    return batch
 
 
 def names_of(data: ClientData) -> list[str] | None:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fl_lightning.engine.federation.availability import Availability, Turnout
 from fl_lightning.engine.federation.clients import ClientData
-from fl_lightning.engine.federation.sampling import ClientSampler
+from fl_lightning.engine.federation.cohorts import ClientAvailability, ClientSampler, Turnout
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.seeding import generator
 
@@ -59,7 +58,7 @@ class FederatedData(ClientData):
 
     participation: int | float
     sampler: ClientSampler
-    availability: Availability | None
+    availability: ClientAvailability | None
     clients_per_batch: int
     seed: int
     dealing: Dealing = Dealing()
@@ -112,7 +111,7 @@ class FederatedData(ClientData):
         """
         simulation = self.availability
         if simulation is None:
-            return Turnout(arrived=tuple(self.cohort(round)))
+            return Turnout(arrived=tuple(self.cohort(round)))  # of a subclass that defines cohort, too
         sizes = self.sizes * simulation.present(self.num_clients, round, self.seed)
         count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
         selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])

@@ -159,10 +159,8 @@ class ClientHost(Server):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         argument, saved = saved_hyper_parameters(self.client)
-        for key in {self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY} & set(
-            checkpoint
-        ):
-            checkpoint[key] = plain_in(checkpoint[key])  # of the orchestrator and of the data module
+        for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY):
+            checkpoint.update({key: plain_in(checkpoint[key])} if key in checkpoint else {})
         if plain := plain_in(saved):
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument

@@ -14,7 +14,7 @@ from fl_lightning.errors import ClientFailure, ConfigurationError, TrainingError
 # What to do about an error of torch, by a part of its message.
 HINTS = {
     "Expected more than 1 value per channel": "BatchNorm needs two examples; drop_last (--data.drop_last true) leaves "
-    "out a last batch of one",
+    "out a last batch of one"
 }
 
 

@@ -189,15 +189,8 @@ class Monitor(FederatedCallback):
     """
 
     _FOR_RULES = (
-        "settles",
-        "broadcasts",
-        "reduce",
-        "closure",
-        "on_before_client_step",
-        "on_after_client_step",
-        "stream_weights",
-        "update",
-        "refine",
+        *("settles", "broadcasts", "closure", "on_before_client_step", "on_after_client_step"),
+        *("stream_weights", "reduce", "update", "refine"),
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -216,14 +209,7 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
 
 WEIGHT_HOOKS = ("aggregate", "stream_weights")
 SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
-CLIENT_HOOKS = (
-    "on_client_start",
-    "loss",
-    "closure",
-    "on_before_client_step",
-    "on_after_client_step",
-    "on_client_end",
-)
+CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_after_client_step", "on_client_end")
 
 
 def serves_stacks(callback: FederatedCallback) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, inf
+from math import ceil
 from typing import Literal
 
 import torch
 
-from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_within
+from fl_lightning.errors import ConfigurationError, check_at_least, check_choice, check_positive, check_within
+
+Factors = Sequence[Sequence[float]] | None
+"""Factors on the clients' learning rates, one for each parameter group of each optimizer; None for 1."""
 
 MOST_WORK = 10**6  # epochs or steps of a client in a round
 
@@ -45,18 +48,15 @@ class LocalSettings:
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"give local_epochs or local_steps, got both: {self.epochs} and {self.steps}")
         check_at_least(1, local_steps=1 if self.steps is None else self.steps, accumulate_grad_batches=self.accumulate)
-        if self.epochs is not None and not 0 < self.epochs < inf:
-            raise ConfigurationError(f"local_epochs must be positive, got {self.epochs}")
+        if self.epochs is not None:
+            check_positive(local_epochs=self.epochs)
         for name, work in (("local_epochs", self.epochs), ("local_steps", self.steps)):
             if work is not None and work > MOST_WORK:
                 raise ConfigurationError(f"{name} must be at most {MOST_WORK}, or a round never ends, got {work}")
-        if not 0 <= self.stragglers <= 1:
-            raise ConfigurationError(f"stragglers must be a share in [0, 1], got {self.stragglers}")
+        check_within("[0, 1]", stragglers=self.stragglers)
         check_within("(0, 1]", local_lr_decay=self.lr_decay)
-        if self.clip is not None and not 0 < self.clip < inf:
-            raise ConfigurationError(
-                f"gradient_clip_val must be positive and finite, or null for none, got {self.clip}"
-            )
+        if self.clip is not None:
+            check_positive(gradient_clip_val=self.clip)
         check_choice("gradient_clip_algorithm", self.clip_algorithm, "norm", "value")
 
     def work(self, generator: torch.Generator | None = None, batches: Callable[[], Sized] | None = None) -> Work:

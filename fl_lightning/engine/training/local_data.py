@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from functools import cached_property, partial
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from fl_lightning.engine.federation.batches import ResidentData, Rows, TrainingBatch, batch_sizes
+from fl_lightning.engine.federation.batches import ResidentData, Rows, TrainingBatch, batch_sizes, gather
 from fl_lightning.engine.module.logged import examples_in
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import Server
@@ -73,35 +74,26 @@ class LocalData:
 
     def batches(self, client: int, round: int, epoch: int) -> Iterator[tuple[Any, int]]:
         """Yield each batch of a local epoch 0, 1, …, on the device, and its number of examples."""
-        batches = self._on_device(client, round, epoch)
-        if batches is None:
-            batches = self.module.client_batches(client, self._order(client, round, epoch))
+        found = self._in_memory(client, round, epoch) if self._resident else None
+        order = self._order(client, round, epoch)
+        batches = gather(*found, self.module.batch_size) if found else self.module.client_batches(client, order)
         sizes = iter(batch_sizes(batches))
         for batch in batches:
             ready = self._server.prepare_batch(batch)
             yield ready, batch[0].size(0) if type(batch) is TrainingBatch else next(sizes, None) or examples_in(batch)
 
-    def _on_device(self, client: int, round: int, epoch: int) -> Iterable[Any] | None:
-        """Gather the batches of a local epoch on the device, where they can be; None elsewhere."""
-        if self._resident is None:
-            return None
+    def _in_memory(self, client: int, round: int, epoch: int) -> tuple[TensorDataset, Tensor] | None:
+        """Find the rows of a local epoch in a dataset in memory, on the device where they can be; None for others."""
         found = self.module.epoch_rows(client, self._order(client, round, epoch))
-        return self._resident.batches(*found, self.module.batch_size) if found and len(found[1]) else None
+        if found is None or not len(found[1]):
+            return None
+        return (self._resident and self._resident.place(*found)) or found
 
     def rows(self, client: int, round: int, epochs: int) -> Rows | None:
-        """Find the rows of a client's local epochs in a dataset in memory; None for other data.
-
-        The dataset and the row numbers are on the device where they can be.
-        """
-        dataset, taken = None, list[Tensor]()
-        for epoch in range(epochs):
-            found = self.module.epoch_rows(client, self._order(client, round, epoch))
-            if found is None or not found[1].numel():
-                return None
-            dataset = found[0]
-            taken.append(found[1])
-        if dataset is None:
+        """Find the rows of a client's local epochs in a dataset in memory; None for other data."""
+        found = [each for each in (self._in_memory(client, round, epoch) for epoch in range(epochs)) if each]
+        if not found or len(found) < epochs:
             return None
-        rows = taken[0] if epochs == 1 else torch.cat(taken)
-        placed = self._resident and self._resident.place(dataset, rows)
-        return Rows(*(placed or (dataset, rows)), taken[0].numel(), self.module.batch_size)
+        rows = [rows for _, rows in found]
+        taken = rows[0] if epochs == 1 else torch.cat(rows)
+        return Rows(found[0][0], taken, len(rows[0]), self.module.batch_size)

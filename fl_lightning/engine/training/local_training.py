@@ -23,28 +23,16 @@ from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
-from fl_lightning.engine.rules.work import LocalSettings
+from fl_lightning.engine.rules.work import Factors, LocalSettings
 from fl_lightning.engine.training.manual import own_gradients, own_values, watch_steps
 from fl_lightning.engine.training.optimizers import make_optimizers, scale_rates
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.lightning_private import hooked
 
 HOOKS = (
-    "on_train_start",
-    "on_train_epoch_start",
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
-    "on_train_epoch_end",
-    "on_train_end",
-    "backward",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "lr_scheduler_step",
+    *("on_train_start", "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward"),
+    *("on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end", "on_train_end"),
+    *("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "lr_scheduler_step"),
 )
 
 
@@ -99,7 +87,7 @@ class LocalTraining:
             self.end(None)
         return self._first
 
-    def start(self, run: LocalRun, factors: Sequence[Sequence[float]] | None = None) -> None:
+    def start(self, run: LocalRun, factors: Factors = None) -> None:
         """Let the module make the optimizers of a client's run, with the learning rates of this round.
 
         Args:
@@ -116,9 +104,7 @@ class LocalTraining:
         if not self.automatic:
             watch_steps(run, partial(self._before_step, run))
 
-    def make_optimizers(
-        self, run: LocalRun, factors: Sequence[Sequence[float]] | None
-    ) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+    def make_optimizers(self, run: LocalRun, factors: Factors) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
         """Make a client's optimizers and schedules; see :meth:`start`.
 
         Raises:

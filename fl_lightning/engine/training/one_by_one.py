@@ -60,8 +60,7 @@ class OneByOne:
         hooks: the callbacks' hooks.
     """
 
-    group_size = 1
-    at_once = is_compiled = False
+    group_size, at_once, is_compiled = 1, False, False
 
     def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
         self.server, self.local, self.data, self.hooks = server, local, data, hooks

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fl_lightning.engine.rules.server_optimizer import make_schedulers
+from fl_lightning.engine.rules.work import Factors
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import configured
 
@@ -111,7 +112,7 @@ class RoundRates:
         make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
         self.schedulers = make_schedulers("model.local_lr_scheduler", make, optimizers)
 
-    def factors(self, round: int) -> list[list[float]] | None:
+    def factors(self, round: int) -> Factors:
         """Return factors on the rates of all optimizers' parameter groups in a round 1, 2, …; None if all are 1."""
         if self._decay == 1:
             return None

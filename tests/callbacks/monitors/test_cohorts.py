@@ -8,9 +8,8 @@ from command import TINY, fit
 from resumed import assert_same
 from toy import GivenData, Linear, trainer
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedOrchestrator, RoundRobinSampler
 from fl_lightning.callbacks import SaveCohorts
-from fl_lightning.engine.federation.sampling import RoundRobinSampler
 
 
 @pytest.fixture

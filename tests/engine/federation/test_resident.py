@@ -7,7 +7,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
 from fl_lightning.engine.federation import batches
-from fl_lightning.engine.federation.batches import ResidentData
+from fl_lightning.engine.federation.batches import ResidentData, gather
 
 CPU = torch.device("cpu")
 
@@ -34,9 +34,9 @@ def test_batches_are_those_of_the_data_module() -> None:
     for client in range(2):
         found = data.epoch_rows(client, order())
         assert found
-        batches = held.batches(*found, 2)
-        assert batches
-        for one, other in zip(data.client_batches(client, order()), batches, strict=True):
+        placed = held.place(*found)
+        assert placed
+        for one, other in zip(data.client_batches(client, order()), gather(*placed, 2), strict=True):
             assert type(one) is type(other)
             assert all(map(torch.equal, one, other))
 
@@ -50,9 +50,9 @@ def test_a_dataset_is_copied_once_and_again_when_it_has_changed() -> None:
     assert second
     assert first[0] is second[0]
     data.examples.tensors[0].zero_()
-    third = held.batches(data.examples, rows, 2)
+    third = held.place(data.examples, rows)
     assert third
-    assert third[0][0].tolist() == [[0, 0], [0, 0]]
+    assert gather(*third, 2)[0][0].tolist() == [[0, 0], [0, 0]]
 
 
 def test_what_has_no_room_or_counts_from_the_end_is_left_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,25 +41,6 @@ class Part:
         return self if self.weights is not None else replace(self, weights=weights)
 
 
-def repeated(epochs: Callable[[int], Iterable[Any]], count: int) -> Iterator[Any]:
-    """Return the first ``count`` batches of the epochs 0, 1, …
-
-    Raises:
-        RuntimeError: an epoch has no batch.
-    """
-
-    def without_end() -> Iterator[Any]:
-        for epoch in itertools.count():
-            is_empty = True
-            for batch in epochs(epoch):
-                is_empty = False
-                yield batch
-            if is_empty:
-                raise RuntimeError("an epoch has no batch")
-
-    return itertools.islice(without_end(), count)
-
-
 def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
     """Yield the batches of each step, one for each client that is not done yet.
 
@@ -92,11 +72,7 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
 
 
 def gathered(
-    prepare: Callable[[Any], Any],
-    clients: Sequence[Rows],
-    steps: Sequence[int],
-    form: Callable[[int], int],
-    padded: bool,
+    prepare: Callable[[Any], Any], clients: Sequence[Rows], steps: Sequence[int], form: Callable[[int], int], pads: bool
 ) -> Iterator[list[Part]]:
     """Gather the batches of each step from memory, and bring them to the device; small steps several at a time.
 
@@ -105,7 +81,7 @@ def gathered(
         clients: the rows of each client; all datasets are :func:`alike`.
         steps: number of local steps of each client, in descending order.
         form: returns with how many batches a number of clients takes a step, at least as many.
-        padded: whether batches of different sizes are filled up and evaluated together, and not one size at a time.
+        pads: whether batches of different sizes are filled up and evaluated together, and not one size at a time.
     """
     each, taken = np.array([(client.each, client.rows.numel()) for client in clients]).T
     size = clients[0].size
@@ -114,7 +90,7 @@ def gathered(
     counts = np.minimum(each - number * size, size)  # (steps, clients)
     starts = (epoch * each + number * size) % taken  # those of clients that are done count nothing
     ends = step >= np.array(steps)
-    uneven = padded and bool((np.where(ends, 0, counts).max(1) > np.where(ends, size, counts).min(1)).any())
+    uneven = pads and bool((np.where(ends, 0, counts).max(1) > np.where(ends, size, counts).min(1)).any())
     filled = min(size, int(each.max()))
     for first, last, live in _runs_of(steps, clients[0].dataset, filled):
         width = form(live)

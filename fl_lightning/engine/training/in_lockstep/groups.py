@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -16,7 +17,7 @@ from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
-from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gathered, in_lockstep, repeated, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gathered, in_lockstep, stacked
 from fl_lightning.engine.training.in_lockstep.stacked_run import StackedRun
 from fl_lightning.engine.training.in_lockstep.steps import StackedTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
@@ -147,5 +148,5 @@ class Groups:
             if len(rows) == len(runs) and all(alike(each.dataset, rows[0].dataset) for each in rows):
                 form = partial(self.steps.form, len(runs))
                 return gathered(self.alone.server.prepare_batch, rows, steps, form, self.padded)
-        epochs = (partial(data.batches, run.client, run.round) for run in runs)
-        return map(stacked, in_lockstep(list(map(repeated, epochs, steps)), steps))
+        epochs = [map(partial(data.batches, run.client, run.round), range(run.work.max_epochs)) for run in runs]
+        return map(stacked, in_lockstep(list(map(chain.from_iterable, epochs)), steps))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.work import Factors
 from fl_lightning.engine.training.in_lockstep import obstacles
 from fl_lightning.engine.training.in_lockstep.batches import Part, first_tensor, mapped, sizes_of
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
@@ -99,7 +100,7 @@ class StackedTraining:
         """Return the number of rows that step where ``live`` clients of a group do: compiled steps have few widths."""
         return next(width for width in self._widths(count) if width >= live) if self.is_compiled else live
 
-    def start(self, runs: Sequence[LocalRun], factors: Sequence[Sequence[float]] | None) -> StackedOptimizer:
+    def start(self, runs: Sequence[LocalRun], factors: Factors) -> StackedOptimizer:
         """Give the runs of a group their rows of a new stack, and their optimizer.
 
         Args:
@@ -188,8 +189,7 @@ class StackedTraining:
         return losses
 
     def _gradients(self, run: StackedRun, *inputs: Any) -> Any:
-        loss = self._loss if inputs[-1] is None else self._loss_by_example
-        given = inputs[:-1] if inputs[-1] is None else inputs
+        loss, given = (self._loss, inputs[:-1]) if inputs[-1] is None else (self._loss_by_example, inputs)
         return vmap(grad_and_value(partial(loss, run), has_aux=True), randomness=run.randomness)(*given)
 
     def _loss_by_example(
@@ -205,13 +205,7 @@ class StackedTraining:
         return (losses * shares).sum(), [(each.flatten() * shares).sum() for each in logged]
 
     def _loss(
-        self,
-        run: StackedRun,
-        vector: Tensor,
-        buffers: dict[str, Tensor],
-        kept: dict[str, Tensor],
-        batch: Any,
-        shows_gradient: bool = True,
+        self, run: StackedRun, vector: Tensor, buffers: Any, kept: Any, batch: Any, shows_gradient: bool = True
     ) -> tuple[Tensor, list[Tensor]]:
         """Compute the loss of one client, and the tensors that it logs.
 

@@ -26,10 +26,7 @@ SAVED_SHARE = 0.4  # of the time of the groups, which compiled steps save at lea
 
 
 def choose_training(
-    alone: OneByOne,
-    at_once: int | Literal["auto"],
-    compiles: bool | Literal["auto"],
-    before: Sequence[Any] | None,
+    alone: OneByOne, at_once: int | Literal["auto"], compiles: bool | Literal["auto"], before: Sequence[Any] | None
 ) -> ClientTraining:
     """Decide for a fit how many clients train at once; say why they train one by one if they could do otherwise.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
-from fl_lightning.engine.training.in_lockstep.batches import Part, repeated, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
 from fl_lightning.engine.training.one_by_one import stops
@@ -186,7 +187,7 @@ class Trial:
         runs.sort(key=lambda run: -run.work.total_batches)
         steps: Iterable[list[Part]] = groups.batches(runs)
         if batches is not None:
-            each = repeated(batches.__getitem__, last.work.total_batches)
+            each = islice(chain.from_iterable(batches), last.work.total_batches)
             steps = (stacked([batch] * len(runs)) for batch in each)
         if groups.padded:
             steps = ([part.by_example() for part in parts] for parts in steps)

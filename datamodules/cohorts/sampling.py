@@ -6,32 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.federation.cohorts import ClientSampler
 from fl_lightning.errors import ConfigurationError
-
-
-class ClientSampler:
-    """Draws cohorts. A subclass implements :meth:`draw` and keeps no state, since rounds may be drawn in any order.
-
-    Attributes:
-        num_rounds: number of rounds that the sampler can draw, each of which is drawn once as a check when a fit
-            begins; None for any number.
-    """
-
-    num_rounds: int | None = None
-
-    def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
-        """Draw the clients of one round.
-
-        Args:
-            sizes: (N,) numbers of examples per client; a client without examples must not be drawn.
-            num_clients: K, the number of clients to draw, at most the number of clients that have data.
-            round: the round's number, 1, 2, …
-            generator: random number generator, keyed by the seed and the round.
-
-        Returns:
-            At least one and at most K distinct client ids, in any order.
-        """
-        raise ConfigurationError(f"{type(self).__name__} must define draw(sizes, num_clients, round, generator)")
 
 
 class UniformSampler(ClientSampler):

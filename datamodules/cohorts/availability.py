@@ -3,7 +3,6 @@
 import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.federation.cohorts import Turnout
 from fl_lightning.errors import ConfigurationError, check_not_negative, check_positive
 from fl_lightning.seeding import generator
-
-
-@dataclass(frozen=True)
-class Turnout:
-    """Holds what becomes of the clients selected for a round; each id is in one of the tuples, in ascending order.
-
-    Attributes:
-        arrived: clients whose updates arrive in time: the cohort.
-        absent: clients that drop out before they receive the model.
-        lost: clients that receive the model and drop out before they send an update.
-        late: clients whose updates arrive after the deadline, or after the round has all updates that it needs.
-    """
-
-    arrived: tuple[int, ...]
-    absent: tuple[int, ...] = ()
-    lost: tuple[int, ...] = ()
-    late: tuple[int, ...] = ()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Number of clients by name: selected, arrived, dropped (absent or lost) and late."""
-        arrived, dropped, late = len(self.arrived), len(self.absent) + len(self.lost), len(self.late)
-        return {"selected": arrived + dropped + late, "arrived": arrived, "dropped": dropped, "late": late}
 
 
 class Availability:

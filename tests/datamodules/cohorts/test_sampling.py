@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
 
-from fl_lightning import ClientSampler, ConfigurationError, FederatedOrchestrator
-from fl_lightning.engine.federation.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
+from fl_lightning import (
+    ClientSampler,
+    ConfigurationError,
+    FederatedOrchestrator,
+    FixedSchedule,
+    RoundRobinSampler,
+    SizeSampler,
+    UniformSampler,
+)
 from fl_lightning.seeding import generator
 
 
@@ -129,11 +135,6 @@ def test_refuses_rounds_that_cannot_be(text: str, message: str, tmp_path: Path) 
     data = GivenData(rows, participation=2, sampler=schedule(tmp_path, text))
     with pytest.raises(ConfigurationError, match=message):
         cohorts_trained(data, rounds=2)
-
-
-def test_a_sampler_must_draw() -> None:
-    with pytest.raises(ConfigurationError, match="ClientSampler must define draw"):
-        ClientSampler().draw(Tensor([1]), 1, 1, torch.Generator())
 
 
 def test_a_schedule_is_tried_out_before_the_first_round(tmp_path: Path) -> None:
