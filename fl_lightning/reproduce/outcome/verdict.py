@@ -13,7 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
-from fl_lightning.reproduce.outcome.gate import missed
+from fl_lightning.reproduce.outcome.gate import missed, unrecorded
 from fl_lightning.reproduce.outcome.numbers import on_paper
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
@@ -90,6 +90,8 @@ def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper:
     verdict, index, seeds, p = decide(values, halves, claim.by)
     if why:
         verdict, p = SCALE, math.nan
+    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := unrecorded(experiment, results)):
+        verdict, why = OPEN, f"its runs do not record {', '.join(lacking)}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
     index = fewest if math.isnan(p) else index
@@ -124,9 +126,10 @@ def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | No
     for seeds, level in LEVELS.items():
         if seeds <= most and verdict == OPEN:
             found = p_values([each[:seeds] for each in values], halves, margin)
-            nearest = min(found, key=lambda name: found[name][0])
+            clear = [name for name in found if found[name][0] < level]  # an effect below 0 is also too small
+            nearest = clear[0] if clear else min(found, key=lambda name: found[name][0])
             p, index, at = min(1.0, found[nearest][0] / level * sum(LEVELS.values())), found[nearest][1], seeds
-            verdict = nearest if found[nearest][0] < level else OPEN
+            verdict = nearest if clear else OPEN
     return verdict, index, at, p
 
 
@@ -135,10 +138,10 @@ def p_values(
 ) -> Mapping[str, tuple[float, int]]:
     """Compute the p value of each verdict of DECIDED at one look, by t tests, and the comparison that decides.
 
-    A claim holds if the effect is above half of the paper's, is too small if it is above 0 and below that half, and is
-    opposite if it is below 0; tests are two-sided. That two sides are equal within a margin is tested by two one-sided
-    tests (Schuirmann, 1987), and opposite if the effect is beyond the margin. Of several comparisons, all must show the
-    claimed side (an intersection-union test), and one decides that the claim is opposite or too small (Bonferroni).
+    A claim is opposite if the effect is below 0, too small if it is below half of the paper's, and holds if it is above
+    that half; tests are two-sided. That two sides are equal within a margin is tested by two one-sided tests
+    (Schuirmann, 1987), and opposite if the effect is beyond the margin. Of several comparisons, all must hold (an
+    intersection-union test), and one decides that the claim is opposite or too small (Bonferroni).
 
     Args:
         values: (seeds,) effects of each comparison, at least two seeds.
@@ -154,27 +157,21 @@ def p_values(
 
     if margin is not None:
         within = [max(p_above(each, -margin), p_above(-each, -margin)) for each in values]
-        return {HOLDS: all_of(within), OPPOSITE: any_of([2 * min(_sides(each, margin, -margin)) for each in values])}
-    zero = [_sides(each, 0, 0) for each in values]
-    half = [_sides(each, size, size) for each, size in zip(values, halves, strict=True)]
-    smaller = any_of([2 * below for _, below in half])
+        beyond = [2 * min(p_above(each, margin), p_above(-each, margin)) for each in values]
+        return {OPPOSITE: any_of(beyond), HOLDS: all_of(within)}
+    pairs = list(zip(values, halves, strict=True))
     return {
-        HOLDS: all_of([2 * above for above, _ in half]),
-        TOO_SMALL: max(smaller, (all_of([2 * above for above, _ in zero])[0], smaller[1])),
-        OPPOSITE: any_of([2 * below for _, below in zero]),
+        OPPOSITE: any_of([2 * p_above(-each, 0) for each in values]),
+        TOO_SMALL: any_of([2 * p_above(-each, -half) for each, half in pairs]),
+        HOLDS: all_of([2 * p_above(each, half) for each, half in pairs]),
     }
-
-
-def _sides(values: Vector, low: float, high: float) -> tuple[float, float]:
-    """Compute the p values of a mean above one level, and below another."""
-    return p_above(values, low), p_above(-values, -high)
 
 
 def seeds_needed(values: Vector, half: float) -> int:
     """Compute the number of seeds with which the last look decides with probability POWER.
 
-    Mean and deviation are taken to stay as they are: what decides is the mean's distance from 0, or from half of the
-    paper's effect, if that is nearer. A distance as large as the deviation takes 13 seeds, one of half the size 41:
+    Mean and deviation are taken to stay as they are: what decides is the mean's distance from half of the paper's
+    effect. A distance as large as the deviation takes 13 seeds, one of half the size 41:
 
     >>> seeds_needed(np.array([0.0, 1.0, 2.0]), 0), seeds_needed(np.array([0.0, 1.0, 2.0]), 0.5)
     (13, 41)
@@ -185,7 +182,7 @@ def seeds_needed(values: Vector, half: float) -> int:
     first, *_, last = LEVELS
     if len(values) < first or not np.ptp(values):
         return first if len(values) < first else 0
-    distance = min(abs(float(values.mean())), abs(float(values.mean()) - half)) / float(values.std(ddof=1))
+    distance = abs(float(values.mean()) - half) / float(values.std(ddof=1))
     seeds = np.arange(first, MOST_SEEDS + 1)
     power = stats.nct.sf(stats.t.ppf(1 - LEVELS[last] / 2, seeds - 1), seeds - 1, distance * np.sqrt(seeds))
     enough = seeds[~(power < POWER)]  # nan for a distance of many deviations

@@ -20,6 +20,7 @@ from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.experiments.grid import grid
 from fl_lightning.reproduce.ledger.findings import Entry, chance, counts, ledger, rows, summary
 from fl_lightning.reproduce.outcome.claims import paper_effect
+from fl_lightning.reproduce.outcome.gate import FELL
 from fl_lightning.reproduce.outcome.numbers import read
 
 CONFIG = f"""{TINY}
@@ -56,11 +57,12 @@ def _papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fl_lightning.reproduce.ledger.findings, "experiments", lambda: papers)
 
 
-def write(place: str, gains: dict[float, Sequence[float]], **more: str) -> None:
-    """Write a results file: B's gains over A by alpha, for seeds 1, 2, …"""
+def write(place: str, gains: dict[float, Sequence[float]], records: bool = True, **more: str) -> None:
+    """Write a results file: B's gains over A by alpha, for seeds 1, 2, …, and what the gate asks, if it ``records``."""
     Path("out", place).mkdir(parents=True)
+    gate = {FELL: 0.0} if records else {}
     found = [
-        {"alpha": alpha, "method": method, "round": 4, "seed": seed, "top1": 50 + gain * (method == "B")} | more
+        {"alpha": alpha, "method": method, "round": 4, "seed": seed, "top1": 50 + gain * (method == "B")} | gate | more
         for alpha, each in gains.items()
         for seed, gain in enumerate(each, 1)
         for method in "AB"
@@ -162,7 +164,7 @@ def test_the_command_writes_page_and_pictures() -> None:
     """The page tells how much of the full scale was run, and what is smaller at another."""
     write("small/one/table-1", {0.1: [2.9, 3, 3.1]})
     write("one/table-1", {0.1: [2.0]})
-    write("one/table-2", {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]})
+    write("one/table-2", {0.1: [2.0, 3.0], 1.0: [1.0, 2.0]}, records=False)
     for table in ("small/one/table-1", "one/table-1", "one/table-2"):
         Path("out", table, "table.md").touch()
     Path("page").mkdir()
@@ -181,9 +183,9 @@ def test_the_command_writes_page_and_pictures() -> None:
         "| not run: no run is finished | B beats A at 1. | – | +1 | – | full | fig-1 |",
         "| B beats A at 0.1. | small | holds* | +3 ± 0.25 | +3 | points | 3 | 0.0089 | – |",
         "| B beats A at 0.1. | full | open | +2 | +3 | points | 1 | – | 3 |",
-        "Small scale: a hundred images. [Our table](../out/small/one/table-1/table.md). Not",
+        "Small scale: a hundred images. [Our table](../out/small/one/table-1/table.md).\n",
         "Small scale: a hundred images.\n",  # the other experiments have no table
-        "Full scale. [2 of 4 cells, 1 seed](../out/one/table-1/table.md). Not recorded",
+        "Full scale. [2 of 4 cells, 1 seed](../out/one/table-1/table.md).\n",
         "Full scale. [Our table](../out/one/table-2/table.md). Not recorded, and so not judged: the fall of FedAvg's",
         "not run: full: no seed has runs to compare: B against A; small: no seed has runs to compare: B against A",
         "beside the paper's](ledger-one.png)\n",

@@ -16,13 +16,15 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report.statistics import p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
+from fl_lightning.reproduce.outcome.gate import FELL
 from fl_lightning.reproduce.outcome.verdict import FALSE, LEVELS, Finding, decide, judge, p_values
 
 P = 1 - math.sqrt(108 / 110)
 CLEAR = [2.5, 3.0, 3.5]
 
 
-def found(claim: Claim, results: pd.DataFrame, rows: Sequence[Mapping[str, Any]] = ()) -> Finding:
+def found(claim: Claim, results: pd.DataFrame, rows: Sequence[Mapping[str, Any]] = (), fall: float = 0.0) -> Finding:
+    results = results if results.empty or math.isnan(fall) else results.assign(**{FELL: fall})
     (finding,) = judge(Experiment("x", "X", "", "", tuple(rows), "", (claim.measure,), (claim,)), results)
     return finding
 
@@ -49,6 +51,8 @@ def gain(*values: float) -> pd.DataFrame:
         (CLEAR, 0.1, "holds", 1 - math.sqrt(104.43 / 106.43)),
         # Below half of 12 by 3, as far as above 0; in a paper of 6, half of the effect itself.
         (CLEAR, 12, "too small", P),
+        # Nothing, which is below half of 6 by 3.
+        ([-0.5, 0, 0.5], 6, "too small", P),
         (CLEAR, 6, "open", 1),
         # Above 0, and below half of 9 by 1.5: t² = 27.
         (CLEAR, 9, "open", 1 - math.sqrt(27 / 29)),
@@ -72,6 +76,15 @@ def test_an_open_claim_whose_side_is_clear_says_so() -> None:
     rows = [{**A, "top1": 50.0}, {**B, "top1": 52.0}]
     assert found(BETTER, gain(*CLEAR), rows).why == "the side is clear, the size is not"
     assert found(BETTER, gain(2, 3, 4), rows).why == ""
+
+
+def test_runs_that_do_not_record_what_the_gate_asks_contradict_nothing() -> None:
+    """Whether FedAvg still learned is not known of them; what holds does so all the same."""
+    rows = [{**A, "top1": 50.0}, {**B, "top1": 62.0}]
+    finding = found(BETTER, gain(*CLEAR), rows, fall=math.nan)
+    assert (finding.verdict, finding.why) == ("open", "its runs do not record the fall of FedAvg's training loss")
+    assert found(BETTER, gain(*(-each for each in CLEAR)), fall=math.nan).verdict == "open"
+    assert found(BETTER, gain(*CLEAR), fall=math.nan).verdict == "holds"
 
 
 class TestLooks:
@@ -181,11 +194,12 @@ class TestEach:
         assert (finding.verdict, finding.compared) == (verdict, compared)
         assert finding.p == pytest.approx(min(1, 6 * p), rel=1e-6)
 
-    def test_too_small_if_one_is_and_all_have_the_side(self) -> None:
-        """Half of 40 is far above B's 3; with C's side in doubt nothing is decided."""
-        assert self.finding(CLEAR, [9, 9, 9], 40, 9).verdict == "too small"
+    def test_too_small_if_one_is(self) -> None:
+        """Half of 40 is far above B's 3, whatever C's effect; one that is opposite comes first."""
         assert self.finding(CLEAR, [9, 9, 9], 40, 9).compared == "A against B"
-        assert self.finding(CLEAR, [2, 3, 4], 40, 9).verdict == "open"
+        assert self.finding(CLEAR, [9, 9, 9], 40, 9).verdict == "too small"
+        assert self.finding(CLEAR, [2, 3, 4], 40, 9).verdict == "too small"
+        assert self.finding(CLEAR, [-9, -10, -11], 40, 9).verdict == "opposite"
 
     def test_the_comparison_that_lacks_runs(self) -> None:
         finding = self.finding([9, 9, 9], [1, 1, math.nan])
