@@ -76,6 +76,7 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "reproduce fedgh": (2, "did you mean fedgh-paper or fedgh-slides?"),
     "reproduce table-10": (2, "did you mean fedlaw/table-10?"),
     "reproduce fedlaw --seeds 0": (2, "expected a whole number of at least 1, got 0"),
+    "reproduce fedlaw --most-seeds 0": (2, "expected a whole number of at least 1, got 0"),
     "reproduce fedlaw --seed 3": (2, "there is no option --seed; did you mean --seeds?"),
     "reproduce fedlaw --seed_everything=3": (2, "--seeds and --first_seed choose the seeds"),
     "reproduce fedlaw --dat.root DIR": (2, "there is no option --dat.root; did you mean --data.root?"),

@@ -188,12 +188,17 @@ def by_kind() -> list[str]:
 def counts() -> list[str]:
     """Make the lines that count the papers' tables and figures, and their claims as the ledger does."""
     ids = [id for id, each in experiments().items() if each.rows]
-    claims = re.search(r"^Of .*? undecided\.", (ROOT / "docs" / "results" / "ledger.md").read_text(), re.MULTILINE)
     return [
         f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len({id.partition('/')[0] for id in ids})} "
         "papers, at full scale and, in minutes, at a laptop's.",
-        claims[0] if claims else "",
+        *claims(),
     ]
+
+
+def claims() -> list[str]:
+    """Return the ledger's line that counts the papers' claims by verdict."""
+    ledger = (ROOT / "docs" / "results" / "ledger.md").read_text()
+    return re.findall(r"^Of \d+ claims: .*$", ledger, re.MULTILINE)[:1]
 
 
 def declared() -> dict[type[object], tuple[Metric, ...]]:
@@ -255,6 +260,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
     return {
         ROOT / "docs" / "reference" / "what-there-is.md": {"classes": by_kind()},
         ROOT / "README.md": {"counts": counts()},
+        ROOT / "docs" / "results" / "index.md": {"claims": claims()},
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server"), "chains": chains()},
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},

@@ -13,8 +13,6 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 FEWEST_SEEDS = 3  # smallest number of seeds with which a difference can be called significant
 LEVEL = 0.05  # largest p value of a difference that is called significant
-POWER = 0.8  # probability with which a test of as many seeds as needed finds an effect
-MOST_SEEDS = 1000  # largest number of seeds that is told
 
 
 def band(values: pd.DataFrame) -> pd.DataFrame:
@@ -59,27 +57,6 @@ def p_above(values: NDArray[np.float64], level: float) -> float:
     if np.ptp(values) == 0:
         return float(distance <= 0)
     return float(stats.t.sf(distance / stats.sem(values), len(values) - 1))
-
-
-def seeds_needed(effect: float, deviation: float) -> int:
-    """Compute the number of seeds with which a two-sided t test at LEVEL finds an effect with probability POWER.
-
-    An effect as large as the seeds' standard deviation takes ten seeds, one of half the size 34:
-
-    >>> seeds_needed(1.0, 1.0), seeds_needed(0.5, 1.0)
-    (10, 34)
-
-    Args:
-        effect: the true effect, above 0.
-        deviation: standard deviation of the effect over the seeds, above 0.
-
-    Returns:
-        The number, at least FEWEST_SEEDS; MOST_SEEDS + 1 if it is above MOST_SEEDS.
-    """
-    seeds = np.arange(FEWEST_SEEDS, MOST_SEEDS + 1)
-    power = stats.nct.sf(stats.t.ppf(1 - LEVEL / 2, seeds - 1), seeds - 1, effect / deviation * np.sqrt(seeds))
-    enough = seeds[~(power < POWER)]  # nan for an effect of many deviations
-    return int(enough[0]) if len(enough) else MOST_SEEDS + 1
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

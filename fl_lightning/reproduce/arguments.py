@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 
-from fl_lightning.commands import CommandParser, counted
+from fl_lightning.commands import CommandParser, counted, whole_number
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.experiments.papers import experiments, figures, find
 from fl_lightning.reproduce.run_options import PARTS, PASSED_ON, RunOptions, read
 
 ABOUT = "Train the runs of a paper's table or figure, and compare their numbers with the paper's."
 LEDGER = "print where every claim of the papers stands, by the results in --out; write it to FILE, too"
+UNTIL = "add seeds to the tables with an open claim: up to 5, 8 and 12"
+MOST = "largest number of seeds with --until-decided (default 12)"
 SCALES = "a smaller version of the experiment: laptop (default: the paper's)"
 
 
@@ -19,8 +22,8 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
     """Parse ``reproduce …``.
 
     Returns:
-        ``id``, the names of tables, figures and documents; ``scale``; ``ledger``, None without the option; and the
-        options of the runs.
+        ``id``, the names of tables, figures and documents; ``scale``; ``ledger``, None without the option;
+        ``until_decided`` and ``most_seeds``; and the options of the runs.
 
     Raises:
         ConfigurationError: there is no such option or experiment, or no experiment is named.
@@ -31,12 +34,14 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
     parser.add_argument("--list", action="store_true", help="list all experiments")
     parser.add_argument("--ledger", nargs="?", const="", metavar="FILE", help=LEDGER)
     parser.add_argument("--scale", default="", metavar="NAME", help=SCALES)
+    parser.add_argument("--until-decided", action="store_true", help=UNTIL)
+    parser.add_argument("--most-seeds", type=partial(whole_number, "--most-seeds"), default=12, help=MOST)
     asked, runs = read(parser, args, [*PARTS, "config"])
     if asked.list or asked.id == ["list"]:
         for each in [*experiments().values(), *figures()]:
             print(f"{each.id:30} {counted(len(each.cells), 'cell'):9} {each.claim}", flush=True)
         raise SystemExit(0)
-    if asked.ledger is not None and (asked.id or asked.scale or runs.subset or runs.options):
+    if asked.ledger is not None and (asked.id or asked.scale or asked.until_decided or runs.subset or runs.options):
         raise ConfigurationError(
             "--ledger takes all experiments and trains nothing: give --out alone, the folder of all results"
         )

@@ -10,7 +10,7 @@ from fl_lightning.reproduce.experiments.choosing import with_options
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.experiments.scale import at_scale
 from fl_lightning.reproduce.ledger.page import write_ledger
-from fl_lightning.reproduce.running import run
+from fl_lightning.reproduce.running import run, until_decided
 
 
 def command(args: Sequence[str]) -> int:
@@ -25,4 +25,5 @@ def command(args: Sequence[str]) -> int:
     if asked.scale:
         found = [at_scale(asked.scale, each) for each in found]
     chosen = [replace(each, cells=tuple(with_options(each.cells, runs.options))) for each in found]
-    return run(chosen, runs, shorter="" if asked.scale else "--scale laptop")
+    shorter = "" if asked.scale else "--scale laptop"
+    return until_decided(chosen, runs, asked.most_seeds, shorter) if asked.until_decided else run(chosen, runs, shorter)

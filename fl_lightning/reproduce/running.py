@@ -6,14 +6,16 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
 from fl_lightning.commands import counted
 from fl_lightning.report.statistics import label
 from fl_lightning.reproduce.experiments.choosing import named, select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Folders, Job, plan
-from fl_lightning.reproduce.outcome.numbers import unknown_measures
+from fl_lightning.reproduce.outcome.numbers import RESULTS, read, unknown_measures
 from fl_lightning.reproduce.outcome.results_folder import write
+from fl_lightning.reproduce.outcome.verdict import LEVELS, OPEN, judge
 from fl_lightning.reproduce.preflight import dry_run, preflight
 from fl_lightning.reproduce.progress.display import announce, train_with_progress
 from fl_lightning.reproduce.progress.tracker import Planned
@@ -56,6 +58,33 @@ def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") 
         print("stopped: the same command continues the runs")
         return 128 + stopped_by
     return 1 if failed else _refused(problems)
+
+
+def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int, shorter: str = "") -> int:
+    """Train the cells of experiments as :func:`run` does; add seeds to those that hold an open claim.
+
+    Args:
+        experiments: the experiments.
+        runs: as in :func:`run`; the seeds are the first of all, and as many as trained at first.
+        most: largest number of seeds; a dry run plans this number.
+        shorter: as in :func:`run`.
+
+    Returns:
+        The exit status, see :func:`run`; the first that is not 0 ends the training.
+    """
+    first, begun, status = runs.seeds[0], len(runs.seeds), 0
+    looks = [begun, *(each for each in LEVELS if begun < each <= most)]
+    for seeds in looks[-1:] if runs.dry_run else looks:
+        status = run(experiments, replace(runs, seeds=range(first, first + seeds)), shorter)
+        experiments = [each for each in experiments if not runs.dry_run and _is_open(each, runs)]
+        if status or not experiments:
+            break
+    return status
+
+
+def _is_open(experiment: Experiment, runs: RunOptions) -> bool:
+    results = read(runs.out / experiment.scale / experiment.id / RESULTS)
+    return any(found.verdict == OPEN for found in judge(experiment, results))
 
 
 def _planned(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tuple[Cell, Job]]:

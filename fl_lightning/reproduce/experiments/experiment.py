@@ -36,8 +36,6 @@ class Claim:
         along: an axis of numbers along which the difference is claimed to grow ("-axis": to fall). Without an axis, the
             claim is that the difference is above 0.
         by: a margin; the claim is then that the two sides are equal within the margin.
-        above: the mean that every compared cell must exceed for the claim to be tested: two methods that learn nothing
-            are equal, too.
         stated: the effect that the paper states in words, where its tables do not print both sides.
     """
 
@@ -48,8 +46,22 @@ class Claim:
     at: Mapping[str, Any] = field(default_factory=dict)
     along: str | None = None
     by: float | None = None
-    above: float = -math.inf
     stated: float = math.nan
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What must be seen in an experiment's runs before its claims are tested (outcome/gate.py).
+
+    Attributes:
+        fedavg: labels of FedAvg's cells.
+        dose: the metric that tells how much the rules do, with its value if they do nothing; empty for no such metric.
+        overfits: whether the paper's effects are said to show where FedAvg overfits.
+    """
+
+    fedavg: Mapping[str, Any] = field(default_factory=lambda: {"method": "FedAvg"})
+    dose: Mapping[str, float] = field(default_factory=dict)
+    overfits: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class Experiment:
             rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
             a sweep whose measure is chosen among what its runs log.
         claims: claims to test.
+        gate: what the runs must show before the claims are tested.
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.
         cells: points of the config's grid.
@@ -101,6 +114,7 @@ class Experiment:
     config: str
     measures: tuple[str, ...]
     claims: tuple[Claim, ...] = ()
+    gate: Gate = Gate()
     notes: tuple[str, ...] = ()
     last: int = 1
     cells: tuple[Cell, ...] = ()

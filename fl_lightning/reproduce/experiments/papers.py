@@ -13,8 +13,8 @@ from functools import cache
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
-from fl_lightning.fit.configs import CONFIGS, PAPER
-from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Plot
+from fl_lightning.fit.configs import CONFIGS, PAPER, layers_of
+from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate, Plot
 from fl_lightning.reproduce.experiments.grid import grid, option
 from fl_lightning.runs.catalogue import in_papers
 from fl_lightning.runs.folder.yaml_text import read_yaml
@@ -57,6 +57,7 @@ def read(id: str) -> tuple[Experiment, ...]:
     facts = read_yaml(path, path.read_text(encoding="utf-8"))[PAPER]
     shown, plot = facts.pop("figures", {}), facts.pop("plot", None)
     facts["rows"], facts["notes"] = (tuple(facts.get(name, ())) for name in ("rows", "notes"))
+    facts["gate"] = Gate(**{name: value for part in layers_of(path, PAPER, "gate") for name, value in part.items()})
     facts["claims"] = tuple(Claim(**claim) for claim in facts.get("claims", ()))
     measures = [name for name in in_papers() if any(name in row for row in facts["rows"])]
     facts["measures"] = tuple(dict.fromkeys([*measures, *(claim.measure for claim in facts["claims"])])) or ("top1",)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -89,6 +90,23 @@ def _logged(jobs: Iterable[Job]) -> set[str]:
 def _starred(name: str) -> str:
     """Replace the number of a client or a class, which may be absent in the first round, by a star."""
     return f"{name.rpartition('/')[0]}/*" if is_item(name) else name
+
+
+def read(path: Path) -> pd.DataFrame:
+    """Read a results file; an empty table if there is none.
+
+    Raises:
+        ConfigurationError: the file is no results file.
+    """
+    try:
+        results = pd.read_csv(path)
+    except FileNotFoundError:
+        return pd.DataFrame()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"expected a results file of reproduce, got {path}: {error}") from None
+    if not {"round", "seed"} <= set(results.columns):
+        raise ConfigurationError(f"expected columns round and seed in {path}, got {', '.join(results.columns)}")
+    return results
 
 
 def axes_of(results: pd.DataFrame) -> list[str]:

@@ -14,10 +14,11 @@ from fl_lightning.commands import counted
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.claims import judge
+from fl_lightning.reproduce.outcome.gate import with_columns
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, USUAL, collect, compare, with_measure
 from fl_lightning.reproduce.outcome.pictures import picture
 from fl_lightning.reproduce.outcome.sweep_comparison import write_comparison
+from fl_lightning.reproduce.outcome.verdict import judge
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.runs.display.progress import duration
 from fl_lightning.runs.folder.lock import LOCK
@@ -45,7 +46,7 @@ def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) 
     measured = with_measure(experiment, [job for _, job in pairs])
     if not experiment.measures and measured.measures != (USUAL,):
         print(f"{measured.id}: measured by {measured.metric}, since the runs log no {USUAL}; --measures names others")
-    results = collect(measured, pairs)
+    results = with_columns(measured, pairs, collect(measured, pairs))
     _keep_earlier(folder, results)
     differs = measured.scale or any(each.startswith("trainer.max_epochs") for each in changes(runs.options))
     image = picture(replace(measured, rows=()) if differs else measured, pairs, folder)  # no marks of other rounds

@@ -18,30 +18,30 @@ from rich.text import Text
 from fl_lightning.report import elements
 from fl_lightning.report.statistics import label
 from fl_lightning.report.templates import environment, render
-from fl_lightning.reproduce.experiments.experiment import Experiment
-from fl_lightning.reproduce.outcome.claims import Verdict
+from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
+from fl_lightning.reproduce.outcome.verdict import MOST_SEEDS, Finding
 from fl_lightning.runs.catalogue import measured
 
 HERE = Path(__file__).parent
-CLAIMS = ["claim", "ours", "evidence"]
+CLAIMS = ["claim", "verdict", "ours", "paper", "unit", "seeds", "p", "needed"]
 DIGITS = {100.0: 2, 1.0: 4}  # digits after the point by a measure's factor: 2 in per cent, else 4
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Holds the contents of an experiment's tables: numbers, verdicts and facts.
+    """Holds the contents of an experiment's tables: numbers, findings and facts.
 
     Attributes:
         experiment: the experiment.
         compared: our numbers beside the paper's, see :func:`fl_lightning.reproduce.outcome.numbers.compare`.
-        verdicts: verdicts on the claims.
+        findings: what our runs say of the claims.
         facts: facts about the runs, in a line each.
         image: the picture as PNG, with an SVG beside it; None for none.
     """
 
     experiment: Experiment
     compared: pd.DataFrame
-    verdicts: Sequence[Verdict]
+    findings: Sequence[Finding]
     facts: Sequence[str] = ()
     image: Path | None = None
 
@@ -87,7 +87,30 @@ def terminal(page: Page) -> list[Table]:
     # A line break after the first word, such as "top1" in "top1 paper".
     head = [name.replace(" ", "\n", 1) for name in head]
     tables = [framed(page.experiment.source, head, rows, caption=page.experiment.metric)]
-    return [*tables, framed("claims", CLAIMS, page.verdicts, "left")] if page.verdicts else tables
+    return [*tables, framed("claims", CLAIMS, judged(page), "left")] if page.findings else tables
+
+
+def judged(page: Page) -> list[list[str]]:
+    """Write the rows of the table of claims, whose columns are CLAIMS."""
+    claims = zip(page.experiment.claims, page.findings, strict=True)
+    return [[claim.text, *told(claim, found)] for claim, found in claims]
+
+
+def told(claim: Claim, found: Finding) -> list[str]:
+    """Write a finding: its verdict with the reason, then its numbers, under the heads of CLAIMS after the first."""
+    of = f" ({found.compared})" if found.compared else ""
+    why = f": {found.why}" if found.why else ""
+    within = "" if math.isnan(found.half_width) else f" ± {found.half_width:.2g}"
+    unit = "points" if measured(claim.measure)[1] == 100 else claim.measure
+    return [
+        f"{found.verdict}{'*' * found.starred}{of}{why}",
+        "–" if math.isnan(found.effect) else f"{found.effect:+.3g}{within}",
+        "–" if math.isnan(found.paper) else f"{found.paper:+.3g}",
+        f"{unit} a step of {claim.along.lstrip('-')}" if claim.along else unit,
+        str(found.seeds or "–"),
+        "–" if math.isnan(found.p) else "< 0.001" if found.p < 0.001 else f"{found.p:.2g}",
+        f"> {MOST_SEEDS}" if found.needed > MOST_SEEDS else str(found.needed or "–"),
+    ]
 
 
 def framed(
@@ -111,9 +134,9 @@ def markdown(page: Page) -> str:
     experiment = page.experiment
     head, rows = lines(page.compared)
     about = f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
-    compared, judged = ("\n".join(elements.pipes(*table)) for table in ((head, rows), (CLAIMS, page.verdicts)))
+    compared, claims = ("\n".join(elements.pipes(*table)) for table in ((head, rows), (CLAIMS, judged(page))))
     return page_from(
-        "table.md.j2", page=page, about=about, compared=compared if head else "", judged=judged if page.verdicts else ""
+        "table.md.j2", page=page, about=about, compared=compared if head else "", judged=claims if page.findings else ""
     )
 
 
@@ -128,6 +151,6 @@ def html(page: Page) -> str:
     """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
     drawn = base64.b64encode(page.image.with_suffix(".svg").read_bytes()).decode() if page.image else ""
     compared = elements.Table(*lines(page.compared), page.experiment.metric)
-    judged = elements.Table(CLAIMS, page.verdicts, "Claims", words=True)
+    claims = elements.Table(CLAIMS, judged(page), "Claims", words=True)
     template = environment(HERE).get_template("table.html.j2")
-    return render(template, title=page.experiment.source, page=page, compared=compared, judged=judged, figure=drawn)
+    return render(template, title=page.experiment.source, page=page, compared=compared, judged=claims, figure=drawn)

@@ -14,16 +14,20 @@ from rich.console import Console
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.plots import Axis, Line, Lines
 from fl_lightning.report.numbers import NBSP
-from fl_lightning.reproduce.experiments.experiment import Experiment
+from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.claims import Verdict
 from fl_lightning.reproduce.outcome.numbers import compare
 from fl_lightning.reproduce.outcome.sweep_comparison import fitted
-from fl_lightning.reproduce.outcome.tables import Page
+from fl_lightning.reproduce.outcome.tables import Page, told
+from fl_lightning.reproduce.outcome.verdict import Finding
 
 ROWS = ({"method": "A", "alpha": 0.1, "top1": 50.0}, {"method": "A", "alpha": math.inf, "top1": 90.0})
-EXPERIMENT = Experiment("x/table-1", "X & Y, Table 1", "top-1 (%)", "A <b>", ROWS, "", ("top1",), notes=("a note",))
-VERDICTS = [Verdict("A <i> B & C", "supported", "difference +3, p < 0.001")]
+CLAIMS = (Claim("A <i> B & C", {}, {}),)
+EXPERIMENT = Experiment(
+    "x/table-1", "X & Y, Table 1", "top-1 (%)", "A <b>", ROWS, "", ("top1",), CLAIMS, notes=("a note",)
+)
+FINDINGS = [Finding("holds", effect=3.0, half_width=1.234, paper=8.421, seeds=3, p=0.0004)]
+TOLD = ["A <i> B & C", "holds", "+3 ± 1.2", "+8.42", "points", "3", "< 0.001", "–"]
 
 
 def results(**columns: list[object]) -> pd.DataFrame:
@@ -79,13 +83,15 @@ def test_cosines_and_factors_keep_their_digits() -> None:
 
 def test_markdown_has_everything() -> None:
     """A label may have what would end a cell."""
-    page = Page(EXPERIMENT, COMPARED.assign(method="a|b"), VERDICTS, ["2 of 3 runs finished"], Path("out/curves.png"))
+    page = Page(EXPERIMENT, COMPARED.assign(method="a|b"), FINDINGS, ["2 of 3 runs finished"], Path("out/curves.png"))
     assert tables.markdown(page) == (
         "# X & Y, Table 1\n\nA <b> (top-1 (%))\n\n- 2 of 3 runs finished\n\n"
         "| method | alpha | seeds | top1 | top1 paper | top1 − paper |\n| --- | --- | --- | --- | --- | --- |\n"
         "| a\\|b | 0.1 | 2 | 41.00 ± 12.71 | 50.00 | -9.00 |\n| a\\|b | IID | 1 | 91.50 | 90.00 | +1.50 |\n\n"
-        "| claim | ours | evidence |\n| --- | --- | --- |\n"
-        "| A <i> B & C | supported | difference +3, p < 0.001 |\n\n![x/table-1](curves.png)\n\n- a note\n"
+        "| claim | verdict | ours | paper | unit | seeds | p | needed |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| A <i> B & C | holds | +3 ± 1.2 | +8.42 | points | 3 | < 0.001 | – |\n\n"
+        "![x/table-1](curves.png)\n\n- a note\n"
     )
     bare = Experiment("x", "X", "top-1", "", (), "", ("top1",))
     assert tables.markdown(Page(bare, pd.DataFrame(), [])) == "# X\n\ntop-1\n\n\nNo run is finished.\n"
@@ -96,8 +102,8 @@ def test_html_has_everything_and_loads_nothing(tmp_path: Path) -> None:
     points = pd.DataFrame({"mean": [0.25, 0.5], "low": math.nan, "high": math.nan, "seeds": 1}, index=[1, 2])
     save(Lines(Axis("round"), Axis("accuracy"), [Line("A <b>", points), Line("B", points)]), tmp_path, "curves")
     facts = ["--grid a=<1>", "`reproduce <x>`"]
-    text = tables.html(Page(EXPERIMENT, COMPARED, VERDICTS, facts, tmp_path / "curves.png"))
-    assert cells(text) == [[HEAD, *LINES], [tables.CLAIMS, list(VERDICTS[0])]]
+    text = tables.html(Page(EXPERIMENT, COMPARED, FINDINGS, facts, tmp_path / "curves.png"))
+    assert cells(text) == [[HEAD, *LINES], [tables.CLAIMS, TOLD]]
     *others, drawn = sorted(re.findall(r'\b(?:src|href|srcset|data|action)="([^"]*)"', text), key=len)
     assert sorted(others) == ["#results", "data:,"]
     assert not re.search("<(?:script|iframe|object)", text)
@@ -114,9 +120,9 @@ def test_html_has_everything_and_loads_nothing(tmp_path: Path) -> None:
         'alt="X &amp; Y, Table 1: curves of the runs"',
     ):
         assert words in text
-    bare = tables.html(Page(EXPERIMENT, pd.DataFrame(), VERDICTS))
+    bare = tables.html(Page(EXPERIMENT, pd.DataFrame(), FINDINGS))
     assert "No run is finished." in bare
-    assert cells(bare) == [[tables.CLAIMS, list(VERDICTS[0])]]
+    assert cells(bare) == [[tables.CLAIMS, TOLD]]
 
 
 def printed(page: Page, width: int) -> str:
@@ -130,21 +136,21 @@ def printed(page: Page, width: int) -> str:
 def test_a_narrow_terminal_cuts_nothing() -> None:
     """Two measures of a paper beside each other are wider than 60 columns; all letters are still there."""
     rows = ({"method": "FedAvg+GH", "alpha": 0.1, "top1": 88.44, "top3": 97.69},)
-    both = Experiment("x", "X", "", "", rows, "", ("top1", "top3"))
+    both = Experiment("x", "X", "", "", rows, "", ("top1", "top3"), CLAIMS)
     ours = pd.DataFrame({"method": "FedAvg+GH", "alpha": 0.1, "round": 5, "seed": [1, 2], "top1": 79.5, "top3": 96.5})
     compared = compare(both, ours)
-    shown = printed(Page(both, compared, VERDICTS), 60)
+    shown = printed(Page(both, compared, FINDINGS), 60)
     assert "…" not in shown
     letters = sorted("".join(shown.split()).replace("─", ""))
     told = [*tables.lines(compared)[0], *tables.lines(compared)[1][0], "X", "claims", *tables.CLAIMS]
-    assert letters == sorted("".join("".join([*told, *VERDICTS[0]]).split()))
+    assert letters == sorted("".join("".join([*told, *TOLD]).split()))
 
 
 def test_terminal_prints_brackets_as_they_are() -> None:
     """A label like a YAML list is no markup, nor a source."""
-    experiment = Experiment("x", "Sweep [red]", "", "", ROWS, "", ("top1",))
-    text = printed(Page(experiment, COMPARED.assign(method="[bold]"), VERDICTS), 200)
-    assert all(cell in text for cell in [*" ".join(HEAD).split(), *LINES[0][1:], *VERDICTS[0], "Sweep [red]", "[bold]"])
+    experiment = Experiment("x", "Sweep [red]", "", "", ROWS, "", ("top1",), CLAIMS)
+    text = printed(Page(experiment, COMPARED.assign(method="[bold]"), FINDINGS), 200)
+    assert all(cell in text for cell in [*" ".join(HEAD).split(), *LINES[0][1:], *TOLD, "Sweep [red]", "[bold]"])
 
 
 @pytest.mark.parametrize(("width", "costs"), [(80, 1), (100, 3), (120, 3), (170, 3)])
@@ -163,3 +169,20 @@ def test_a_comparison_keeps_its_numbers_whole(width: int, costs: int) -> None:
     assert {"60.2±5.7", "62.7±3.8", "+16.1±4.9", "p=0.0024", "+14.2±3.6", "p<0.001", "6"} <= set(words)
     assert ["385.8" in words, "16" in words] == [costs > 1, costs > 2]
     assert (fitted(head, rows, width)[0] == head) == (width == 170)
+
+
+@pytest.mark.parametrize(
+    ("finding", "cells"),
+    [
+        (Finding("not run", "no run is finished"), "not run: no run is finished|–|–|points|–|–|–"),
+        (
+            Finding("holds", compared="A against B", effect=-0.5, half_width=0.25, seeds=5, p=0.023, starred=True),
+            "holds* (A against B)|-0.5 ± 0.25|–|points|5|0.023|–",
+        ),
+        (Finding("open", effect=2.0, paper=3.0, seeds=1, needed=3), "open|+2|+3|points|1|–|3"),
+        (Finding("open", effect=2.0, half_width=9.0, seeds=3, needed=1001, p=1.0), "open|+2 ± 9|–|points|3|1|> 1000"),
+    ],
+)
+def test_a_finding_is_told_in_seven_cells(finding: Finding, cells: str) -> None:
+    assert told(Claim("", {}, {}), finding) == cells.split("|")
+    assert told(Claim("", {}, {}, measure="val/loss", along="-alpha"), finding)[3] == "val/loss a step of alpha"

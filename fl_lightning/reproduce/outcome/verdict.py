@@ -1,0 +1,189 @@
+"""The verdict on a claim: on which side of zero is the effect, and is it at least half of the paper's?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats  # type: ignore[import-untyped]  # it ships no types
+
+from fl_lightning.report.statistics import interval, p_above
+from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
+from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
+from fl_lightning.reproduce.outcome.gate import missed, unrecorded
+from fl_lightning.reproduce.outcome.numbers import on_paper
+
+# The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
+# looks decides although the effect is 0, or half of the paper's (tests/reproduce/outcome/test_verdict.py).
+LEVELS, FALSE = {3: 0.01, 5: 0.01, 8: 0.015, 12: 0.025}, 0.049
+HOLDS, TOO_SMALL, OPPOSITE, SCALE, OPEN, NOT_RUN = VERDICTS = (
+    *("holds", "too small", "opposite"),
+    *("scale", "open", "not run"),
+)
+DECIDED = VERDICTS[:3]
+POWER = 0.8  # probability with which the last look decides, with as many seeds as needed
+MOST_SEEDS = 1000  # largest number of seeds that is told
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What our runs say of a claim.
+
+    Attributes:
+        verdict: one of VERDICTS.
+        why: why the claim is not tested, or what is known of an open claim; mostly empty.
+        compared: labels of the comparison that decides, of several.
+        effect: mean effect over the seeds of the look that decides, or of the last look; above 0 in the claimed
+            direction; nan if not run.
+        half_width: half the width of the effect's 95 % t interval.
+        paper: the effect by the paper's numbers, for the same cells; nan if the paper prints none.
+        seeds: number of seeds.
+        needed: number of seeds with which the last look decides with probability POWER if mean and deviation stay as
+            they are; 0 if the claim is not open, its seeds do not differ, or it is that two sides are equal.
+        p: p value of all looks together, nan if not tested: the look's own, times the sum of all levels, by the look's
+            level (Bonferroni over the looks).
+        starred: whether the verdict survives Holm's correction over the paper's tested claims.
+    """
+
+    verdict: str
+    why: str = ""
+    compared: str = ""
+    effect: float = math.nan
+    half_width: float = math.nan
+    paper: float = math.nan
+    seeds: int = 0
+    needed: int = 0
+    p: float = math.nan
+    starred: bool = False
+
+
+def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
+    """Judge every claim of an experiment.
+
+    Runs of one seed share partition, cohorts and initial weights. So differences are taken within a seed, combined over
+    the cells that the claim is about (by the mean, or the slope along an axis), and tested over the seeds, see
+    :func:`decide`.
+
+    Args:
+        experiment: the experiment with the claims.
+        results: table of our runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+    """
+    if results.empty:
+        return [Finding(NOT_RUN, "no run is finished") for _ in experiment.claims]
+    paper = on_paper(experiment, results)
+    return [_finding(experiment, claim, results, paper) for claim in experiment.claims]
+
+
+def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Finding:
+    found = effects(claim, results)
+    values = [each.values for each in found]
+    theirs = [paper_effect(claim, paper, index) for index in range(len(found))]
+    fewest = min(range(len(found)), key=lambda index: len(values[index]))
+    if not len(values[fewest]):
+        return Finding(NOT_RUN, f"no seed has runs to compare: {shown(found[fewest])}")
+    why = missed(experiment, claim, results)
+    # Without an effect of the paper's in the claimed direction, only the side of zero is asked for.
+    halves = [max(0.0, each / 2) if not math.isnan(each) else 0.0 for each in theirs]
+    verdict, index, seeds, p = decide(values, halves, claim.by)
+    if why:
+        verdict, p = SCALE, math.nan
+    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := unrecorded(experiment, results)):
+        verdict, why = OPEN, f"its runs do not record {', '.join(lacking)}"
+    elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
+        why = "the side is clear, the size is not"
+    index = fewest if math.isnan(p) else index
+    effect, half_width = interval(values[index][:seeds].tolist())
+    return Finding(
+        verdict,
+        why,
+        compared=shown(found[index]) if len(found) > 1 else "",
+        effect=effect,
+        half_width=half_width,
+        paper=theirs[index],
+        seeds=seeds,
+        needed=seeds_needed(values[index][:seeds], halves[index]) if verdict == OPEN and claim.by is None else 0,
+        p=p,
+    )
+
+
+def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | None) -> tuple[str, int, int, float]:
+    """Look at a claim's effects after 3, 5, 8 and 12 seeds; the first look that decides stands.
+
+    Args:
+        values: (seeds,) effects of each comparison, in ascending order of the seeds.
+        halves: half of the paper's effect for each comparison; 0 for none.
+        margin: see :func:`p_values`.
+
+    Returns:
+        Verdict, index of the comparison that decides, number of seeds at the look, and p value of all looks together;
+        with fewer seeds than the first look takes, all of them and nan.
+    """
+    most = min(map(len, values))
+    verdict, index, at, p = OPEN, 0, min(most, min(LEVELS)), math.nan
+    for seeds, level in LEVELS.items():
+        if seeds <= most and verdict == OPEN:
+            found = p_values([each[:seeds] for each in values], halves, margin)
+            clear = [name for name in found if found[name][0] < level]  # an effect below 0 is also too small
+            nearest = clear[0] if clear else min(found, key=lambda name: found[name][0])
+            p, index, at = min(1.0, found[nearest][0] / level * sum(LEVELS.values())), found[nearest][1], seeds
+            verdict = nearest if clear else OPEN
+    return verdict, index, at, p
+
+
+def p_values(
+    values: Sequence[Vector], halves: Sequence[float], margin: float | None = None
+) -> Mapping[str, tuple[float, int]]:
+    """Compute the p value of each verdict of DECIDED at one look, by t tests, and the comparison that decides.
+
+    A claim is opposite if the effect is below 0, too small if it is below half of the paper's, and holds if it is above
+    that half; tests are two-sided. That two sides are equal within a margin is tested by two one-sided tests
+    (Schuirmann, 1987), and opposite if the effect is beyond the margin. Of several comparisons, all must hold (an
+    intersection-union test), and one decides that the claim is opposite or too small (Bonferroni).
+
+    Args:
+        values: (seeds,) effects of each comparison, at least two seeds.
+        halves: half of the paper's effect for each comparison; 0 for none.
+        margin: a margin above 0; None for the claim that effects are above 0.
+    """
+
+    def all_of(found: Sequence[float]) -> tuple[float, int]:
+        return max(found), int(np.argmax(found))
+
+    def any_of(found: Sequence[float]) -> tuple[float, int]:
+        return min(1.0, len(found) * min(found)), int(np.argmin(found))
+
+    if margin is not None:
+        within = [max(p_above(each, -margin), p_above(-each, -margin)) for each in values]
+        beyond = [2 * min(p_above(each, margin), p_above(-each, margin)) for each in values]
+        return {OPPOSITE: any_of(beyond), HOLDS: all_of(within)}
+    pairs = list(zip(values, halves, strict=True))
+    return {
+        OPPOSITE: any_of([2 * p_above(-each, 0) for each in values]),
+        TOO_SMALL: any_of([2 * p_above(-each, -half) for each, half in pairs]),
+        HOLDS: all_of([2 * p_above(each, half) for each, half in pairs]),
+    }
+
+
+def seeds_needed(values: Vector, half: float) -> int:
+    """Compute the number of seeds with which the last look decides with probability POWER.
+
+    Mean and deviation are taken to stay as they are: what decides is the mean's distance from half of the paper's
+    effect. A distance as large as the deviation takes 13 seeds, one of half the size 41:
+
+    >>> seeds_needed(np.array([0.0, 1.0, 2.0]), 0), seeds_needed(np.array([0.0, 1.0, 2.0]), 0.5)
+    (13, 41)
+
+    Returns:
+        The number, at least 3; MOST_SEEDS + 1 if it is above MOST_SEEDS, 0 if all values are the same.
+    """
+    first, *_, last = LEVELS
+    if len(values) < first or not np.ptp(values):
+        return first if len(values) < first else 0
+    distance = abs(float(values.mean()) - half) / float(values.std(ddof=1))
+    seeds = np.arange(first, MOST_SEEDS + 1)
+    power = stats.nct.sf(stats.t.ppf(1 - LEVELS[last] / 2, seeds - 1), seeds - 1, distance * np.sqrt(seeds))
+    enough = seeds[~(power < POWER)]  # nan for a distance of many deviations
+    return int(enough[0]) if len(enough) else MOST_SEEDS + 1
