@@ -19,7 +19,7 @@ from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
 from fl_lightning.errors import TrainingError
 from fl_lightning.seeding import isolated
 
-STACK_ENTRIES = 1 << 21  # entries of the largest stack that "auto" makes
+STACK_ENTRIES = 1 << 21  # entries of a large stack, of which "auto" makes one or several of the same size
 SLOWER = 1.1  # how many times as long as alone a batch may take at once before "auto" gives up
 COMPILING_S = 20.0  # seconds that compiling takes, at most, on the processors that were measured
 SAVED_SHARE = 0.4  # of the time of the groups, which compiled steps save at least where they save any
@@ -37,8 +37,9 @@ def choose_training(
         before: the number that was asked for, whether clients trained at once, and whether steps were compiled, in the
             run that is resumed, if any.
     """
-    size = len(alone.server.params)
-    wanted = min(max(1, STACK_ENTRIES // size) if at_once == "auto" else at_once, alone.data.module.cohort_size)
+    size, cohort = len(alone.server.params), alone.data.module.cohort_size
+    # Groups of one size, since compiled steps have forms for each.
+    wanted = -(-cohort // -(-cohort * size // STACK_ENTRIES)) if at_once == "auto" else min(at_once, cohort)
     if at_once == 1:
         return alone
 
