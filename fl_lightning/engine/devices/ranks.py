@@ -108,7 +108,7 @@ class RankWatch(threading.Thread):
         waited = self._since is not None and any(name.startswith("torch.distributed") for name in modules)
         lost = waited or of_exchange(error)
         self._silent = not lost
-        for _ in range(int(PATIENCE_S / POLL_S) if self._rank or lost else 0):
+        for _ in range(int(PATIENCE_S / POLL_S) * (1 if self._rank else 5 * lost)):  # that rank may take long to end
             time.sleep(POLL_S)
             self._look_for_ended_ranks()
         if lost:
