@@ -89,7 +89,7 @@ def fedlaw(folder: Path) -> Plot:
     fixed, learned = last_rounds(folder / "fedlaw/table-1"), last_rounds(folder / "fedlaw/table-10")
     panels = {}
     if len(fixed):
-        table = fixed.pivot(index="gamma", columns=["model", "seed"], values="top1")
+        table = fixed.pivot_table(index="gamma", columns=["model", "seed"], values="top1")  # means over alpha
         added = table - table.loc[1.0]
         lines = [Line(name, band(added[name])) for name in fixed["model"].unique()]
         panels["a fixed gamma"] = Lines(Axis("gamma"), Axis("added to top-1 (points)"), lines)

@@ -100,6 +100,8 @@ class RunTracking(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         folder, orchestrator = run_folder(trainer), cast(Server, pl_module)
+        if trainer.is_global_zero:
+            remove_parts(folder)  # of a run that was killed, even where no round is left
         self._before = read_mapping(folder, ENVIRONMENT)  # of a resumed run; damage stops it here
         self._resumed_with = dict(self._changed or {})
         if orchestrator.rounds_done and (known := self._before.get("data")):
@@ -119,7 +121,6 @@ class RunTracking(Callback):
         save_arrays(orchestrator, "partition", **known)
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            remove_parts(folder)
             if isinstance(trainer.logger, RunFolder) and not any(isinstance(each, SaveConfig) for each in callbacks):
                 self._record(trainer, cast(FederatedOrchestrator, pl_module), folder)
             before = self._before
