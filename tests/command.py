@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -152,3 +153,14 @@ def forget(before: Collection[str], folder: Path) -> None:
         for name in mine:
             del sys.modules[name]
         gc.collect()  # their classes, which the parser would find by their short names
+
+
+@contextlib.contextmanager
+def limit(kind: int, value: int) -> Iterator[None]:
+    """Limit what this process may take."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)

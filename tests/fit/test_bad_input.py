@@ -4,15 +4,14 @@ import os
 import re
 import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
-from command import TINY, contents, fit, process, refused, run
+from command import TINY, contents, fit, limit, process, refused, run
 from lightning import Trainer
 
 from fl_lightning import ConfigurationError
@@ -222,17 +221,6 @@ def test_plain_ddp_on_two_devices() -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("fl-lightning: error:")]
     assert f"trainer.strategy=DDPStrategy {MEANING}strategy: client_parallel" in line
     assert "round 1" not in done.stdout
-
-
-@contextmanager
-def limit(kind: int, value: int) -> Iterator[None]:
-    """Limit what this process may take."""
-    before = resource.getrlimit(kind)
-    resource.setrlimit(kind, (value, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(kind, before)
 
 
 @pytest.mark.parametrize("size", [1000, 300_000])

@@ -1,11 +1,13 @@
 """The memory of a round's updates: below and above the limit, and rows in another order."""
 
+import resource
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from command import limit
 from covering import every
 from rules import BY_KIND, CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
@@ -48,10 +50,10 @@ def test_a_matrix_above_the_limit_is_in_a_file_that_leaves_nothing(tmp_path: Pat
 
 
 def test_a_matrix_that_no_disk_holds_is_refused_in_one_line(tmp_path: Path) -> None:
-    clients = 2 * psutil.disk_usage(str(tmp_path)).total // 8_000_000
-    with pytest.raises(ConfigurationError) as refusal:
-        new_rows(clients, torch.zeros(1_000_000, dtype=torch.float64), limit=1 << 30, folder=tmp_path)
-    said = f"a round's updates ({clients} clients × 1,000,000 parameters"
+    like = torch.zeros(1_000_000, dtype=torch.float64)
+    with limit(resource.RLIMIT_FSIZE, 1 << 20), pytest.raises(ConfigurationError) as refusal:
+        new_rows(200, like, limit=1 << 30, folder=tmp_path)
+    said = "a round's updates (200 clients × 1,000,000 parameters"
     assert str(refusal.value).startswith(said)
     assert str(refusal.value).endswith("raise model.cohort_memory, or draw fewer clients")
     assert not list(tmp_path.iterdir())
@@ -78,8 +80,8 @@ class Fails(FederatedCallback):
 def test_updates_in_a_file_change_no_bit(row: str, tmp_path: Path) -> None:
     """Three rounds, in one of which a client fails; quick for the first rule of each kind."""
     params = []
-    for limit in (None, "1KiB"):
-        orchestrator, capture = FederatedOrchestrator(TinyClassifier(), cohort_memory=limit), Capture()
+    for memory in (None, "1KiB"):
+        orchestrator, capture = FederatedOrchestrator(TinyClassifier(), cohort_memory=memory), Capture()
         data = TinyData(batch_size=4)
         trainer(Fails(), RULES[row](), capture, rounds=3, default_root_dir=tmp_path).fit(orchestrator, datamodule=data)
         assert capture.cohort.clients == tuple(data.cohort(3))
