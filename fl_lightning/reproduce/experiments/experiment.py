@@ -51,7 +51,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Gate:
-    """What must be seen in an experiment's runs before its claims are tested (outcome/gate.py).
+    """Says what the runs of an experiment must show before its claims are tested (outcome/gate.py).
 
     Attributes:
         fedavg: labels of FedAvg's cells.
@@ -96,7 +96,7 @@ class Experiment:
             rows and the claims, or top-1 if our runs log none of the rows' measures and there are no claims. Empty for
             a sweep whose measure is chosen among what its runs log.
         claims: claims to test.
-        gate: what the runs must show before the claims are tested.
+        gate: the conditions that the runs must meet before the claims are tested.
         notes: notes on the printed numbers.
         last: number of last rounds over which a run's result is averaged.
         cells: points of the config's grid.

@@ -34,7 +34,7 @@ class Page:
     Attributes:
         experiment: the experiment.
         compared: our numbers beside the paper's, see :func:`fl_lightning.reproduce.outcome.numbers.compare`.
-        findings: what our runs say of the claims.
+        findings: one finding for each claim, in the order of the claims.
         facts: facts about the runs, in a line each.
         image: the picture as PNG, with an SVG beside it; None for none.
     """

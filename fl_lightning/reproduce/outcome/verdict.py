@@ -30,7 +30,7 @@ MOST_SEEDS = 1000  # largest number of seeds that is told
 
 @dataclass(frozen=True)
 class Finding:
-    """What our runs say of a claim.
+    """Holds the verdict of our runs on a claim, and the numbers behind it.
 
     Attributes:
         verdict: one of VERDICTS.
