@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from fl_lightning import FederatedDataModule
+from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.fit.allocator import keep_freed_memory
 
 
@@ -44,11 +45,12 @@ class Clock(Callback):
         self.stamps: list[float] = []
         self.at_once = False
 
-    def on_train_epoch_start(self, *_: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+        finish_work(pl_module.device)
         self.stamps.append(time.perf_counter())
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self.stamps.append(time.perf_counter())
+        self.on_train_epoch_start(trainer, pl_module)
         self.at_once = pl_module.client_training.at_once
 
     @property

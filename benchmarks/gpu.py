@@ -22,6 +22,7 @@ from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
 from benchmarks.local import LEARNING_RATE, Module
 from benchmarks.rows import Row, duration
 from fl_lightning import FederatedOrchestrator
+from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.models import CifarResNet, LeNet, SimpleCNN, TimmNetwork, TwoNN
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -52,8 +53,8 @@ def rows(quick: bool, install: bool) -> Iterator[Row]:
     for name in NETWORKS:
         yield _distance(name, where)
     for clients in (20,) if quick else (20, 100):
-        for name in NETWORKS:
-            for precision in PRECISIONS:
+        for precision in PRECISIONS:
+            for name in NETWORKS:
                 case = f"{name}, {clients} clients, {precision}"
                 if time.perf_counter() - began > LIMIT:
                     yield Row("gpu", case, "ours ÷ plain loop", note="no time was left")
@@ -105,21 +106,20 @@ def plain(name: str, clients: int, precision: str, where: torch.device) -> list[
                 torch._foreach_add_(total, parameters, alpha=1 / clients)
         with torch.no_grad():
             torch._foreach_copy_(parameters, total)
-        wait(where)
+        finish_work(where)
         taken.append(time.perf_counter() - start)
     return taken
-
-
-def wait(where: torch.device) -> None:
-    if where.type != "cpu":
-        torch.get_device_module(where).synchronize()
 
 
 def _times(case: str, name: str, clients: int, precision: str, where: torch.device) -> Iterator[Row]:
     by_hand = median(plain(name, clients, precision, where)[2:])
     ways: dict[str, dict[str, Any]] = {"ours": {}}
     if precision == "32-true" and name in AT_ONCE:
-        ways |= {"ours at once": {"clients_at_once": clients}}
+        at_once = {"clients_at_once": clients}
+        ways |= {
+            "ours at once": {**at_once, "compile_clients": False},
+            "compiled": {**at_once, "compile_clients": True},
+        }
     for way, settings in ways.items():
         ours = seconds(name, clients, precision, where, **settings)
         note = f"{duration(ours)} ÷ {duration(by_hand)}"
@@ -136,20 +136,21 @@ def _times(case: str, name: str, clients: int, precision: str, where: torch.devi
 
 
 def _distance(name: str, where: torch.device) -> Row:
-    """Compare the model after two rounds with the CPU's, in float32 without TF32."""
+    """Compare the rounding of two rounds in float32, without TF32, with the CPU's: their distances from float64."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    ends = []
-    for kind in (where, torch.device("cpu")):
+    cpu, ends = torch.device("cpu"), []
+    for kind, precision in ((cpu, "64-true"), (cpu, "32-true"), (where, "32-true")):
         torch.manual_seed(0)
         make, shape = NETWORKS[name]
-        data = RandomClients(4, SAMPLES, shape, batch_size=BATCH, clients_per_batch=4)
+        data = RandomClients(2, 2 * BATCH, shape, batch_size=BATCH, clients_per_batch=2)
         orchestrator = FederatedOrchestrator(Module(make()))
-        start = torch.nn.utils.parameters_to_vector(orchestrator.client.parameters()).detach().clone()
-        trainer = bare_trainer(2, accelerator=accelerator(kind), devices=1)
+        start = torch.nn.utils.parameters_to_vector(orchestrator.client.parameters()).detach().double()
+        trainer = bare_trainer(2, accelerator=accelerator(kind), devices=1, precision=precision)
         trainer.fit(orchestrator, datamodule=data)
-        ends.append(orchestrator.params.cpu() - start)
-    distance = float((ends[0] - ends[1]).norm() / ends[1].norm())
-    return Row.over([distance], "gpu", name, "distance from the CPU ÷ way gone", "≤ 0.01", f"{distance:.1e}")
+        ends.append(orchestrator.params.cpu().double() - start)
+    host, here = (float((end - ends[0]).norm() / ends[0].norm()) for end in ends[1:])
+    note = f"{here:.1e} ÷ {host:.1e} of the way gone"
+    return Row.over([here / host], "gpu", name, "distance from float64, GPU ÷ CPU", "≤ 3", note)
 
 
 def _two_processes(where: torch.device) -> Iterator[Row]:

@@ -146,8 +146,8 @@ def test_gpu_rows_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "ROUNDS", 3)
     monkeypatch.setattr(gpu, "_two_processes", lambda where: iter(()))
     rows = {(row.case, row.figure): row.ratio for row in gpu.rows(True, False)}
-    assert rows.pop(("2NN", "distance from the CPU ÷ way gone")) == 0
-    assert {figure for _, figure in rows} == {"ours ÷ plain loop", "ours at once ÷ plain loop"}
+    assert rows.pop(("2NN", "distance from float64, GPU ÷ CPU")) == 1
+    assert {figure for _, figure in rows} == {f"{way} ÷ plain loop" for way in ("ours", "ours at once", "compiled")}
     assert {case.rpartition(", ")[2] for case, _ in rows} == {"32-true", "bf16-mixed", "16-mixed"}
     assert all(ratio > 0 for ratio in rows.values())
 

@@ -1,4 +1,4 @@
-"""Trains on two devices, which are real processes over gloo, forked from this one to save imports."""
+"""Trains on two devices, which are real processes over gloo, mostly forked from this one to save imports."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,14 +20,18 @@ def asked_of(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return [item.callspec.params for item in items if request.fixturename in item.fixturenames]
 
 
-def on_two_devices(folder: Path, jobs: dict[str, Callable[..., Any]], devices: int = 2) -> dict[str, list[Any]]:
+def on_two_devices(
+    folder: Path, jobs: dict[str, Callable[..., Any]], devices: int = 2, method: str = "fork"
+) -> dict[str, list[Any]]:
     """Run jobs, each with a Trainer's flags for two devices, or for more.
+
+    Processes that are spawned, as a GPU needs, import the tests again, and take only jobs that can be pickled.
 
     Returns:
         For each job, by its name, what it returned on all devices, or an error's text in place of that.
     """
     start = torch.multiprocessing.start_processes
-    started: Any = start(_run, (jobs, folder, devices), nprocs=devices, join=False, start_method="fork")
+    started: Any = start(_run, (jobs, folder, devices), nprocs=devices, join=False, start_method=method)
     assert any(started.join(HANG) for _ in range(devices))  # join returns when the first has ended, then the next
     return {name: [torch.load(folder / f"{name}.{k}", weights_only=False) for k in range(devices)] for name in jobs}
 

@@ -17,16 +17,18 @@ def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None],
 
     A mask of -inf was never finite.
     """
-    pairs = zip(before, after, strict=True)
-    bad = [_bad(old, new).to(like.device) for old, new in pairs if new is not None and new is not old]
-    return torch.stack(bad).any() if bad else like.new_zeros(())
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if new is not None and new is not old]
+    pairs = [(old, new) for old, new in changed if new.is_floating_point() or new.is_complex()]
+    if not pairs:
+        return like.new_zeros(())
+    was = _flat(
+        [old if old is not None and old.shape == new.shape else torch.zeros_like(new) for old, new in pairs], like
+    )
+    return (~_flat([new for _, new in pairs], like).isfinite() & was.isfinite()).any()
 
 
-def _bad(old: Tensor | None, new: Tensor) -> Tensor:
-    bad = ~new.to_dense().isfinite()
-    if old is not None and old.shape == new.shape:
-        bad &= old.to_dense().isfinite()
-    return bad.any()
+def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([tensor.to_dense().flatten().to(like.device) for tensor in tensors])
 
 
 def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor) -> list[Tensor | None]:
@@ -69,10 +71,8 @@ def _means(rows: Sequence[Sequence[Any]], shares: Tensor) -> list[Tensor]:
     like = rows[0]
     if not like:
         return []
-    device = like[0].device
-    wide = torch.stack([torch.cat([value.to(device).double().flatten() for value in row]) for row in rows])
-    first = wide[0]
-    mean = first + shares.to(device) @ torch.where(wide == first, 0.0, wide - first)
+    wide = torch.stack([torch.cat([value.to(like[0].device).double().flatten() for value in row]) for row in rows])
+    mean = wide[0] + shares.to(wide.device) @ torch.where(wide == wide[0], 0.0, wide - wide[0])
     parts = torch.split(mean, [value.numel() for value in like])
     return [part.view(value.shape).to(value.dtype) for part, value in zip(parts, like, strict=True)]
 
