@@ -18,9 +18,9 @@ from fl_lightning.reproduce.experiments.scale import scale_of
 from fl_lightning.reproduce.ledger import findings
 from fl_lightning.reproduce.ledger.findings import FULL, Entry
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.gate import unrecorded
+from fl_lightning.reproduce.outcome.gate import SEEN, seen, unrecorded
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read
-from fl_lightning.reproduce.outcome.verdict import HOLDS, OPEN, OPPOSITE, TOO_SMALL, VERDICTS
+from fl_lightning.reproduce.outcome.verdict import HOLDS, OPEN, OPPOSITE, SCALE, TOO_SMALL, VERDICTS
 from fl_lightning.runs.folder.yaml_text import read_yaml
 from fl_lightning.runs.pictures import save_png
 
@@ -108,6 +108,7 @@ def page_of(entries: Sequence[Entry], out: Path, page: Path) -> str:
         paper: {
             "table": _linked(own, out, page),
             "picture": _tested(own),
+            "gate": _gate(own, out),
             "numbers": [
                 _section(list(mine), out, page) for _, mine in itertools.groupby(own, lambda e: e.experiment.id)
             ],
@@ -131,6 +132,21 @@ def _linked(own: Sequence[Entry], out: Path, page: Path) -> str:
         folder, name = findings.folder_of(out, entry.scale, entry.experiment.id), entry.experiment.id.partition("/")[2]
         rows.append([*_row(entry), f"[{name}]({_link(folder, page)})" if (folder / TABLE).is_file() else name])
     return "\n".join(pipes([*HEAD, "table"], rows))
+
+
+def _gate(own: Sequence[Entry], out: Path) -> str:
+    """Write the table of what the gate sees of a paper's runs, and how many claims it holds back."""
+    rows = []
+    for _, group in itertools.groupby(own, lambda entry: entry.experiment.id):
+        mine = list(group)
+        experiment = mine[0].experiment
+        for scale in mine[0].findings:
+            results = read(findings.folder_of(out, scale, experiment.id) / RESULTS)
+            held = sum(entry.findings[scale].verdict == SCALE for entry in mine)
+            if not results.empty:
+                name = experiment.id.partition("/")[2]
+                rows.append([name, scale, *seen(experiment, results), f"{held} of {len(mine)}"])
+    return "\n".join(pipes(["table", "scale", *SEEN, "claims held back"], rows)) if rows else ""
 
 
 def _link(folder: Path, page: Path) -> str:

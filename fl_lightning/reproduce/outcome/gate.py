@@ -29,6 +29,13 @@ ABOUT = {
     GAP: "whether FedAvg overfits",
 }
 PAPER = "gate/paper"  # the paper's accuracy, in no file
+SEEN = [
+    "FedAvg, ours",
+    "FedAvg, paper",
+    "its loss still falls by",
+    "its validation ÷ training loss",
+    "dose of the rules",
+]
 
 Row = Mapping[str, Any]
 
@@ -98,6 +105,20 @@ def unrecorded(experiment: Experiment, results: pd.DataFrame) -> list[str]:
     asked = {ACCURACY: True, FELL: True, DOSED: bool(experiment.gate.dose), GAP: experiment.gate.overfits}
     there = {*results.columns, *([ACCURACY] if {"top1", "map50"} & {*results.columns} else [])}
     return [ABOUT[column] for column, needed in asked.items() if needed and column not in there]
+
+
+def seen(experiment: Experiment, results: pd.DataFrame) -> list[str]:
+    """Write what the gate looks at as a row with the columns of SEEN: means over cells and seeds."""
+    rows = _rows(experiment, results)
+    fedavg = [row for row in rows if has(row, experiment.gate.fedavg)]
+    shown = [
+        (fedavg, ACCURACY, "{:.0f} %"),
+        (fedavg, PAPER, "{:.0f} %"),
+        (fedavg, FELL, "{:.0%}"),
+        (fedavg, GAP, "{:.2g}"),
+    ]
+    means = [(_mean(own, column), form) for own, column, form in [*shown, (rows, DOSED, "{:.2g}")]]
+    return ["–" if math.isnan(mean) else form.format(mean) for mean, form in means]
 
 
 def _rows(experiment: Experiment, results: pd.DataFrame) -> list[Row]:

@@ -182,16 +182,24 @@ def environment(trainer: Trainer, data: FederatedData) -> dict[str, Any]:
         directory is in a git repository, ``code`` (see :func:`code_state`).
     """
     device = trainer.strategy.root_device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
-        "device": f"{trainer.world_size} x {device.type} ({name})",
+        "device": f"{trainer.world_size} x {device.type} ({_model(device)})",
         RULES: [type(rule).__name__ for rule in rules_of(trainer)],
         "data": data_fingerprint(data),
         "command": shlex.join([Path(sys.argv[0]).name, *hidden_arguments(sys.argv[1:])]),
         "host": platform.node(),
         **({"code": code} if (code := code_state()) else {}),
     }
+
+
+def _model(device: torch.device) -> str:
+    """Name a device's model; of a processor also the instruction set that torch uses, since both change last bits."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # later versions of torch have it
+    model = known.get("cpu_name") or platform.processor() or platform.machine()
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def code_state() -> dict[str, Any]:

@@ -12,7 +12,7 @@ from made_results import BETTER, A, B, runs
 
 from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate
 from fl_lightning.reproduce.experiments.papers import experiments
-from fl_lightning.reproduce.outcome.gate import missed, unrecorded, with_columns
+from fl_lightning.reproduce.outcome.gate import missed, seen, unrecorded, with_columns
 from fl_lightning.reproduce.outcome.numbers import collect
 from fl_lightning.reproduce.outcome.verdict import judge
 
@@ -147,3 +147,10 @@ def test_configs_name_fedavgs_cells_and_metrics() -> None:
     assert found["fedlaw/table-9"] == Gate(fedavg={"gamma": 1.0}, overfits=True)
     assert found["controls/length"] == Gate(dose={"conflict/ratio": 0}) == found["choices/fedgh-slides"]
     assert found["fedgam/table-4"] == Gate()
+
+
+def test_what_is_seen() -> None:
+    """FedAvg's means alone, but for the dose; a dash where nothing is recorded."""
+    assert seen(PAPER, results(50, 60)) == ["50 %", "70 %", "–", "–", "–"]
+    recorded = results(50, 60, fall=0.12, gap=1.5, dose=[0.2, 0.4, 0.6] * 2)
+    assert seen(PAPER, recorded) == ["50 %", "70 %", "12%", "1.5", "0.4"]

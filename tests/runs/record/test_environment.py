@@ -125,6 +125,7 @@ def test_environment_says_on_what_and_how(watched: Run) -> None:
     assert known["versions"]["torch"] == version("torch")
     assert known["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert known["device"].startswith("1 x cpu (")
+    assert known["device"].endswith(f", {torch.backends.cpu.get_cpu_capability()})")
     assert known["rules"] == ["FedLAW"]  # of the callbacks, the one that is no monitor
     assert known["command"].split()[1:4] == ["fit", "--config", "tiny.yaml"], "as typed"
     assert len(known["data"]) == 16
