@@ -4,11 +4,17 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
-from fl_lightning.reproduce.ledger.findings import Entry, counts, ledger, summary
+from fl_lightning.reproduce.ledger.findings import Entry, counts, folder_of, ledger, summary
 from fl_lightning.reproduce.ledger.page import by_paper, page_of
+from fl_lightning.reproduce.outcome.claims import effects
+from fl_lightning.reproduce.outcome.numbers import RESULTS as FILE
+from fl_lightning.reproduce.outcome.numbers import read
+from fl_lightning.reproduce.outcome.verdict import HOLDS, OPPOSITE, decide
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
 
@@ -46,3 +52,34 @@ def test_every_paper_that_is_tried_has_a_page_with_its_figure(entries: list[Entr
         text = (RESULTS / f"{paper}.md").read_text(encoding="utf-8")
         assert f"](ledger.md#{paper})" in text
         assert f"(ledger-{paper}.png)" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", ["fedgh-slides", "fedlaw"])
+def test_labels_that_are_shuffled_within_seeds_decide_nothing(entries: list[Entry], paper: str) -> None:
+    """The check against luck: of all claims in 100 shuffles, few seem to be above half of the paper's, or below 0.
+
+    An effect of 0 is rightly smaller than half of the paper's, so that verdict does not count here.
+    """
+    own = [entry for entry in by_paper(entries)[paper] if not math.isnan(entry.best.p) and entry.claim.by is None]
+    draw, decided = np.random.default_rng(0), 0
+    for entry in own:
+        results, claim = read(folder_of(RESULTS, entry.scale, entry.experiment.id) / FILE), entry.claim
+        axes = {*claim.higher, *claim.than} - {"round"} or {str(claim.along).lstrip("-")} - {"round"}
+        for _ in range(100):
+            found = [each.values for each in effects(claim, shuffled(results, sorted(axes), draw))]
+            verdict = decide(found, [max(0.0, entry.best.paper / 2)] * len(found), None)[0]
+            decided += verdict in (HOLDS, OPPOSITE)
+    print(f"{paper}: {decided} of {100 * len(own)}")
+    assert decided <= 6 * len(own)
+
+
+def shuffled(results: pd.DataFrame, axes: list[str], draw: np.random.Generator) -> pd.DataFrame:
+    """Exchange the labels of axes among the runs of each seed."""
+    parts = []
+    for _, part in results.groupby("seed"):
+        for axis in axes:
+            labels = part[axis].dropna().unique()
+            part = part.assign(**{axis: part[axis].map(dict(zip(labels, draw.permutation(labels), strict=True)))})
+        parts.append(part)
+    return pd.concat(parts)
