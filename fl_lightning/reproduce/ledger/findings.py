@@ -89,7 +89,11 @@ def _entries(experiment: Experiment, out: Path) -> list[Entry]:
     points = pd.DataFrame([dict(cell.labels) for cell in experiment.cells])
     whole = on_paper(experiment, points.merge(pd.DataFrame({"round": experiment.rounds or [0]}), how="cross"))
     found = {
-        scale: _judged(experiment, read(folder_of(out, scale, experiment.id) / RESULTS), whole)
+        scale: _judged(
+            dataclasses.replace(experiment, scale="" if scale == FULL else scale),
+            read(folder_of(out, scale, experiment.id) / RESULTS),
+            whole,
+        )
         for scale in (FULL, *scales(experiment.config))
     }
     return [

@@ -19,7 +19,7 @@ from fl_lightning.reproduce.outcome.verdict import judge
 # A is FedAvg, and has 70 % in the paper: half of the distance from 10 % is covered at 40 %.
 ROWS = ({**A, "top1": 70.0}, {**B, "top1": 75.0})
 GATE = Gate(fedavg=A)
-PAPER = Experiment("x", "X", "", "", ROWS, "", ("top1",), (BETTER,), GATE)
+PAPER = Experiment("x", "X", "", "", ROWS, "", ("top1",), (BETTER,), GATE, scale="laptop")
 
 
 def results(a: float = 50, b: float = 50, **columns: Any) -> pd.DataFrame:
@@ -50,6 +50,10 @@ def test_what_the_accuracies_say(a: float, b: float, words: str) -> None:
         )
         == words
     )
+
+
+def test_the_papers_own_rounds_are_enough() -> None:
+    assert missed(dataclasses.replace(PAPER, scale=""), BETTER, results(39, 50, fall=0.1)) == ""
 
 
 def test_one_seed_at_chance_is_enough_and_only_the_claims_own_cells_count() -> None:
