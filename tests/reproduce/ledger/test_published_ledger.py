@@ -75,11 +75,10 @@ def test_labels_that_are_shuffled_within_seeds_decide_nothing(entries: list[Entr
 
 
 def shuffled(results: pd.DataFrame, axes: list[str], draw: np.random.Generator) -> pd.DataFrame:
-    """Exchange the labels of axes among the runs of each seed."""
+    """Exchange the labels that runs have on some axes, all axes together, among the runs of each seed."""
     parts = []
     for _, part in results.groupby("seed"):
-        for axis in axes:
-            labels = part[axis].dropna().unique()
-            part = part.assign(**{axis: part[axis].map(dict(zip(labels, draw.permutation(labels), strict=True)))})
-        parts.append(part)
+        labels, place = part[axes].drop_duplicates(), part.groupby(axes, dropna=False, sort=False).ngroup()
+        found = labels.iloc[draw.permutation(len(labels))[place]]
+        parts.append(part.assign(**{axis: found[axis].to_numpy() for axis in axes}))
     return pd.concat(parts)
