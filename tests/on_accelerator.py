@@ -245,11 +245,16 @@ class Elsewhere(Callback):
 def test_the_model_after_a_fit_is_where_the_trainer_leaves_it(module: Any) -> None:
     """The K×P updates, the flat vector and its copies are off the device; a module may come back and go again."""
     made = FederatedOrchestrator(client(), on_bad_update="raise")
+    if GPU:  # whose libraries keep what they take for a first fit
+        trainer(rounds=1, **on_device()).fit(FederatedOrchestrator(client()), datamodule=data())
     gc.collect()
     before = module.memory_allocated()
     trainer(rounds=1, **on_device()).fit(made, datamodule=data())
     gc.collect()
-    assert module.memory_allocated() - before <= 4 * 2  # the constants that normalise images stay, one channel each
+    number = 512 if GPU else 4  # bytes that one number takes: a GPU gives whole blocks
+    assert (
+        module.memory_allocated() - before <= number * 2
+    )  # the constants that normalise images stay, one channel each
     assert devices(made) == {"cpu"}
     after = made.params.clone()
     with made.at(torch.zeros_like(after)):
