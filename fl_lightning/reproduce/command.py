@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.arguments import arguments
 from fl_lightning.reproduce.experiments.choosing import with_options
 from fl_lightning.reproduce.experiments.papers import find
@@ -23,7 +24,9 @@ def command(args: Sequence[str]) -> int:
         return write_ledger(runs.out, asked.ledger)
     found = [each for name in asked.id for each in find(name)]
     if asked.scale:
-        found = [at_scale(asked.scale, each) for each in found]
+        scaled = [at_scale(asked.scale, each) for each in found]
+        if not (found := [each for each in scaled if each.cells]):
+            raise ConfigurationError(f"the scale {asked.scale} keeps no cell of {' '.join(asked.id)}: leave out --scale")
     chosen = [replace(each, cells=tuple(with_options(each.cells, runs.options))) for each in found]
     shorter = "" if asked.scale else "--scale laptop"
     return until_decided(chosen, runs, asked.most_seeds, shorter) if asked.until_decided else run(chosen, runs, shorter)

@@ -24,7 +24,8 @@ def grid(path: str | Path) -> list[Cell]:
             base.
     """
     *below, own = [_grids(file, content) for file, content in layers(path)]
-    known = {axis: values for grids in below for axes in grids for axis, values in axes.items()}
+    lists = (axes.items() for grids in below for axes in grids)
+    known = {axis: values for axes in lists for axis, values in axes if isinstance(values, Mapping)}
     return [cell for axes in own for cell in _points(path, known, axes)]
 
 
@@ -47,7 +48,7 @@ def _points(path: str | Path, known: Mapping[str, Any], axes: Mapping[str, Any])
 def _labelled(path: str | Path, axis: str, values: Any, known: Any) -> Mapping[Any, Any]:
     if isinstance(values, Mapping) and all(isinstance(changes, Mapping | None) for changes in values.values()):
         return values
-    known = known if isinstance(known, Mapping) else {}
+    known = known or {}
     if not isinstance(values, list) or not all(label in list(known) for label in values):
         raise ConfigurationError(
             f"{path}: grid.{axis} must map labels to options ({{5: {{data.num_clients: 5}}}}), or list labels of its "

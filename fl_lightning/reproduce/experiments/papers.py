@@ -15,7 +15,7 @@ from typing import Any
 from fl_lightning.errors import ConfigurationError, most_similar
 from fl_lightning.fit.configs import CONFIGS, PAPER, layers_of
 from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate, Plot
-from fl_lightning.reproduce.experiments.grid import grid, option
+from fl_lightning.reproduce.experiments.grid import grid, option, option_name
 from fl_lightning.runs.catalogue import in_papers
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
@@ -78,9 +78,11 @@ def _figure(
     **plot: Any,
 ) -> Experiment:
     """Make a figure that shows cells of another experiment: those with some labels, all with some more options."""
-    more = tuple(option(name, value) for name, value in (options or {}).items())
+    more = [option(name, value) for name, value in (options or {}).items()]
+    # trainer.callbacks.epochs of a scale means the last callback, which is the cell's rule.
+    first = tuple(each for each in more if option_name(each) == "trainer.callbacks")
     chosen = tuple(
-        Cell(cell.labels, cell.options + more)
+        Cell(cell.labels, (*first, *cell.options, *(each for each in more if each not in first)))
         for cell in whole.cells
         if all(cell.labels.get(axis) in labels for axis, labels in (cells or {}).items())
     )
