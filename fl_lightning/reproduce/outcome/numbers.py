@@ -20,6 +20,7 @@ from fl_lightning.runs.catalogue import is_item, measured
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
+MINUS = " - "  # between the two metrics of a measure that is their difference
 # Name of an experiment's results file, and of its column with the settings that were changed, if any were.
 RESULTS, CHANGED = "results.csv", "changed"
 
@@ -118,7 +119,11 @@ def measure(experiment: Experiment, metrics: pd.DataFrame, name: str, round: int
     """Compute a metric's mean over the experiment's ``last`` rounds up to ``round``; nan if the metric was not logged.
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
+    ``train_top1 - top1`` is the difference of two metrics.
     """
+    if MINUS in name:
+        more, less = (measure(experiment, metrics, each, round) for each in name.split(MINUS))
+        return more - less
     metric, factor = measured(name)
     if metric not in metrics:
         return math.nan
@@ -158,6 +163,9 @@ def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> floa
 
     A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
     """
+    if MINUS in name:
+        more, less = (printed(experiment, point, each) for each in name.split(MINUS))
+        return more - less
     for row in experiment.rows:
         named = [axis for axis in point if axis in row and not pd.isna(point[axis])]
         if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in named):

@@ -19,6 +19,7 @@ from fl_lightning.report import elements
 from fl_lightning.report.statistics import label
 from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
+from fl_lightning.reproduce.outcome.numbers import MINUS
 from fl_lightning.reproduce.outcome.verdict import MOST_SEEDS, Finding
 from fl_lightning.runs.catalogue import measured
 
@@ -64,7 +65,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     for _, group in compared.groupby(keys, sort=False, dropna=False):
         row = [label(group.iloc[0][name]) for name in labels] + [str(int(group["seeds"].max()))]
         for name, one in zip(measures, group.to_dict("records"), strict=True):
-            digits = DIGITS[measured(name)[1]]
+            digits = DIGITS[measured(name.split(MINUS)[0])[1]]
             row.append(with_interval(one["mean"], one["half_width"], digits))
             row += [number(one["paper"], digits), number(one["difference"], digits, "+")] if name in printed else []
         rows.append(row)
@@ -101,7 +102,7 @@ def told(claim: Claim, found: Finding) -> list[str]:
     of = f" ({found.compared})" if found.compared else ""
     why = f": {found.why}" if found.why else ""
     within = "" if math.isnan(found.half_width) else f" ± {found.half_width:.2g}"
-    unit = "points" if measured(claim.measure)[1] == 100 else claim.measure
+    unit = "points" if measured(claim.measure.split(MINUS)[0])[1] == 100 else claim.measure
     return [
         f"{found.verdict}{'*' * found.starred}{of}{why}",
         "–" if math.isnan(found.effect) else f"{found.effect:+.3g}{within}",

@@ -40,6 +40,14 @@ def test_a_measure_is_the_mean_of_the_last_rounds() -> None:
     assert math.isnan(measure(experiment(), metrics, "gamma_learned", 40))
 
 
+def test_a_measure_may_be_the_difference_of_two() -> None:
+    """The gap between 90 % in training and 80 % in testing: 10 points; no gap where one of them is not logged."""
+    metrics = pd.DataFrame({"global_train/top1": [0.9], "val/top1": [0.8]}, index=[1])
+    assert measure(experiment(), metrics, "train_top1 - top1", 1) == pytest.approx(10)
+    assert math.isnan(measure(experiment(), metrics, "train_top1 - gamma_learned", 1))
+    assert printed(experiment(), {"method": "B"}, "top1 - top1") == 0
+
+
 def test_gamma_is_the_mean_around_the_middle() -> None:
     """Of 200 rounds, 90 to 110: here γ is 1 in these and 0 elsewhere; of 20, rounds 1 to 20."""
     gamma = [float(90 <= round <= 110) for round in range(1, 201)]
