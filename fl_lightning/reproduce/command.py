@@ -26,7 +26,7 @@ def command(args: Sequence[str]) -> int:
     if asked.scale:
         scaled = [at_scale(asked.scale, each) for each in found]
         if not (found := [each for each in scaled if each.cells]):
-            raise ConfigurationError(f"the scale {asked.scale} keeps no cell of {' '.join(asked.id)}: leave out --scale")
+            raise ConfigurationError(f"scale {asked.scale} keeps no cell of {' '.join(asked.id)}: leave out --scale")
     chosen = [replace(each, cells=tuple(with_options(each.cells, runs.options))) for each in found]
     shorter = "" if asked.scale else "--scale laptop"
     return until_decided(chosen, runs, asked.most_seeds, shorter) if asked.until_decided else run(chosen, runs, shorter)
