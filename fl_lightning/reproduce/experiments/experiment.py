@@ -37,16 +37,18 @@ class Claim:
             claim is that the difference is above 0.
         by: a margin; the claim is then that the two sides are equal within the margin.
         stated: the effect that the paper states in words, where its tables do not print both sides.
+        number: a number to compare with, in place of the cells of ``than``.
     """
 
     text: str
     higher: Mapping[str, Any]
-    than: Mapping[str, Any]
+    than: Mapping[str, Any] = field(default_factory=dict)
     measure: str = "top1"
     at: Mapping[str, Any] = field(default_factory=dict)
     along: str | None = None
     by: float | None = None
     stated: float = math.nan
+    number: float | None = None
 
 
 @dataclass(frozen=True)

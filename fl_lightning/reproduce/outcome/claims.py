@@ -60,7 +60,11 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
     axes = [name for name in axes_of(results) if name not in {*claim.higher, *claim.than}]
     found = []
     for higher, than in itertools.product(_each(claim.higher), _each(claim.than)):
-        sides = [_by_cell(rows, labels, axes, claim.measure) for labels in (higher, than)]
+        sides = [_by_cell(rows, higher, axes, claim.measure)]
+        if claim.number is None:
+            sides.append(_by_cell(rows, than, axes, claim.measure))
+        else:
+            sides.append({cell: dict.fromkeys(seeds, claim.number) for cell, seeds in sides[0].items()})
         shared = {cell: sides[0][cell].keys() & sides[1][cell].keys() for cell in sides[0] if cell in sides[1]}
         cells = [cell for cell, seeds in shared.items() if seeds]
         seeds = set().union(*(shared[cell] for cell in cells))
@@ -100,7 +104,7 @@ def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
 
 def shown(one: Effects) -> str:
     """Name the two sides of a comparison, such as "FedAvg+GH against FedAvg"."""
-    return " against ".join(named(side, list(side)) for side in (one.higher, one.than))
+    return " against ".join(named(side, list(side)) for side in (one.higher, one.than) if side)
 
 
 def _each(labels: Labels) -> list[Labels]:

@@ -84,7 +84,8 @@ def missed(experiment: Experiment, claim: Claim, results: pd.DataFrame) -> str:
         results: table of our runs, not empty.
     """
     gate, rows, axes = experiment.gate, _rows(experiment, results), axes_of(results)
-    labels = [{axis: label for axis, label in each.items() if axis != "round"} for each in (claim.higher, claim.than)]
+    compared = (claim.higher, claim.than or claim.higher)  # a claim about a number has one side
+    labels = [{axis: label for axis, label in each.items() if axis != "round"} for each in compared]
     at = {axis: label for axis, label in claim.at.items() if axis != "round"}
     sides = [[row for row in rows if has(row, at) and has(row, side)] for side in labels]
     fedavg = [row for row in rows if has(row, gate.fedavg) and _beside(row, (at, *labels), gate.fedavg)]

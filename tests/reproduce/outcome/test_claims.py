@@ -53,6 +53,11 @@ class TestCells:
         results = runs({(None, "A"): [0] * 3, (0.1, "B"): [1] * 3, (10, "B"): [3] * 3}, *self.LABELS)
         assert values(Claim("", {**B, "alpha": 0.1}, A), results) == [1, 1, 1]
 
+    def test_a_number_stands_for_the_other_side(self) -> None:
+        """B has 1 and 3 at two alphas, 2 on average: 0.5 above 1.5 in each seed."""
+        (one,) = effects(Claim("", B, number=1.5), gains({1: 1.0, 2: 3.0}, "alpha"))
+        assert (one.values.tolist(), shown(one)) == ([0.5, 0.5, 0.5], "B")
+
     def test_a_claim_that_leaves_the_cell_open_is_an_error(self) -> None:
         results = runs({(1, "A"): [0] * 3, (2, "A"): [0] * 3, (2, "B"): [1] * 3}, *self.LABELS)
         with pytest.raises(ValueError, match="one cell for each comparison"):
