@@ -47,22 +47,6 @@ def test_gains_compare_within_cell_and_seed(why: ModuleType, tmp_path: Path, mon
     assert {path.name for path in tmp_path.glob("why-*")} == {"why-fedgh.csv", "why-fedgh.png"}
 
 
-def test_gammas(why: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    fixed = [{"model": "A", "gamma": gamma, "top1": top1, "seed": seed} for gamma, top1, seed in
-             [(1.0, 50, 1), (0.9, 45, 1), (1.0, 60, 2), (0.9, 51, 2)]]  # fmt: skip
-    write("fedlaw/table-1", fixed, {})
-    learned = [{"method": method, "top1": top1} for method, top1 in
-               [("FedAvg", 50), ("AdaptiveGWS", 50), ("AdaptiveGWS", 15), ("AdaptiveGWS", 60)]]  # fmt: skip
-    write("fedlaw/table-10", learned, {"fedlaw/gamma": [0.0, 0.5]})
-    panels = why.fedlaw(Path("all")).panels
-    assert panels["a fixed gamma"].lines[0].points["mean"].to_dict() == {0.9: -7.0, 1.0: 0.0}
-    found = {line.method: line.points["mean"].tolist() for line in panels["a learned gamma"].lines}
-    assert found == {"runs that learn (2)": [2.0, 2.5], "at chance (1)": [2.0, 2.5]}, (
-        "1 and 3, and 2 more than at first"
-    )
-
-
 def test_rises_of_the_loss(why: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss is 1 + distance², on a grid of 3 by 3; the corners are farther away than the grid reaches."""
     monkeypatch.chdir(tmp_path)

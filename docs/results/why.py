@@ -6,12 +6,10 @@ reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the 
 ``why-<paper>.png`` and ``.csv`` for each paper that has the runs. A picture shows:
 
 - FedGH: what GH adds to each baseline in each cell, over the share of the baseline's pairs of updates that conflict.
-- FedLAW: what a fixed gamma adds to accuracy, over gamma; and the gamma that adaptive shrinking learns, by round, in
-  runs that learn and in runs at chance.
 - FedMGC: the share of pairs of averaged updates that conflict, and the accuracy, by round.
 - FedGAM: by how much the training loss rises around the final model, by distance.
 
-FedLAW's Table 11 is written, too (``fedlaw-table-11.csv``): the correlations of attentive weights, for each seed.
+FedLAW has a table in place of a picture (``fedlaw-table-11.csv``): correlations of attentive weights, for each seed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ from fl_lightning.reproduce.jobs import EXPERIMENT
 from fl_lightning.runs.reader import Run
 
 KEYS = ["round", "seed"]
-CHANCE = 15.0  # top-1 of ten classes, in per cent, up to which a run is called at chance
 VALUES = {"top1", "top3", "map50", "seconds", "folder"}
 
 
@@ -82,26 +79,6 @@ def fedgh(folder: Path) -> Plot:
         Axis("what GH adds to top-1 (points)"),
         {name: pd.DataFrame(each, columns=["x", "y", "name"]) for name, each in found.items() if each},
     )
-
-
-def fedlaw(folder: Path) -> Plot:
-    """Plot what a fixed gamma adds, by network; and Table 10's learned gamma, in runs that learn and in the others."""
-    fixed, learned = last_rounds(folder / "fedlaw/table-1"), last_rounds(folder / "fedlaw/table-10")
-    panels = {}
-    if len(fixed):
-        table = fixed.pivot_table(index="gamma", columns=["model", "seed"], values="top1")  # means over alpha
-        added = table - table.loc[1.0]
-        lines = [Line(name, band(added[name])) for name in fixed["model"].unique()]
-        panels["a fixed gamma"] = Lines(Axis("gamma"), Axis("added to top-1 (points)"), lines)
-    if len(learned):
-        own = learned[learned["method"] == "AdaptiveGWS"]
-        lines = []
-        for name, fine in (("runs that learn", own["top1"] > CHANCE), ("at chance", own["top1"] <= CHANCE)):
-            if fine.any():
-                tables = [run_of(row).metrics["fedlaw/gamma"] for row in records(own[fine])]
-                lines.append(Line(f"{name} ({len(tables)})", band(pd.DataFrame(dict(enumerate(tables))))))
-        panels["a learned gamma"] = Lines(Axis("round"), Axis("gamma"), lines)
-    return Panels(panels, shared=False, columns=2)
 
 
 def weight_correlations(folder: Path) -> pd.DataFrame:
@@ -160,7 +137,6 @@ def fedgam(folder: Path) -> Plot:
 
 PLOTS: Mapping[str, tuple[str, Callable[[Path], Plot]]] = {
     "fedgh": ("fedgh-*/*", fedgh),
-    "fedlaw": ("fedlaw/table-1", fedlaw),
     "fedmgc": ("fedmgc/fig-1", fedmgc),
     "fedgam": ("fedgam/fig-4", fedgam),
 }
