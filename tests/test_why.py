@@ -25,8 +25,12 @@ def why() -> ModuleType:
 def write(id: str, rows: Sequence[Mapping[str, object]], metrics: Mapping[str, Sequence[float]]) -> list[Path]:
     """Write an experiment's results, with a run folder for each row; return the run folders."""
     Path("all", id).mkdir(parents=True)
-    named = [{"round": 2, "seed": 1, "seconds": 1.0, "folder": f"runs/{id}/{n}", **row} for n, row in enumerate(rows)]
-    pd.DataFrame(named).to_csv(Path("all", id, "results.csv"), index=False)
+    named = [
+        {**row, "seed": row.get("seed", 1), "gate/fall": n, "folder": f"runs/{id}/{n}"} for n, row in enumerate(rows)
+    ]
+    table = pd.DataFrame(named)
+    table.insert(len(rows[0]) - 1, "round", 2)  # before top1, as reproduce writes it
+    table.to_csv(Path("all", id, "results.csv"), index=False)
     folders = [Path(str(row["folder"]), "run", "version_0") for row in named]
     for number, folder in enumerate(folders):
         folder.mkdir(parents=True)

@@ -26,10 +26,10 @@ from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.plots import Axis, Dots, Line, Lines, Panels, Plot
 from fl_lightning.report.statistics import band
 from fl_lightning.reproduce.jobs import EXPERIMENT
+from fl_lightning.reproduce.outcome.numbers import axes_of
 from fl_lightning.runs.reader import Run
 
 KEYS = ["round", "seed"]
-VALUES = {"top1", "top3", "map50", "seconds", "folder"}
 
 
 def last_rounds(folder: Path) -> pd.DataFrame:
@@ -57,7 +57,7 @@ def by_round(rows: pd.DataFrame, metric: str, factor: float = 1.0) -> pd.DataFra
 
 def gains(results: pd.DataFrame) -> Iterator[tuple[float, float, str]]:
     """Yield the baseline's share of conflicting pairs, what GH adds in points, and the cell's name."""
-    labels = [str(name) for name in results if name not in {*VALUES, *KEYS, "method"}]
+    labels = [name for name in axes_of(results) if name not in {"round", "method"}]
     for row in records(results[results["method"].str.endswith("+GH")]):
         cell = {**{name: row[name] for name in [*labels, "seed"]}, "method": row["method"].removesuffix("+GH")}
         for baseline in records(results):
