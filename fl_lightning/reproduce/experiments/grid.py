@@ -24,8 +24,8 @@ def grid(path: str | Path) -> list[Cell]:
             base.
     """
     *below, own = [_grids(file, content) for file, content in layers(path)]
-    lists = (axes.items() for grids in below for axes in grids)
-    known = {axis: values for axes in lists for axis, values in axes if isinstance(values, Mapping)}
+    items = (item for grids in below for axes in grids for item in axes.items())
+    known = {axis: values for axis, values in items if isinstance(values, Mapping)}
     return [cell for axes in own for cell in _points(path, known, axes)]
 
 
