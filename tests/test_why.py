@@ -60,27 +60,3 @@ def test_rises_of_the_loss(why: ModuleType, tmp_path: Path, monkeypatch: pytest.
         np.savez(folder / "arrays" / "surface_2.npz", steps=steps, loss=1 + steps[:, None] ** 2 + steps**2)
     (line,) = why.fedgam(Path("all")).lines
     assert line.points["mean"].to_dict() == {0.0: 0.0, 1.0: 1.0}
-
-
-def test_correlations_of_weights(why: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three clients whose variances are 1/4, 1/16 and 1/100; a fourth has no data."""
-    monkeypatch.chdir(tmp_path)
-    weights = {f"fedlaw/weight/{client}": [weight, weight] for client, weight in enumerate((1.0, 3.0, 2.0, 7.0))}
-    rows = [{"local_epochs": epochs, "top1": 50} for epochs in (1, 5)]
-    for folder in write("fedlaw/table-11", rows, weights):
-        counts = np.array([[4, 0], [3, 1], [12, 8], [0, 0]])
-        (folder / "arrays").mkdir()
-        np.savez(folder / "arrays" / "partition.npz", sizes=counts.sum(1), counts=counts)
-    found = why.weight_correlations(Path("all"))
-    assert found.index.tolist() == [(1, "1"), (1, "1&5"), (1, "5")]
-    summed = [2, 6, 4]
-    for factor, values in (
-        ("data size", [4, 4, 20]),
-        ("heterogeneity degree", [4, 16, 100]),
-        ("product", [16, 64, 2e3]),
-    ):
-        assert found[factor][1, "1"] == pytest.approx(np.corrcoef(summed, values)[0, 1])
-        both = np.corrcoef([*summed, 4, 8, 6], values * 2)[0, 1]  # the second run's weights are larger by 1 a round
-        assert found[factor][1, "1&5"] == pytest.approx(both)
-    why.main("all", ".")
-    assert len(pd.read_csv("fedlaw-table-11.csv")) == 3

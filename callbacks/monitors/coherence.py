@@ -1,5 +1,8 @@
 """CoherenceMonitor: whether the clients of a cohort strengthen each other, and whether they represent all clients."""
 
+import math
+
+import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
@@ -57,7 +60,12 @@ class CoherenceMonitor(Monitor):
     - ``cohort/share/<class>``: D_cohort, which sums to 1 (Fig. 7); logged to the loggers alone, since there may be many
       classes.
 
-    The last two need a data module whose ``class_counts()`` returns counts, not None.
+    - ``coherence/balanced``, ``coherence/imbalanced``: mean cosine of the updates within each half of the cohort, the
+      half whose class shares vary less and the half whose vary more (Fig. 5); not logged for fewer than four clients.
+    - ``weights/size``, ``weights/balance``: Pearson's correlation, over the clients that have data, of the sum of λ_k
+      over the rounds so far with n_k, and with 1 / Var(D_k) (Table 11); not logged where a factor does not vary.
+
+    All but the first need a data module whose ``class_counts()`` returns counts, not None.
     """
 
     metrics = (
@@ -82,6 +90,34 @@ class CoherenceMonitor(Monitor):
             percent=True,
             panel="classes in the cohort",
         ),
+        Metric(
+            "coherence/balanced",
+            "Coherence of balanced clients",
+            "Mean cosine of the updates of the half of the cohort whose classes are the more balanced.",
+            formula="Half with the smaller Var(D_k) (FedLAW, Fig. 5).",
+            panel="coherence by balance",
+        ),
+        Metric(
+            "coherence/imbalanced",
+            "Coherence of imbalanced clients",
+            "Mean cosine of the updates of the half of the cohort whose classes are the less balanced.",
+            formula="Half with the larger Var(D_k) (FedLAW, Fig. 5).",
+            panel="coherence by balance",
+        ),
+        Metric(
+            "weights/size",
+            "Correlation of weights and data sizes",
+            "1 if a client's weight, summed over the rounds, grows in proportion to its examples.",
+            formula="Pearson's correlation over the clients of Σ_t λ_k with n_k (FedLAW, Table 11).",
+            panel="what the weights follow",
+        ),
+        Metric(
+            "weights/balance",
+            "Correlation of weights and balance",
+            "Positive if clients with balanced classes have the larger weights, summed over the rounds.",
+            formula="Pearson's correlation over the clients of Σ_t λ_k with 1 / Var(D_k) (FedLAW, Table 11).",
+            panel="what the weights follow",
+        ),
     )
 
     @override
@@ -94,8 +130,23 @@ class CoherenceMonitor(Monitor):
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
         if len(cohort.clients) > 1:
             orchestrator.log_round("coherence/local", local_coherence(cohort.gram, cohort.weights))
-        if self._counts is not None:
-            mix = cohort.weights @ class_shares(self._counts[list(cohort.clients)])
-            similarity = float(F.cosine_similarity(mix, self._counts.sum(0).double(), dim=0).clamp(max=1))
-            orchestrator.log_round("coherence/heterogeneity", similarity)
-            log_each(orchestrator, "cohort/share", range(len(mix)), (mix / mix.sum()).tolist())
+        if self._counts is None:
+            return
+        clients, shares = list(cohort.clients), class_shares(self._counts)
+        mix = cohort.weights @ shares[clients]
+        similarity = float(F.cosine_similarity(mix, self._counts.sum(0).double(), dim=0).clamp(max=1))
+        orchestrator.log_round("coherence/heterogeneity", similarity)
+        log_each(orchestrator, "cohort/share", range(len(mix)), (mix / mix.sum()).tolist())
+        variance = shares.var(1, correction=0)
+        if (half := len(clients) // 2) > 1:
+            alike, order = cosines(cohort.gram), variance[clients].argsort(stable=True)
+            for name, part in (("balanced", order[:half]), ("imbalanced", order[-half:])):
+                orchestrator.log_round(f"coherence/{name}", float(pairs(alike[part][:, part]).mean()))
+        weights = self.state.get("weights", torch.zeros_like(variance)).clone()
+        weights[clients] += cohort.weights
+        self.state["weights"] = weights
+        sizes = self._counts.sum(1).double()
+        for name, factor in (("size", sizes), ("balance", 1 / variance)):
+            both = torch.stack([weights, factor])[:, sizes > 0]
+            if math.isfinite(value := float(torch.corrcoef(both)[0, 1])):
+                orchestrator.log_round(f"weights/{name}", value)

@@ -9,13 +9,17 @@ from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenval
 from fl_lightning.errors import check_at_least
 from fl_lightning.runs.catalogue import Metric
 
+NEAR, SCALE = 0.01, 0.9  # of the measures that stand for FedLAW's Fig. 4
+
 
 class HessianMonitor(Monitor):
     """Logs the largest eigenvalues of the Hessian of the global model's training loss (Li et al., 2023, Fig. 10).
 
     ``hessian/eigenvalue_1``, … are the eigenvalues of largest magnitude, with their signs; ``hessian/ratio_1_5`` is the
     first divided by the fifth. Both measure sharpness: small is flat. ``parameters/norm`` is the Euclidean norm of the
-    model's trainable parameters, the figure's third measure. The paper (FedLAW) does not say which data it uses. Here
+    model's trainable parameters, the figure's third measure. Two measures stand for the paper's Fig. 4:
+    ``parameters/near_zero`` is the share of the parameters between -0.01 and 0.01, and ``parameters/loss_rescaled`` by
+    how much the loss rises if all are multiplied by 0.9. The paper (FedLAW) does not say which data it uses. Here
     the loss is that of the module's ``training_step`` for the new global model in evaluation mode (dropout off,
     BatchNorm with its running statistics), without autocast, over a sample of all clients' training examples that is
     the same in every round: see :func:`fl_lightning.callbacks.monitors.curvature.training_loss`. One measurement takes
@@ -57,6 +61,19 @@ class HessianMonitor(Monitor):
             "Euclidean norm of the global model's trainable parameters.",
             panel="norm of the parameters",
         ),
+        Metric(
+            "parameters/near_zero",
+            "Parameters near zero",
+            f"Share of the global model's trainable parameters between −{NEAR} and {NEAR} (FedLAW, Fig. 4).",
+            percent=True,
+            panel="parameters near zero",
+        ),
+        Metric(
+            "parameters/loss_rescaled",
+            "Rise of the loss if rescaled",
+            f"By how much the training loss rises if all parameters are multiplied by {SCALE} (FedLAW, Fig. 4).",
+            panel="rise of the loss if rescaled",
+        ),
     )
 
     streams = True
@@ -77,6 +94,9 @@ class HessianMonitor(Monitor):
         start = torch.randn(len(params), generator=draw, dtype=params.dtype).to(params)
         with training_loss(orchestrator, self.examples) as loss:
             values = top_eigenvalues(loss.hessian_product, start, self.count).tolist()
+            rise = loss.at(SCALE * params) - loss.at(params)
+        orchestrator.log_round("parameters/near_zero", float((params.abs() < NEAR).double().mean()))
+        orchestrator.log_round("parameters/loss_rescaled", rise)
         orchestrator.log_round("parameters/norm", float(torch.linalg.vector_norm(params, dtype=torch.float64)))
         for number, value in enumerate(values, 1):
             orchestrator.log_round(f"hessian/eigenvalue_{number}", value)

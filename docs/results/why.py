@@ -8,8 +8,6 @@ reads the results and runs of ``fl-lightning reproduce --scale laptop``, in the 
 - FedGH: what GH adds to each baseline in each cell, over the share of the baseline's pairs of updates that conflict.
 - FedMGC: the share of pairs of averaged updates that conflict, and the accuracy, by round.
 - FedGAM: by how much the training loss rises around the final model, by distance.
-
-FedLAW has a table in place of a picture (``fedlaw-table-11.csv``): correlations of attentive weights, for each seed.
 """
 
 from __future__ import annotations
@@ -81,30 +79,6 @@ def fedgh(folder: Path) -> Plot:
     )
 
 
-def weight_correlations(folder: Path) -> pd.DataFrame:
-    """Correlate clients' attentive weights, summed over the rounds, with the factors of FedLAW's Table 11.
-
-    The degree of heterogeneity is the reciprocal of the variance of a client's class distribution. For "1&5" local
-    epochs the clients of both runs of a seed are taken together. Clients without data are left out.
-
-    Returns:
-        A column for each factor: Pearson's correlation, by seed and local epochs.
-    """
-    clients = []
-    for row in records(last_rounds(folder / "fedlaw/table-11")):
-        counts = pd.DataFrame(run_of(row).partition()["counts"])
-        counts = counts[counts.sum(axis=1) > 0]
-        weights = {client: run_of(row).metrics[f"fedlaw/weight/{client}"].sum() for client in counts.index}
-        table = pd.DataFrame({"weight": weights, "data size": counts.sum(axis=1)})
-        table["heterogeneity degree"] = 1 / counts.div(table["data size"], axis=0).var(axis=1, ddof=0)
-        table["product"] = table["data size"] * table["heterogeneity degree"]
-        labels = {"seed": row["seed"], "local_epochs": str(row["local_epochs"])}
-        clients += [table.assign(**labels), table.assign(**labels | {"local_epochs": "1&5"})]
-    by_run = pd.concat(clients).set_index(["seed", "local_epochs"]).groupby(level=[0, 1])
-    found = {key: table.corr()["weight"] for key, table in by_run}
-    return pd.DataFrame(found).T.drop(columns="weight").rename_axis(["seed", "local_epochs"])
-
-
 def fedmgc(folder: Path) -> Plot:
     """Plot the conflict of the averaged updates, and accuracy, with and without each part."""
     results = last_rounds(folder / "fedmgc/fig-1")
@@ -148,9 +122,6 @@ def main(folder: str, out: str) -> None:
         if list(Path(folder).glob(f"{needed}/results.csv")):
             save(plot(Path(folder)), Path(out), f"why-{name}", kinds=("png",))
             print(f"{out}/why-{name}.png")
-    if Path(folder, "fedlaw/table-11/results.csv").is_file():
-        weight_correlations(Path(folder)).to_csv(Path(out, "fedlaw-table-11.csv"), float_format="%.3f")
-        print(f"{out}/fedlaw-table-11.csv")
 
 
 if __name__ == "__main__":

@@ -64,6 +64,41 @@ def test_a_cohort_by_its_weights(rules: Any, pairs: Any, heterogeneity: float, s
     assert {name: server.logged[name] for name in expected} == pytest.approx(expected)
 
 
+class Balanced(GivenData):
+    """Clients of two classes whose shares have the variances 1/16, 1/16, 1/4 and 1/4; the last client has no data."""
+
+    def class_counts(self) -> Tensor:
+        return torch.tensor([[3, 1], [2, 6], [4, 0], [0, 2], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("cohorts", "size", "balance"),
+    [([[0, 1, 2, 3]], 1.0, 3 / 19**0.5), ([[0, 2], [2, 3]], -10 / 494**0.5, -3 / 26**0.5)],
+)
+def test_halves_by_balance_and_what_the_weights_follow(cohorts: Any, size: float, balance: float) -> None:
+    """Clients 0 and 1 have the cosine -1/√2, 2 and 3 the cosine 1; 1 / Var is (16, 16, 4, 4), n = (4, 8, 4, 2).
+
+    n less its mean is (-1/2, 7/2, -1/2, -5/2), of norm √19, and 3 its product with (1, 1, -1, -1) / 2. In two rounds
+    the weights sum to (1/2, 0, 7/6, 1/3), less their mean (0, -1/2, 2/3, -1/6), of norm √26 / 6. Their products are
+    -1/2 · 7/2 - 2/3 · 1/2 + 1/6 · 5/2 = -5/3 and -1/2; √26 √19 = √494.
+    """
+    updates = torch.tensor([[2.0, 0.0], [-1.0, 1.0], [-1.0, -2.0], [-2.0, -4.0], [0.0, 0.0]]).double()
+    settings: dict[str, Any] = {"samples": [4, 8, 4, 2, 0], "data": Balanced}
+    server, _ = serve(updates, CoherenceMonitor(), cohorts=cohorts, rounds=len(cohorts), **settings)
+    expected = {"weights/size": size, "weights/balance": balance}
+    if len(cohorts) == 1:
+        expected |= {"coherence/balanced": -(0.5**0.5), "coherence/imbalanced": 1.0}
+    names = ("weights/", "coherence/balanced", "coherence/imbalanced")
+    assert {name: value for name, value in server.logged.items() if name.startswith(names)} == pytest.approx(expected)
+
+
+def test_no_correlation_with_what_does_not_vary() -> None:
+    """Clients 1, 2 and 3 have 3, 3 and 6 examples; the last one's classes are equally many, of variance 0."""
+    server, _ = serve(ALL, CoherenceMonitor(), samples=[0, 1, 1, 2], data=Classes)
+    assert server.logged["weights/size"] == pytest.approx(1.0)
+    assert "weights/balance" not in server.logged
+
+
 def test_one_client_may_stand_for_all() -> None:
     """It has no pair. If it is client 2, of the second class alone: the cosine of (0, 1) and (1, 1)."""
     server, _ = serve(ALL, CoherenceMonitor(), cohorts=[[2]], data=Classes)
