@@ -1,4 +1,4 @@
-"""The algorithms, one file each: server/ and client/ change a round, attacks/ harm one, monitors/ only measure."""
+"""The algorithms, one file each: server/, client/ and personal/ change a round, attacks/ harm it, monitors/ measure."""
 
 if __name__ != "fl_lightning.callbacks":
     raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")
@@ -39,6 +39,14 @@ from fl_lightning.callbacks.client.fedsmoo import FedSMOO as FedSMOO
 from fl_lightning.callbacks.client.focal import FocalLoss as FocalLoss
 from fl_lightning.callbacks.client.moon import MOON as MOON
 from fl_lightning.callbacks.client.scaffold import Scaffold as Scaffold
+from fl_lightning.callbacks.personal.apfl import APFL as APFL
+from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
+from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
+from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
+from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
+from fl_lightning.callbacks.personal.local_part import LocalPart as LocalPart
+from fl_lightning.callbacks.personal.perfedavg import PerFedAvg as PerFedAvg
+from fl_lightning.callbacks.personal.pfedme import PFedMe as PFedMe
 from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack

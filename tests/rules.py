@@ -17,16 +17,20 @@ from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import (
+    APFL,
     MOON,
     CAGrad,
     CentredClipping,
     CoordinateMedian,
+    Ditto,
     DominantGradientCorrection,
     FedAdagrad,
     FedAdam,
     FedAvg,
     FedAvgM,
+    FedBABU,
     FedBE,
+    FedBN,
     FedDecorr,
     FedDF,
     FedDyn,
@@ -45,8 +49,11 @@ from fl_lightning.callbacks import (
     GlobalWeightShrinking,
     GradientHarmonization,
     Krum,
+    LocalPart,
     NormClipping,
     PCGrad,
+    PerFedAvg,
+    PFedMe,
     Scaffold,
     ServerFT,
     ShamCorrection,
@@ -114,6 +121,22 @@ CLIENT_RULES: dict[str, Make] = {
     "FedGAM, paper": lambda: FedGAM("paper"),
     "FedGAMCV": FedGAMCV,
 }
+
+
+def personal_rules(head: str) -> dict[str, Make]:
+    """The rules that give clients models of their own, given the name of the module's last layer."""
+    return {
+        "LocalPart": lambda: LocalPart([head]),
+        "FedBN": FedBN,
+        "FedBABU": lambda: FedBABU([head]),
+        "Ditto": lambda: Ditto(0.5),
+        "APFL": APFL,
+        "PFedMe": lambda: PFedMe(5.0, 0.05, 2),
+        "PerFedAvg": lambda: PerFedAvg(0.1),
+    }
+
+
+PERSONAL = personal_rules("net.1")
 # They average uniformly by definition, or settle where gradients are taken.
 UNIFORM = {"Scaffold", "FedDyn", "FedDyn, by size", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}
 ELSEWHERE = {"FedSAM", "ASAM", "FedSMOO", "FedGAM", "FedGAM, paper", "FedGAMCV"}

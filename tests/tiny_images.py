@@ -11,7 +11,7 @@ import yaml
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
-from rules import CLIENT_RULES, SERVER_RULES, Make
+from rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
 from torch import Tensor, nn
 from toy import trainer
 
@@ -42,7 +42,8 @@ OTHERS: dict[str, Callable[[], Callback]] = {
     "SignFlip": lambda: SignFlip(2),
     "EMAWeightAveraging": lambda: EMAWeightAveraging(decay=0.8),
 }
-CALLBACKS: dict[str, Callable[[], Callback]] = {**SERVER_RULES, **CLIENT_RULES, **MONITORS, **OTHERS}
+RULES = {**SERVER_RULES, **CLIENT_RULES, **personal_rules("network.6")}
+CALLBACKS: dict[str, Callable[[], Callback]] = {**RULES, **MONITORS, **OTHERS}
 
 
 def images(size: int, seed: int) -> tuple[Tensor, Tensor]:

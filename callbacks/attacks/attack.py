@@ -66,20 +66,18 @@ class _Attack(FederatedCallback, ABC):
 class LocalAttack(_Attack):
     """Base of attacks in which each attacker knows its own update alone. A subclass defines :meth:`forge`.
 
-    Attackers forge their updates on the client, so that every server rule receives forged updates. List the attack
-    after the other client rules, so that the attack changes the update that these rules have made.
+    Attackers forge their updates on the client, so that every server rule receives forged updates. An attack changes
+    the update that the rules before it in the list have made; the attacker's own model stays what it has learned.
     """
-
-    stacks = True
 
     @abstractmethod
     def forge(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
         """Return the (P,) update that an attacker sends, given the update (P,) that it has learned."""
 
     @override
-    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        if run.client in self.attackers(orchestrator, run.sizes):
-            run.params.copy_(run.anchor + self.forge(orchestrator, run, run.params - run.anchor))
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        attacks = run.client in self.attackers(orchestrator, run.sizes)
+        return self.forge(orchestrator, run, update) if attacks else update
 
 
 class OmniscientAttack(_Attack):

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import Literal
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import ClientFailure, FederatedCallback, LocalRun, Server
@@ -26,8 +28,6 @@ class FaultInjection(FederatedCallback):
         ConfigurationError: ``fault`` is none of these four.
     """
 
-    stacks = True
-
     def __init__(
         self,
         fault: Literal["raise", "nan", "inf", "huge"],
@@ -38,11 +38,11 @@ class FaultInjection(FederatedCallback):
         self.fault, self.clients, self.rounds = fault, clients, rounds
 
     @override
-    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
         if self.clients is not None and run.client not in self.clients:
-            return
+            return update
         if self.rounds is not None and run.round not in self.rounds:
-            return
+            return update
         if self.fault == "raise":
             raise ClientFailure("injected fault")
-        run.params.copy_(run.anchor + VALUES[self.fault])
+        return torch.full_like(update, VALUES[self.fault])

@@ -117,5 +117,5 @@ class FedGAM(FederatedCallback):
         return cohort.uniform()
 
     @override
-    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
         return torch.ones_like(weights)

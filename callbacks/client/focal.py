@@ -54,6 +54,7 @@ class FocalLoss(FederatedCallback):
     """
 
     stacks = True
+    settles = frozenset({"loss"})
 
     def __init__(self, gamma: float = 2.0, beta: float = 1.0) -> None:
         check_not_negative(gamma=gamma)

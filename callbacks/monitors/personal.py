@@ -1,6 +1,6 @@
 """PersonalEvaluation: how well the models serve each client."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
     >>> import torch
     >>> from fl_lightning.callbacks.monitors.personal import over_clients
     >>> over_clients(torch.tensor([1.0, 3.0]), largest_is_worst=True)
-    {'mean': 2.0, 'worst': 3.0, 'spread': 1.0}
+    {'mean': 2.0, 'worst': 3.0, 'spread': 1.0, 'gini': 0.25}
 
     Args:
         values: (K,) the metric of each client, K at least 1.
@@ -32,15 +32,18 @@ def over_clients(values: Tensor, largest_is_worst: bool) -> dict[str, float]:
 
     Returns:
         ``mean``; ``worst``, the mean of the ⌈K/10⌉ worst values; ``spread``, the standard deviation of the K values
-        (divided by K, not K-1).
+        (divided by K, not K-1); ``gini``, Gini's coefficient, half of the mean difference of two values, in means.
     """
+    gini = float((values[:, None] - values).abs().mean() / 2 / values.mean().abs()) if values.any() else 0.0
     worst = values.topk(-(-len(values) // 10), largest=largest_is_worst).values
-    return {"mean": float(values.mean()), "worst": float(worst.mean()), "spread": float(values.std(correction=0))}
+    summary = {"mean": float(values.mean()), "worst": float(worst.mean()), "spread": float(values.std(correction=0))}
+    return {**summary, "gini": gini}
 
 
 def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
     """Name the metrics of a module that logs top1, top3 and loss, for the global model or the participants' own."""
     over = {"mean": "mean", "worst": "worst tenth of the clients", "spread": "standard deviation over the clients"}
+    over["gini"] = "Gini's coefficient over the clients"
     for name, called in NAMES.items():
         whole, percent = f"{title} {called}", name != "loss"
         panel = whole.lower()
@@ -53,19 +56,27 @@ def _metrics(group: str, title: str, caption: str) -> Iterator[Metric]:
 
 
 class PersonalEvaluation(Monitor):
-    """Evaluates the global model, and each participant's own model, on the data that the clients hold out.
+    """Evaluates the global model, and each client's own model, on the data that the clients hold out.
 
     A participant's own model is the one that its local training ended with; it is evaluated on the participant's data.
     The module's ``validation_step`` gives the metrics. ``val/top1`` of the new global model becomes
 
     - ``held_out/top1/<k>``: the value for client k, if client k holds data out; each takes a column of ``metrics.csv``.
-    - ``held_out/top1_mean``, ``_worst``, ``_spread``: mean, mean of the worst tenth, and standard deviation of these
-      values, each client counted once.
+    - ``held_out/top1_mean``, ``_worst``, ``_spread``, ``_gini``: mean, mean of the worst tenth, standard deviation and
+      Gini's coefficient of these values, each client counted once.
 
-    ``val/top1`` of the participants' own models becomes ``own/top1/<k>``, ``own/top1_mean``, … over the cohort, beside
-    ``own/top1``, their mean weighted by n_k. The measures of fairness, standard deviation and worst tenth, are those of
-    Li et al., 2020 ("Fair Resource Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device
-    evaluates the global model on all clients. The monitor changes nothing.
+    ``val/top1`` of the models with which the participants' local training ended becomes ``own/top1/<k>``,
+    ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by n_k: under FedAvg this is the
+    global model fine-tuned, the baseline of every personal method.
+
+    With rules that give clients models of their own (``local_part``, ``start`` or ``personal`` of
+    :class:`FederatedCallback`), ``val/top1`` of these models becomes ``personal/top1/<k>``, ``personal/top1_mean``, …
+    over all clients that hold data out, beside ``personal/top1``, their mean weighted by n_k. A client that has never
+    taken part is served by what a new client would start from; ``personal/new`` counts these clients.
+
+    The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
+    Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
+    The monitor changes nothing.
 
     Args:
         every: number of rounds from one evaluation to the next, at least 1.
@@ -77,16 +88,24 @@ class PersonalEvaluation(Monitor):
 
     metrics = (
         *_metrics("held_out", "Held-out", "The global model on the examples that clients hold out"),
-        *_metrics("own", "Own models'", "The participants' own models on the examples that they hold out"),
+        *_metrics("own", "Own models'", "The participants' models after their training, on what they hold out"),
+        *_metrics("personal", "Personal models'", "The clients' personal models on the examples that they hold out"),
         *(
             Metric(
-                f"own/{name}",
-                f"Own models' {called}: mean by examples",
+                f"{group}/{name}",
+                f"{title} {called}: mean by examples",
                 percent=name != "loss",
                 quality=True,
-                panel=f"own models' {called}",
+                panel=f"{title} {called}".lower(),
             )
+            for group, title in (("own", "Own models'"), ("personal", "Personal models'"))
             for name, called in NAMES.items()
+        ),
+        Metric(
+            "personal/new",
+            "Clients that have never taken part",
+            "Number of clients with held-out data whose personal model is the one that a new client starts from.",
+            panel="new clients",
         ),
     )
     streams = True
@@ -114,6 +133,9 @@ class PersonalEvaluation(Monitor):
 
     @override
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        seen = self.state.get("seen", torch.zeros(orchestrator.data.num_clients, dtype=torch.bool)).clone()
+        seen[list(cohort.clients)] = True
+        self.state["seen"] = seen
         if cohort.round % self.every:
             return
         data = orchestrator.data
@@ -128,6 +150,22 @@ class PersonalEvaluation(Monitor):
         }
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
+        if orchestrator.personal_model is not None:
+            self._log_personal(orchestrator, [client for client, row in held_out.items() if row])
+
+    def _log_personal(self, orchestrator: Server, clients: Sequence[int]) -> None:
+        """Evaluate the models that serve some clients, which hold data out."""
+        rows = dict[int, dict[str, float]]()
+        for client in clients:
+            assert orchestrator.personal_model is not None
+            with orchestrator.at(*orchestrator.personal_model(client)):
+                rows[client] = self._evaluate(orchestrator, partial(orchestrator.data.held_out_batches, client))
+        self._log(orchestrator, "personal/", rows)
+        sizes = orchestrator.data.sizes[clients].double()
+        for name in rows[clients[0]]:
+            values = torch.tensor([row[name] for row in rows.values()], dtype=torch.float64)
+            orchestrator.log_round(f"personal/{name}", float(sizes @ values / sizes.sum()))
+        orchestrator.log_round("personal/new", float((~self.state["seen"][clients]).sum()))
 
     def _evaluate(self, orchestrator: Server, held_out: Callable[[], Iterable[Any]]) -> dict[str, float]:
         with orchestrator.server_side("held out"):

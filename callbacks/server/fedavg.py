@@ -36,5 +36,5 @@ class FedAvg(FederatedCallback):
         return cohort.replace(weights=cohort.num_samples.double() / cohort.num_samples.sum())
 
     @override
-    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
         return torch.ones_like(weights) if self.weighting == "uniform" else cohort.num_samples.double()

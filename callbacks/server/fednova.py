@@ -30,5 +30,5 @@ class FedNova(FederatedCallback):
         return cohort.scaled(torch.where(cohort.normalizers > 0, effective / cohort.normalizers, 0.0))
 
     @override
-    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
         return torch.where(cohort.normalizers > 0, weights / cohort.normalizers, 0.0)

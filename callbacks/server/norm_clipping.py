@@ -47,5 +47,5 @@ class NormClipping(FederatedCallback):
         return cohort.scaled(clipping_factors(cohort.norms, threshold))
 
     @override
-    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
         return weights if self.threshold is None else weights * clipping_factors(cohort.norms, self.threshold)

@@ -29,9 +29,13 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     with full_float32():
         for change in hooks("aggregate"):
             cohort = change(server, cohort)
+        local = [(part.columns, server.params[part.columns]) for part in hooks.parts]
         step_server(server, _reduced(server, hooks, cohort))
+        for columns, values in local:  # which noise, weight decay or momentum may have moved
+            server.params[columns] = values
     server.write_buffers(cohort.buffers)
     _refine(server, hooks, cohort)
+    hooks.settle(cohort)
     for look in hooks("on_round_end"):
         look(server, cohort)
     for name, value in cohort.metrics.items():

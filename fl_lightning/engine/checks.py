@@ -158,6 +158,7 @@ ONCE: dict[Part, str] = {
     "reduction": "replace the weighted sum of updates",
     "step": "settle the server's step",
     "local gradient": "settle where clients evaluate their gradients",
+    "loss": "replace the training loss",
 }
 
 

@@ -34,7 +34,7 @@ from fl_lightning.engine.module.params import FlatParameters, is_finite
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Round
-from fl_lightning.engine.rules.callback import federated, sealed_states
+from fl_lightning.engine.rules.callback import START_HOOKS, federated, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
@@ -212,6 +212,8 @@ class FederatedOrchestrator(ClientHost):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._hooks, precision = Hooks(self, federated(self.trainer)), self.trainer.precision_plugin
+        self.flat.num_local = self._hooks.num_local
+        self.personal_model = self._hooks.personal if self._hooks.defines(*START_HOOKS, "personal") else None
         checks.check_client(self.client, self.settings, precision, self._hooks.callbacks)
         checks.warn_of_slow_precision(precision, self.device)
         self._usual_dtype, self._skipped, self._quarantined = torch.get_default_dtype(), 0, list[int]()
@@ -220,6 +222,7 @@ class FederatedOrchestrator(ClientHost):
         local = LocalTraining(self.client, self.flat, self.settings, self._shown, self._hooks.callbacks)
         self._rates = self._make_rates(local, state)
         one_by_one = OneByOne(self, local, self._local_data, self._hooks)
+        self.train_again = one_by_one.train_again
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
@@ -392,7 +395,8 @@ class FederatedOrchestrator(ClientHost):
     @override
     def release_client(self) -> None:
         super().release_client()
-        for name in ("client_training", "_local_data", "_hooks", "_policy", "_rates"):  # refer to the Trainer, too
+        refer = ("client_training", "_local_data", "_hooks", "_policy", "_rates", "personal_model", "train_again")
+        for name in refer:  # to the Trainer, too
             self.__dict__.pop(name, None)
 
     # Metrics that are logged after a round have the round as their step

@@ -50,6 +50,7 @@ class Policy:
     ) -> None:
         trainer, data, size = server.trainer, server.data, server.params.nbytes
         devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
+        self._server = server
         self._rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
         groups_here = ceil(ceil(data.cohort_size / group_size) / devices)
         slots = min(groups_here * group_size, data.cohort_size) if devices == 1 else groups_here * group_size
@@ -66,5 +67,5 @@ class Policy:
         """Compute the weights (k,) of some updates in the sum, up to a factor that the clients of the round share."""
         weights = cohort.num_samples.double()
         for rule in self._rules:
-            weights = rule.stream_weights(cohort, weights)
+            weights = rule.stream_weights(self._server, cohort, weights)
         return weights

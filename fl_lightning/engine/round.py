@@ -52,7 +52,9 @@ class Round:
         self._untold: list[str] = []
         policy.store.clear()
 
-    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Tensor | None = None) -> None:
+    def take(
+        self, models: Tensor, results: Sequence[ClientResult], losses: Tensor | None = None, less: bool = False
+    ) -> None:
         """Take in what clients send.
 
         Args:
@@ -60,8 +62,9 @@ class Round:
             results: the values that the k clients send beside their models.
             losses: (k,) the clients' mean training losses, which the device may still compute; None if the results have
                 them.
+            less: whether ``models`` are updates: models less those that the clients started from.
         """
-        signs = self._policy.store.put([result.client for result in results], models, self.anchor)
+        signs = self._policy.store.put([result.client for result in results], models, None if less else self.anchor)
         buffers = self.state.buffers
         bad = torch.zeros_like(signs)
         if buffers:

@@ -77,6 +77,7 @@ class Kind:
 FOLDERS = {
     "server": "rules of the server",
     "client": "rules of the clients",
+    "personal": "rules that give each client a model of its own",
     "attacks": "attacks and faults",
     "monitors": "monitors, which change nothing",
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
+from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
 from torch import Tensor
 from toy import trainer
 
@@ -16,6 +16,7 @@ from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 RULES = {
     **SERVER_RULES,
     **CLIENT_RULES,
+    **PERSONAL,
     "FedBE, two samples": lambda: FedBE(num_samples=2, epochs=2),
     "FedFV, three rounds": lambda: FedFV(tau=3),
     "Scaffold, option I": lambda: Scaffold("I"),
@@ -36,7 +37,7 @@ def run(
 
 QUICK = ("GradientHarmonization", "FedAvgM", "FedAdagrad", "FedYogi", "FedAdam", "CentredClipping", "ServerFT", "FedDF")
 QUICK += ("FedBE, two samples", "FedFV, three rounds", "MOON", "Scaffold", "Scaffold, option I", "FedDyn", "FedSMOO")
-QUICK += ("FedGAMCV",)  # those that keep something, or draw random numbers
+QUICK += ("FedGAMCV", "LocalPart", "FedBN", "Ditto")  # those that keep something, or draw random numbers
 
 
 @pytest.mark.parametrize(

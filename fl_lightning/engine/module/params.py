@@ -30,17 +30,21 @@ class FlatParameters:
 
     Attributes:
         parameters: the trainable parameters in the order of ``module.parameters()``.
+        names: the names of the parameters.
         orders: the order of each parameter's dimensions in memory, as :func:`memory_order` returns it.
+        num_local: number of entries of the vector that stay with each client, and are not sent.
 
     Raises:
         ConfigurationError: no parameter is trainable, the dtypes differ or are neither float32 nor float64, a parameter
             has no shape yet, or two parameters share memory.
     """
 
+    num_local = 0
+
     def __init__(self, module: nn.Module) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
-        self._module, self._names = module, [name for name, _ in named]
+        self._module, self.names = module, [name for name, _ in named]
         self._tree = Tree(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         _refuse_lazy(module)
@@ -102,9 +106,9 @@ class FlatParameters:
 
     def columns_of(self, name: str) -> slice:
         """Return the columns of a parameter, or of a submodule's parameters; see :meth:`Server.columns_of`."""
-        inside = [at for at, known in enumerate(self._names) if f"{known}.".startswith(f"{name}.")]
+        inside = [at for at, known in enumerate(self.names) if f"{known}.".startswith(f"{name}.")]
         if not inside:
-            some = [*self._names[:NAMED_PARAMETERS], "…"] if len(self._names) > NAMED_PARAMETERS else self._names
+            some = [*self.names[:NAMED_PARAMETERS], "…"] if len(self.names) > NAMED_PARAMETERS else self.names
             raise ConfigurationError(
                 f"columns_of must get the name of a parameter or submodule of {type(self._module).__name__}, got "
                 f"{name!r}: the trainable parameters are {', '.join(some)}"
@@ -139,7 +143,7 @@ class FlatParameters:
         if self._tree.is_whole():
             return
         named = dict(self._module.named_parameters(remove_duplicate=False))
-        for name, parameter, view in zip(self._names, self.parameters, self._views, strict=True):
+        for name, parameter, view in zip(self.names, self.parameters, self._views, strict=True):
             if (now := named.get(name)) is not parameter:
                 if now is None or now.shape != parameter.shape:
                     raise ConfigurationError(

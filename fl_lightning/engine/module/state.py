@@ -54,6 +54,11 @@ class ModuleState:
         """The remembered values of the state tensors; do not write to the tensors."""
         return [slot.value for slot in self._slots]
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the state tensors in the module."""
+        return [slot.path for slot in self._slots]
+
     def read(self) -> Buffers:
         """Return the present values of the state tensors: copies of the changed tensors, the remembered ones else."""
         named: dict[str, Tensor | None] = {slot.path: slot.registry.get(slot.name) for slot in self._slots}

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
@@ -19,8 +20,9 @@ from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
 
 #: The parts of a round that a rule can settle: the updates that enter the sum, their starting or final weights, the
-#: shrinking factor, the reduction itself, the server's step, the point where clients evaluate their gradients.
-Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "step", "local gradient"]
+#: shrinking factor, the reduction itself, the server's step, the point where clients evaluate their gradients, a loss
+#: that replaces the module's.
+Part = Literal["updates", "base weights", "weights", "shrinking", "reduction", "step", "local gradient", "loss"]
 
 
 class FederatedCallback(Callback):
@@ -125,8 +127,37 @@ class FederatedCallback(Callback):
             return value.pin_memory().to(start, non_blocking=True)
         return value.to(start)
 
+    def keep(self, run: LocalRun, name: str, value: Tensor) -> None:
+        """Let ``state["name/client"]`` be ``value`` after the round, in which :meth:`recall` finds it; not sent.
+
+        A client that is left out of the round leaves its state as it was.
+        """
+        run.stays[self.state_key, name] = value.detach().clone()
+
+    def local_part(self, module: LightningModule) -> Iterable[str]:
+        """Name parameters, buffers and submodules of the client module that stay with each client."""
+        return ()
+
+    def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        """Return the model that a client starts from, which becomes ``run.anchor``, given the model so far.
+
+        Args:
+            orchestrator: the orchestrator.
+            client: the client's id.
+            params: (P,) the parameters; return a new vector to change them.
+            buffers: the values of the tensors in ``orchestrator.buffer_names``; return a new list to change them.
+        """
+        return params, buffers
+
+    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        """Return the model that serves a client, given the model so far; by default the one that :meth:`start` gives.
+
+        The arguments are those of :meth:`start`.
+        """
+        return self.start(orchestrator, client, params, buffers)
+
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        """Prepare for a client, before its first local step; the module holds the global model.
+        """Prepare for a client, before its first local step; the module holds the model that the client starts from.
 
         The client starts from what the hook writes to ``run.params`` (P,) and to buffers of ``run.module``.
         """
@@ -151,17 +182,25 @@ class FederatedCallback(Callback):
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
         """Read ``run.params``, the client's model, after the client's last local step."""
 
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        """Return the (P,) update that leaves the client, given the ``update`` so far, after all ``on_client_end``.
+
+        Set ``run.upload_bytes`` to its size in bytes if the update is compressed.
+        """
+        return update
+
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         """Return the cohort with new weights or a new mixing of the updates."""
         return cohort
 
-    def stream_weights(self, cohort: Cohort, weights: Tensor) -> Tensor:
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
         """Return the weights (k,) with which some updates enter the round's sum, each from its client's values alone.
 
         The weights may lack a factor that all clients of the round share: ``aggregate`` finds that factor when all
         updates have arrived.
 
         Args:
+            orchestrator: the orchestrator.
             cohort: k clients of the round; of their updates, only ``norms`` may be read.
             weights: (k,) the weights so far; before the first rule, the clients' numbers of examples.
         """
@@ -190,7 +229,7 @@ class Monitor(FederatedCallback):
 
     _FOR_RULES = (
         *("settles", "broadcasts", "closure", "on_before_client_step", "on_after_client_step"),
-        *("stream_weights", "reduce", "update", "refine"),
+        *("stream_weights", "reduce", "update", "refine", "local_part", "start", "personal", "upload"),
     )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -209,6 +248,7 @@ def overrides(callback: FederatedCallback, hook: str) -> bool:
 
 WEIGHT_HOOKS = ("aggregate", "stream_weights")
 SERVER_HOOKS = (*WEIGHT_HOOKS, "update", "refine", "on_round_end")
+START_HOOKS, SENT_HOOKS = ("local_part", "start"), ("local_part", "start", "upload")
 CLIENT_HOOKS = ("on_client_start", "loss", "closure", "on_before_client_step", "on_after_client_step", "on_client_end")
 
 

@@ -6,10 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.failures import guarded
+from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
+from fl_lightning.engine.rules.local_part import ClientPart
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.cohort import Cohort
+
+GUARDED = {*CLIENT_HOOKS, "upload"}
 
 
 class Hooks:
@@ -22,13 +29,16 @@ class Hooks:
 
     def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
         self._server, self.callbacks = server, callbacks
+        self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
+        self._starts: list[Any] = [*self.parts, *(each for each in callbacks if overrides(each, "start"))]
+        self._personal = [each for each in callbacks if overrides(each, "start") or overrides(each, "personal")]
 
     def __call__(self, name: str) -> Iterator[Callable[..., Any]]:
         """Yield the hook ``name`` of each callback that defines it."""
         for callback in self.callbacks:
             if not overrides(callback, name):
                 continue
-            hook = guarded(getattr(callback, name)) if name in CLIENT_HOOKS else getattr(callback, name)
+            hook = guarded(getattr(callback, name)) if name in GUARDED else getattr(callback, name)
             if not isinstance(callback, Monitor):
                 yield hook
                 continue
@@ -43,6 +53,33 @@ class Hooks:
         """The callbacks that may change a round, in the order given."""
         return [callback for callback in self.callbacks if not isinstance(callback, Monitor)]
 
-    def defines(self, name: str) -> bool:
-        """Tell whether a callback's class defines a hook."""
-        return any(overrides(callback, name) for callback in self.callbacks)
+    def defines(self, *names: str) -> bool:
+        """Tell whether a callback's class defines one of some hooks."""
+        return any(overrides(callback, name) for callback in self.callbacks for name in names)
+
+    @property
+    def num_local(self) -> int:
+        """Number of the P parameters that stay with each client."""
+        return len({column for part in self.parts for column in part.columns.tolist()})
+
+    def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        """Return the model that a client starts from, given the global model."""
+        for each in self._starts:
+            params, buffers = guarded(each.start)(self._server, client, params, buffers)
+        return params, buffers
+
+    def personal(self, client: int) -> tuple[Tensor, Buffers]:
+        """Return the model that serves a client, between two rounds."""
+        params, buffers = self._server.params, self._server.read_buffers()
+        for part in self.parts:
+            params, buffers = part.start(self._server, client, params, buffers)
+        for callback in self._personal:
+            params, buffers = callback.personal(self._server, client, params, buffers)
+        return params, buffers
+
+    def settle(self, cohort: Cohort) -> None:
+        """Put what stays with the clients of a cohort into the states of the rules."""
+        rules = {callback.state_key: callback for callback in self.callbacks}
+        for result in cohort.results:
+            for (key, name), value in result.stays.items():
+                rules[key].state[f"{name}/{result.client}"] = value.cpu()

@@ -31,14 +31,16 @@ class LocalRun:
         data: the clients' data.
         client: the client's id.
         round: the round's number, 1, 2, …
-        anchor: (P,) the global model that the client starts from.
+        anchor: (P,) the model that the client starts from.
         work: the client's number of epochs or steps in this round, and its batches.
 
     Attributes:
         client: the client's id.
         round: the round's number, 1, 2, …
         module: the LightningModule that trains.
-        anchor: (P,) the global model that the client starts from.
+        anchor: (P,) the model that the client starts from: the global model, unless a rule defines ``start`` or
+            ``local_part``.
+        start_buffers: the buffers that the client starts from, if a rule defines ``start`` or ``local_part``.
         num_samples: n_k, the client's number of training examples.
         work: the client's number of epochs or steps in this round, and its batches.
         epoch: the number of the local epoch, 0, 1, …
@@ -52,6 +54,10 @@ class LocalRun:
         batch_size: number of examples in the current batch; None outside of a batch.
         kept: tensors that rules keep for the client during its training, by name; where a group of clients trains at
             once, each tensor has one row per client.
+        stays: tensors that stay with the client after the round (:meth:`FederatedCallback.keep`), by the rule's
+            ``state_key`` and name.
+        upload_bytes: bytes of the update that the client sends, which an ``upload`` hook may set; None for those of the
+            parameters.
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
         backward: back-propagates a loss, as the module's ``manual_backward`` does.
@@ -62,6 +68,8 @@ class LocalRun:
     optimizers: Sequence[Optimizer] = ()
     schedules: Sequence[LRSchedulerConfig] = ()
     hooked: Sequence[Any] = ()
+    start_buffers: Buffers | None = None
+    upload_bytes: int | None = None
     _named_buffers: Mapping[str, Tensor] | None = None  # of a row, when it has trained
     _stack: Tensor | None = None  # (N, P), of which the client has a row
     _row = 0
@@ -84,6 +92,7 @@ class LocalRun:
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
         self.kept: dict[str, Tensor] = {}
+        self.stays: dict[tuple[str, str], Tensor] = {}
         self.backward: Callable[..., None] = Tensor.backward
         self._flat, self._state, self._data, self._in_loss = flat, state, data, False
         self._loss = math.nan  # of a row, when it has trained
@@ -96,6 +105,11 @@ class LocalRun:
     def sizes(self) -> Tensor:
         """(N,) numbers of training examples of all clients."""
         return self._data.sizes
+
+    @property
+    def num_shared(self) -> int:
+        """Number of the P parameters that do not stay with the client."""
+        return len(self.anchor) - self._flat.num_local
 
     def batches(self, order: torch.Generator) -> Iterable[Any]:
         """Return one epoch of the client's batches in an order that a generator draws, before transfer hooks."""
@@ -264,6 +278,10 @@ class LocalRun:
             return self._state.read()
         return self._state.of(self._named_buffers) if self._named_buffers else self._state.buffers
 
+    def named_start_buffers(self) -> Iterable[tuple[str, Tensor | None]]:
+        """Return names and values of the buffers that the client starts from, if a rule changes what it starts from."""
+        return () if self.start_buffers is None else zip(self._state.names, self.start_buffers, strict=True)
+
     def result(self, loss_scale: tuple[float, int] | None = None) -> ClientResult:
         """Collect the values that this client sends beside its update; of a row, with its mean training loss.
 
@@ -282,6 +300,8 @@ class LocalRun:
             loss_scale=loss_scale,
             learning_rate=self.learning_rate,
             vectors=self._vectors,
+            stays=self.stays,
+            upload_bytes=self.upload_bytes,
         )
 
     def count_step(self, optimizer: Optimizer, *_: Any) -> None:

@@ -52,10 +52,18 @@ class Server(LightningModule):
         client: the LightningModule that every client trains.
         seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
+        personal_model: returns the model that serves a client, parameters (P,) and buffers, while a fit lasts (see
+            :meth:`FederatedCallback.personal`); None where the global model serves all.
+        train_again: trains a second model of a client, for rules in ``on_client_end``: ``train_again(run, start,
+            before_step)`` does the client's local work again from the parameters ``start`` (P,), with new optimizers,
+            other draws of batches and no rule's hooks but ``before_step(again)``, which may correct ``again.grads``; it
+            returns the parameters (P,) at the end. The run stays as it was.
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
     """
 
     flat: FlatParameters
+    personal_model: Callable[[int], tuple[Tensor, Buffers]] | None = None
+    train_again: Callable[..., Tensor]
     _state: ModuleState | None = None  # the rest of the global module, in a fit
     channels_last: bool = False  # whether images lie in memory with the channels last
 
@@ -104,6 +112,13 @@ class Server(LightningModule):
         """
         return self.flat.columns_of(name)
 
+    def mask_of(self, names: Iterable[str]) -> Tensor:
+        """Return the (P,) mask of the columns that some parts of the client module have; see :meth:`columns_of`."""
+        mask = torch.zeros_like(self.params, dtype=torch.bool)
+        for name in names:
+            mask[self.columns_of(name)] = True
+        return mask
+
     def generator(self, purpose: str, *indices: int) -> torch.Generator:
         """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
         return generator(self.seed, purpose, *indices)
@@ -118,6 +133,11 @@ class Server(LightningModule):
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""
         return (self._state or ModuleState(self.client)).read()
+
+    @property
+    def buffer_names(self) -> list[str]:
+        """The names of what :meth:`read_buffers` returns."""
+        return (self._state or ModuleState(self.client)).names
 
     def write_buffers(self, buffers: Buffers) -> None:
         """Copy buffers and frozen parameters, such as those of a client's result, into the client module."""
@@ -167,6 +187,21 @@ class Server(LightningModule):
         """
         with self.at(params):
             return self.differentiate(lambda: self.training_loss(self.prepare_batch(batch)))
+
+    def client_loss(self, client: int, params: Tensor) -> Tensor:
+        """Compute the mean training loss of a client's examples at given parameters (P,), a scalar without graph.
+
+        The module is in evaluation mode, and afterwards as before; the client's own draws stay the same. The examples
+        are those of one local epoch, without the data module's transfer hooks' augmentations.
+        """
+        total, count = params.new_zeros((), dtype=torch.float64), 0
+        with self.server_side("client loss"), evaluating(self.client), self.at(params), torch.no_grad():
+            for batch in self.data.client_batches(client, self.generator("client loss", client)):
+                size = examples_in(batch)
+                with self.trainer.precision_plugin.train_step_context():
+                    total += size * self.training_loss(self.prepare_batch(batch)).double()
+                count += size
+        return total / count
 
     def training_loss(self, batch: Any) -> Tensor:
         """Compute the client module's training loss on a batch, with its graph, at the module's current parameters.

@@ -69,29 +69,30 @@ class LocalData:
             batches = self.module.client_batches(client, self._order(client, round, 0))
             return batches if isinstance(batches, Sized) else list(batches)
 
-    def _order(self, client: int, round: int, epoch: int) -> Any:
-        return self._server.generator("batches", round, client, epoch)
+    def _order(self, client: int, round: int, epoch: int, purpose: str = "batches") -> Any:
+        return self._server.generator(purpose, round, client, epoch)
 
-    def batches(self, client: int, round: int, epoch: int) -> Iterator[tuple[Any, int]]:
+    def batches(self, client: int, round: int, epoch: int, purpose: str = "batches") -> Iterator[tuple[Any, int]]:
         """Yield each batch of a local epoch 0, 1, …, on the device, and its number of examples."""
-        found = self._in_memory(client, round, epoch) if self._resident else None
-        order = self._order(client, round, epoch)
+        order = self._order(client, round, epoch, purpose)
+        found = self._in_memory(client, order) if self._resident else None
         batches = gather(*found, self.module.batch_size) if found else self.module.client_batches(client, order)
         sizes = iter(batch_sizes(batches))
         for batch in batches:
             ready = self._server.prepare_batch(batch)
             yield ready, batch[0].size(0) if type(batch) is TrainingBatch else next(sizes, None) or examples_in(batch)
 
-    def _in_memory(self, client: int, round: int, epoch: int) -> tuple[TensorDataset, Tensor] | None:
+    def _in_memory(self, client: int, order: Any) -> tuple[TensorDataset, Tensor] | None:
         """Find the rows of a local epoch in a dataset in memory, on the device where they can be; None for others."""
-        found = self.module.epoch_rows(client, self._order(client, round, epoch))
+        found = self.module.epoch_rows(client, order)
         if found is None or not len(found[1]):
             return None
         return (self._resident and self._resident.place(*found)) or found
 
     def rows(self, client: int, round: int, epochs: int) -> Rows | None:
         """Find the rows of a client's local epochs in a dataset in memory; None for other data."""
-        found = [each for each in (self._in_memory(client, round, epoch) for epoch in range(epochs)) if each]
+        orders = (self._order(client, round, epoch) for epoch in range(epochs))
+        found = [each for order in orders if (each := self._in_memory(client, order))]
         if not found or len(found) < epochs:
             return None
         rows = [rows for _, rows in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
@@ -11,16 +11,20 @@ from typing import Protocol
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
-from fl_lightning.engine.module.failures import RuleError, described
+from fl_lightning.engine.module.failures import RuleError, described, guarded
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import Work
 from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
+from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, is_exhaustion
-from fl_lightning.seeding import derive, seed_globals
+from fl_lightning.seeding import derive, isolated, seed_globals
+
+AGAIN = "again"  # names the draws of a client's second training
 
 
 class ClientTraining(Protocol):
@@ -64,6 +68,7 @@ class OneByOne:
 
     def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
         self.server, self.local, self.data, self.hooks = server, local, data, hooks
+        self._again = LocalTraining(local.module, local.flat, local.settings, local.trainer, ())  # without any rule
         self._told = set[str]()  # names of attributes that a warning has named
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
@@ -77,7 +82,10 @@ class OneByOne:
             self.local.train(run, partial(self.data.batches, client, round.number))
             for end in self.hooks("on_client_end"):
                 end(self.server, run)
-            round.take(run.params[None], [run.result(self.local.loss_scale())], run.mean_loss[None])
+            update = self.sent(run)
+            result = self.result(round, run, self.local.loss_scale())
+            models = run.params if update is None else update
+            round.take(models[None], [result], run.mean_loss[None], update is not None)
         round.trained += 1
 
     @contextmanager
@@ -99,9 +107,38 @@ class OneByOne:
             work: the client's work, if it is already known.
         """
         local, work = self.local, work or self.data.work(client, round.number)
-        return LocalRun(
-            local.module, local.flat, round.state, self.data.module, client, round.number, round.anchor, work
-        )
+        anchor, buffers = self.hooks.start(client, round.anchor, round.state.buffers)
+        run = LocalRun(local.module, local.flat, round.state, self.data.module, client, round.number, anchor, work)
+        if self.hooks.defines(*START_HOOKS):
+            run.start_buffers = buffers
+        return run
+
+    def enter(self, run: LocalRun) -> None:
+        """Give the module the model that a client starts from."""
+        if run.start_buffers is not None:
+            self.server.params.copy_(run.anchor)
+            self.server.write_buffers(run.start_buffers)
+
+    def sent(self, run: LocalRun) -> Tensor | None:
+        """Return the update (P,) that a client sends; None if it is what the client has learned from the global model.
+
+        The hooks of rules at the client's end have been called.
+        """
+        if not self.hooks.defines(*SENT_HOOKS):
+            return None
+        update = run.params - run.anchor
+        for part in self.hooks.parts:
+            part.keep(run, update)
+        for upload in self.hooks("upload"):
+            update = upload(self.server, run, update)
+        return update
+
+    def result(self, round: Round, run: LocalRun, loss_scale: tuple[float, int] | None = None) -> ClientResult:
+        """Collect the values that a client sends beside its update; see :meth:`LocalRun.result`."""
+        result = run.result(loss_scale)
+        for part in self.hooks.parts:
+            part.hide(result.buffers, round.state.buffers)
+        return result
 
     @contextmanager
     def training_of(self, round: Round, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:
@@ -110,12 +147,13 @@ class OneByOne:
         Args:
             round: the round.
             client: the client's id.
-            start: (P,) parameters to start from; the global model by default.
+            start: (P,) parameters to start from, by default those of ``run.anchor``.
         """
-        server, run = self.server, None
+        server, run, self._round = self.server, None, round
         seed_globals(derive(server.seed, "client", round.number, client), server.device)
         try:
             run = self.new_run(round, client)
+            self.enter(run)
             if start is not None:
                 server.params.copy_(start)
             self.local.start(run, round.factors)
@@ -125,6 +163,29 @@ class OneByOne:
         finally:
             self.local.end(run)
             self._tell(client, self.put_back(round))
+
+    def train_again(
+        self, run: LocalRun, start: Tensor, before_step: Callable[[LocalRun], None] | None = None
+    ) -> Tensor:
+        """Train a second model of the client of a run; see :meth:`Server.train_again`."""
+        server, local, round, params, buffers = self.server, self._again, self._round, run.params.clone(), run.buffers
+        local.before_step = [] if before_step is None else [guarded(before_step)]
+        again = self.new_run(round, run.client, run.work)
+        try:
+            round.state.restore()
+            self.enter(again)
+            server.params.copy_(start)
+            with isolated(server.device):
+                seed_globals(derive(server.seed, AGAIN, round.number, run.client), server.device)
+                local.start(again, round.factors)
+                local.train(again, partial(self.data.batches, run.client, round.number, purpose=AGAIN))
+            return again.params.clone()
+        finally:
+            local.end(again)
+            self.local.trainer.begin(run)
+            round.state.restore()
+            server.params.copy_(params)
+            server.write_buffers(buffers)
 
     def put_back(self, round: Round) -> list[str]:
         """Put the global model back; return the names of the attributes that training has changed."""

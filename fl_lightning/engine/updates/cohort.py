@@ -32,6 +32,8 @@ class ClientResult:
         loss_scale: scale and growth tracker of the client's GradScaler at its end; None without a GradScaler.
         learning_rate: η_k, the client's learning rate; ``normalizer`` is in units of it.
         vectors: tensors that rules sent with :meth:`LocalRun.send`, by name.
+        stays: tensors that are not sent (:meth:`FederatedCallback.keep`), by the rule's ``state_key`` and name.
+        upload_bytes: bytes of the update, if they are not those of the parameters.
     """
 
     client: int
@@ -45,6 +47,8 @@ class ClientResult:
     loss_scale: tuple[float, int] | None = None
     learning_rate: float = 0.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
+    stays: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    upload_bytes: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

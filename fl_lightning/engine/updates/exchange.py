@@ -62,14 +62,17 @@ def _exchanged(devices: int, own: Placed, buffers: Buffers, device: torch.device
 def _size(result: ClientResult, known: Buffers) -> int:
     """Return the bytes of a result's tensors without the buffers that are known."""
     changed = [new for new, old in zip(result.buffers, known, strict=True) if new is not None and new is not old]
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*changed, *result.vectors.values()))
+    tensors = (*changed, *result.vectors.values(), *result.stays.values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _moved(result: ClientResult, known: Buffers, by: Buffers, move: Callable[[Tensor], Any]) -> ClientResult:
     """Return a result with each tensor changed by a function, except known buffers, which others replace."""
     triples = zip(result.buffers, known, by, strict=True)
     moved = [other if buffer is None or buffer is old else move(buffer) for buffer, old, other in triples]
-    return replace(result, buffers=moved, vectors={name: move(vector) for name, vector in result.vectors.items()})
+    vectors = {name: move(each) for name, each in result.vectors.items()}
+    stays = {name: move(each) for name, each in result.stays.items()}
+    return replace(result, buffers=moved, vectors=vectors, stays=stays)
 
 
 def _packed(tensor: Tensor) -> Any:

@@ -56,13 +56,13 @@ class Store:
         """Make room for other clients."""
         self.slots = {}
 
-    def put(self, clients: Sequence[int], models: Tensor, anchor: Tensor) -> Tensor:
+    def put(self, clients: Sequence[int], models: Tensor, anchor: Tensor | None) -> Tensor:
         """Store the updates of k clients: their models less the global model.
 
         Args:
             clients: the k clients.
             models: (k, P) the clients' models.
-            anchor: (P,) the global model.
+            anchor: (P,) the global model; None if the models are updates already.
 
         Returns:
             (k,) signs on the device: 0 for a finite update; nan for one that is not finite, or whose sum is huge, which
@@ -72,7 +72,10 @@ class Store:
         self.slots |= {client: first + place for place, client in enumerate(clients)}
         parts = self._parts(first, len(clients))
         for part, share in zip(parts, self.columns.shares, strict=True):
-            torch.sub(models[:, share], anchor[share], out=part)
+            if anchor is None:
+                part.copy_(models[:, share])
+            else:
+                torch.sub(models[:, share], anchor[share], out=part)
         return reduce(operator.add, [part.sum(1) * 0 for part in parts])  # a sum is the fastest single pass
 
     def is_finite(self, client: int) -> bool:

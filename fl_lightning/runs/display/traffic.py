@@ -21,12 +21,14 @@ class TrafficMonitor(Monitor):
     - ``bytes/down``: bytes that the server sends. Each selected client, unless it drops out before it receives the
       model, receives the trainable parameters, the buffers and frozen parameters that local training changes, and the
       tensors that rules broadcast (:attr:`FederatedCallback.broadcasts`).
-    - ``bytes/up``: bytes that the clients send: the update, the buffers and frozen parameters that the client changed,
-      and the tensors that rules send (:meth:`LocalRun.send`). A client that is late, is left out, or drops out after it
+    - ``bytes/up``: bytes that the clients send: the update, or what a rule has compressed it to
+      (:attr:`LocalRun.upload_bytes`), the buffers and frozen parameters that the client changed, and the tensors that
+      rules send (:meth:`LocalRun.send`). A client that is late, is left out, or drops out after it
       has received the model sends nothing.
     - ``bytes/total``: the sum of both since round 1.
 
-    Two things are not counted: frozen parameters and buffers that no client of the round changes, because clients have
+    What stays with the clients (:meth:`FederatedCallback.local_part`, :meth:`FederatedCallback.keep`) is not sent. Two
+    more things are not counted: frozen parameters and buffers that no client of the round changes, because clients have
     them from the start, and single numbers (n_k, losses, metrics). The monitor changes nothing.
 
     Attributes:
@@ -81,14 +83,15 @@ class TrafficMonitor(Monitor):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         rules = rules_of(trainer)
         broadcast = [rule.state[name] for rule in rules for name in rule.broadcasts if name in rule.state]
-        self._to_each, self._up = _size([cast(Server, pl_module).params, *broadcast]), 0
+        self._to_each, self._up = _shared(cast(Server, pl_module)) + _size(broadcast), 0
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
         known, moved = orchestrator.read_buffers(), set[int]()
         for result in cohort.results:
             own = [n for n, (now, old) in enumerate(zip(result.buffers, known, strict=True)) if now is not old]
-            self._up += _size([orchestrator.params, *(result.buffers[n] for n in own), *result.vectors.values()])
+            update = _shared(orchestrator) if result.upload_bytes is None else result.upload_bytes
+            self._up += update + _size([*(result.buffers[n] for n in own), *result.vectors.values()])
             moved.update(own)
         self._to_each += _size(known[n] for n in moved)
         return cohort
@@ -106,6 +109,12 @@ class TrafficMonitor(Monitor):
         self.total += down + self._up
         for name, value in (("down", down), ("up", self._up), ("total", self.total)):
             orchestrator.log_round(f"bytes/{name}", float(value))
+
+
+def _shared(orchestrator: Server) -> int:
+    """Return the bytes of the parameters that do not stay with the clients."""
+    params = orchestrator.params
+    return (len(params) - orchestrator.flat.num_local) * params.element_size()
 
 
 def _size(tensors: Iterable[Tensor | None]) -> int:

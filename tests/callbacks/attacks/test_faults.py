@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
+from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import FederatedOrchestrator
@@ -46,10 +46,14 @@ def test_by_default_all_rounds_and_all_clients() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-@pytest.mark.parametrize("name", [*MARKED, *CLIENT_RULES])
+@pytest.mark.parametrize("name", [*MARKED, *CLIENT_RULES, *PERSONAL])
 def test_every_rule_copes_with_clients_that_fail(name: str) -> None:
     """Client 1 fails in rounds 1 and 3: the model stays finite, and no rule asks for a client that is lost."""
-    rule, faults, capture = (SERVER_RULES | CLIENT_RULES)[name](), FaultInjection("raise", [1], [1, 3]), Capture()
+    rule, faults, capture = (
+        (SERVER_RULES | CLIENT_RULES | PERSONAL)[name](),
+        FaultInjection("raise", [1], [1, 3]),
+        Capture(),
+    )
     orchestrator = FederatedOrchestrator(TinyClassifier())
     trainer(rule, faults, capture, rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
     assert [cohort.clients for cohort in capture.cohorts] == [(0, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5), (0, 2, 3, 4, 5)]

@@ -15,7 +15,7 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 from toy import Capture, GivenData, InTurn, Linear, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedOrchestrator
+from fl_lightning import Buffers, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FaultInjection, PersonalEvaluation
 from fl_lightning.callbacks.monitors.personal import over_clients
 
@@ -26,21 +26,24 @@ POINTS = [[[1.0, 0.0]], [[0.0, 0.0], [0.0, 2.0]], [[5.0, 2.0]]]
 @pytest.mark.parametrize(
     ("values", "largest_is_worst", "expected"),
     [
-        ([0.5], False, (0.5, 0.5, 0.0)),
-        ([1.0, 3.0, 8.0], False, (4.0, 1.0, (26 / 3) ** 0.5)),
-        ([1.0, 3.0, 8.0], True, (4.0, 8.0, (26 / 3) ** 0.5)),
-        (list(range(11)), False, (5.0, 0.5, 10**0.5)),
-        (list(range(11)), True, (5.0, 9.5, 10**0.5)),
-        (list(range(10)), True, (4.5, 9.0, 8.25**0.5)),
+        ([0.5], False, (0.5, 0.5, 0.0, 0.0)),
+        ([0.0, 0.0], False, (0.0, 0.0, 0.0, 0.0)),
+        ([1.0, 3.0, 8.0], False, (4.0, 1.0, (26 / 3) ** 0.5, 7 / 18)),
+        ([1.0, 3.0, 8.0], True, (4.0, 8.0, (26 / 3) ** 0.5, 7 / 18)),
+        (list(range(11)), False, (5.0, 0.5, 10**0.5, 4 / 11)),
+        (list(range(11)), True, (5.0, 9.5, 10**0.5, 4 / 11)),
+        (list(range(10)), True, (4.5, 9.0, 8.25**0.5, 11 / 30)),
     ],
 )
-def test_mean_worst_tenth_and_spread(values: list[float], largest_is_worst: bool, expected: Any) -> None:
+def test_mean_worst_tenth_spread_and_gini(values: list[float], largest_is_worst: bool, expected: Any) -> None:
     """1, 3, 8: mean 4, squared deviations 9 + 1 + 16 = 26 over 3 clients; a tenth of three is one client.
+
+    Half the mean difference: 2 (2 + 7 + 5) / 9 / 2 = 14 / 9, in means 7 / 18. Of 0 … n: (n + 2) / 3 / (n + 1).
 
     0 … 10: a tenth of eleven is two, 0 and 1 or 9 and 10; 2 (1 + 4 + 9 + 16 + 25) / 11 = 10. For ten, (100 - 1) / 12.
     """
     measures = over_clients(torch.tensor(values, dtype=torch.float64), largest_is_worst)
-    assert tuple(measures) == ("mean", "worst", "spread")
+    assert tuple(measures) == ("mean", "worst", "spread", "gini")
     assert tuple(measures.values()) == pytest.approx(expected, abs=1e-9)
 
 
@@ -89,15 +92,35 @@ def test_two_participants_of_three_clients() -> None:
     assert (own_mean, own_spread, own_weighted) == (5.5, 4.5, 7.75)  # by hand
     expected = {"held_out/error_mean": mean, "held_out/error_worst": error_2, "held_out/error_spread": spread}
     expected |= {"own/error_mean": own_mean, "own/error_worst": own_1, "own/error_spread": own_spread}
+    # Distances 4, 12 and 16 over nine pairs, twice each, and 9 over four: halves in means.
+    expected |= {"held_out/error_gini": 64 / 9 / 2 / mean, "own/error_gini": 18 / 4 / 2 / own_mean}
     expected |= {"own/error": own_weighted}
     for name in list(expected):
-        sign = 1 if name.endswith("spread") else -1  # the worst score is the smallest
+        sign = 1 if name.endswith(("spread", "gini")) else -1  # the worst score is the smallest
         expected[name.replace("error", "score")] = sign * expected[name]
     assert {name for name in logged if name.startswith(("held_out/", "own/"))} == set(expected)
     assert {name: logged[name] for name in expected} == pytest.approx(expected, abs=1e-5)
     own = [result.metrics["own/error"] for result in capture.cohort.results]
     assert own == pytest.approx([own_0, own_1], abs=1e-9)
     assert close(capture.cohort.anchor + capture.cohort.update, model)
+
+
+class Serves(FederatedCallback):
+    """Serves client k by (k, 0)."""
+
+    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        return torch.tensor([float(client), 0.0], dtype=torch.float64), buffers
+
+
+def test_personal_models_of_all_clients() -> None:
+    """(0, 0) to (1, 0): 1. (1, 0) to (0, 0) and (0, 2): 3. (2, 0) to (5, 2): 13. By n = (1, 3, 1): 23 / 5."""
+    fit = trainer(PersonalEvaluation(), Serves(), logger=Row(row := {}))
+    orchestrator = FederatedOrchestrator(Watched(2))
+    fit.fit(orchestrator, datamodule=Points())
+    expected = {"error": 23 / 5, "error/0": 1, "error/1": 3, "error/2": 13, "error_mean": 17 / 3, "error_worst": 13}
+    assert {name: row[f"personal/{name}"] for name in expected} == pytest.approx(expected)
+    assert row["personal/new"] == 1, "the third never takes part"
+    assert close(orchestrator.params, [0.5, 3.0])
 
 
 def test_the_value_of_each_client() -> None:

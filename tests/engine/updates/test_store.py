@@ -9,14 +9,14 @@ import pytest
 import torch
 from command import limit
 from covering import every
-from rules import BY_KIND, CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
+from rules import BY_KIND, CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
 from toy import Capture, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.engine.updates.store import bytes_in, new_rows
 from fl_lightning.engine.updates.updates import arranged
 
-RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES}
+RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES, **PERSONAL}
 
 
 @pytest.mark.parametrize(("size", "expected"), [("512KiB", 1 << 19), ("4GiB", 4 << 30), ("0.5 TiB", 1 << 39)])
@@ -76,7 +76,7 @@ class Fails(FederatedCallback):
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
-@every(list(RULES), [next(iter(rules)) for rules in (*BY_KIND, CLIENT_RULES)])
+@every(list(RULES), [next(iter(rules)) for rules in (*BY_KIND, CLIENT_RULES, PERSONAL)])
 def test_updates_in_a_file_change_no_bit(row: str, tmp_path: Path) -> None:
     """Three rounds, in one of which a client fails; quick for the first rule of each kind."""
     params = []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
+from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
 from toy import SEEN, Capture, trainer
 
 from fl_lightning import (
@@ -25,6 +25,7 @@ from fl_lightning.engine.rules.callback import streams
 RULES: dict[str, Any] = {
     **SERVER_RULES,
     **CLIENT_RULES,
+    **PERSONAL,
     "clipping": lambda: NormClipping(0.05),
     "uniform": lambda: FedAvg("uniform"),
 }
@@ -34,6 +35,7 @@ STREAM = [name for name, make in RULES.items() if streams(make())]
 def test_the_rules_that_stream() -> None:
     kinds = {type(RULES[name]()).__name__ for name in STREAM}
     server = {"FedAvg", "FedNova", "NormClipping", "FedAvgM", "FedAdagrad", "FedAdam", "FedYogi", "ServerFT"}
+    assert {type(make()).__name__ for make in PERSONAL.values()} <= kinds
     assert server | {"GlobalWeightShrinking", "FedProx", "FedSAM", "FedGAM", "FocalLoss", "FedDecorr"} <= kinds
     assert not kinds & {"GradientHarmonization", "FedLAW", "Scaffold", "FedGAMCV", "MOON", "FedDyn", "CoordinateMedian"}
     assert not streams(NormClipping())  # the median norm is known when all have come

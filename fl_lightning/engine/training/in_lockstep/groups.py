@@ -7,6 +7,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from fl_lightning.engine.devices.strategy import busy
 from fl_lightning.engine.federation.clients import TRANSFER_HOOKS
 from fl_lightning.engine.module.state import ModuleState
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.callback import SENT_HOOKS
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep import obstacles
@@ -58,8 +60,10 @@ class Groups:
                     raise
                 return error
             if done := self._end_all(round, runs):
-                models = weights if len(done) == len(runs) else weights[done]
-                round.take(models, [runs[row].result() for row in done])
+                updates = [update for update in done.values() if update is not None]
+                whole = weights if len(done) == len(runs) else weights[list(done)]
+                results = [self.alone.result(round, runs[row]) for row in done]
+                round.take(torch.stack(updates) if updates else whole, results, less=bool(updates))
             round.trained += len(runs)
         finally:
             self.put_back(round)
@@ -89,7 +93,7 @@ class Groups:
         """
         client, device, shown = self.alone.server.client, self.alone.server.device, self.alone.local.trainer
         optimizer = self.steps.start(runs, round.factors)
-        self._start(runs)
+        self._start(round, runs)
         # Rules may add hooks of their own to the module when a client starts.
         state = ModuleState(client) if round.state.is_changed() else round.state
         group = StackedRun(runs, optimizer, draws)
@@ -105,23 +109,34 @@ class Groups:
         self.alone.local.end(None)
         self.alone.put_back(round)
 
-    def _start(self, runs: Sequence[LocalRun]) -> None:
+    def _start(self, round: Round, runs: Sequence[LocalRun]) -> None:
         server, hooks = self.alone.server, self.alone.hooks
         for run in runs if hooks.defines("on_client_start") else ():
+            self.alone.enter(run)
             self.alone.local.trainer.begin(run)
             seed_globals(derive(server.seed, "client", run.round, run.client), server.device)
             for start in hooks("on_client_start"):
                 start(server, run)
+        if runs[0].start_buffers is not None:
+            server.params.copy_(round.anchor)
+            round.state.write(round.state.buffers)
+            for run in runs:
+                run.kept["anchor"] = run.anchor
 
-    def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> list[int]:
-        """Call the hooks at the clients' ends, if there are any; return the rows of the clients that do not fail."""
-        if not self.alone.hooks.defines("on_client_end"):
-            return list(range(len(runs)))
-        done = []
+    def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> dict[int, Tensor | None]:
+        """Call the hooks at the clients' ends, if there are any.
+
+        Returns:
+            The rows of the clients that do not fail, each with what :meth:`OneByOne.sent` returns.
+        """
+        if not self.alone.hooks.defines("on_client_end", *SENT_HOOKS):
+            return dict.fromkeys(range(len(runs)))
+        done = dict[int, Tensor | None]()
         for row, run in enumerate(runs):
             with self.alone.leaving_out(round, run.client):
-                self.end(round, run)
-                done.append(row)
+                if self.alone.hooks.defines("on_client_end"):
+                    self.end(round, run)
+                done[row] = self.alone.sent(run)
         return done
 
     def end(self, round: Round, run: LocalRun) -> None:

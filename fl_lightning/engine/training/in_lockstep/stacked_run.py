@@ -30,7 +30,8 @@ class StackedRun:
         module: the LightningModule that trains; its own parameters stay those of the global model.
         round: the round's number, 1, 2, …
         clients: ids of the clients that take part in the step, one per row.
-        anchor: (P,) the global model that all clients start from.
+        anchor: (P,) the global model that all clients start from; (N, P) the clients' own, where rules define ``start``
+            or ``local_part``.
         params: (N, P) the clients' parameters.
         grads: (N, P) the clients' gradients of the current step; writing to the matrix changes the optimizer step. A
             rule may also assign another matrix: the step then uses that matrix itself, not a copy.
@@ -46,7 +47,7 @@ class StackedRun:
         self, runs: Sequence[LocalRun], optimizer: StackedOptimizer, randomness: Literal["same", "different"]
     ) -> None:
         first = runs[0]
-        self.module, self.round, self.anchor = first.module, first.round, first.anchor
+        self.module, self.round, self._anchor = first.module, first.round, first.anchor
         self.runs, self.optimizer, self.randomness = runs, optimizer, randomness
         self.params, self.grads = optimizer.weights, optimizer.weights.new_empty(0)
         self.kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
@@ -85,6 +86,10 @@ class StackedRun:
         for row, (run, loss, count) in enumerate(zip(self.runs, losses, steps, strict=True)):
             mine = {name.removeprefix("module."): value[row] for name, value in buffers.items()}
             run.finish(loss, [rate] * count, {name: value[row] for name, value in kept.items()}, mine)
+
+    @property
+    def anchor(self) -> Tensor:  # noqa: D102  # see the class
+        return self.kept.get("anchor", self._anchor)
 
     @property
     def clients(self) -> list[int]:
@@ -150,10 +155,11 @@ class StackedRun:
 
 
 class OneOfStack:
-    """A run of several clients, as ``loss`` hooks see it: with ``params`` (P,) and ``kept`` of one of the clients."""
+    """A run of several clients, as ``loss`` hooks see it: ``params`` (P,), ``anchor`` and ``kept`` of one of them."""
 
     def __init__(self, run: StackedRun, params: Tensor, kept: dict[str, Tensor]) -> None:
         self._run, self.params, self.kept = run, params, kept
+        self.anchor = kept.get("anchor", run.anchor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._run, name)

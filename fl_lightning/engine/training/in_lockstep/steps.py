@@ -112,7 +112,7 @@ class StackedTraining:
         """
         made, schedules = self.training.make_optimizers(runs[0], factors)
         obstacles.clear(obstacles.of_optimizer(self.training.module, made[0], schedules))
-        optimizer = StackedOptimizer(made[0], self.training.flat, runs[0].anchor.expand(len(runs), -1).clone())
+        optimizer = StackedOptimizer(made[0], self.training.flat, torch.stack([run.anchor for run in runs]))
         for row, run in enumerate(runs):
             run.place(optimizer.weights, row, made)
         return optimizer
@@ -128,8 +128,13 @@ class StackedTraining:
             Obstacle: the loss depends on parameters that the step did not get from the module.
         """
         steps = [each.work.total_batches for each in run.runs]  # in descending order
-        buffers = self._module_step.named_buffers()
-        run.begin({name: buffer.detach().expand(len(steps), *buffer.shape).clone() for name, buffer in buffers})
+        named = self._module_step.named_buffers()
+        buffers = {name: buffer.detach().expand(len(steps), *buffer.shape).clone() for name, buffer in named}
+        for row, each in enumerate(run.runs):
+            for name, value in each.named_start_buffers():
+                if (own := buffers.get(f"module.{name}")) is not None and value is not None:
+                    own[row] = value
+        run.begin(buffers)
         losses = list[tuple[Tensor, Sequence[int]]]()
         for run.parts in batches:
             sizes = sizes_of(run.parts)

@@ -76,9 +76,10 @@ def _relative(one: Tensor, other: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Alone:
-    """One client's training alone: its outcome, whether anything drew random numbers, its batches by local epoch."""
+    """One client's training alone: its start (P,), its outcome, whether it drew random numbers, batches by epoch."""
 
     client: int
+    anchor: Tensor
     outcome: Outcome
     draws: bool
     batches: list[list[tuple[Any, int]]]
@@ -147,7 +148,7 @@ class Trial:
         if distance <= rounding**SURE:
             return None
         signs = torch.randint(2, update.shape, device=update.device) * 2 - 1
-        moved = self._round.anchor + rounding * signs * (self._round.anchor.abs() + update.abs())
+        moved = alone.anchor + rounding * signs * (alone.anchor.abs() + update.abs())
         if distance <= MARGIN * alone.outcome.distance(self._alone(alone.client, moved).outcome):
             return None
         return f"what a client of {self._name} sends differs by {distance:.1e} (relative) at once from alone"
@@ -171,7 +172,7 @@ class Trial:
             for end in alone.hooks("on_client_end"):
                 end(self._server, run)
             outcome = Outcome.of(run)
-        return _Alone(client, outcome, draws, batches)
+        return _Alone(client, run.anchor, outcome, draws, batches)
 
     def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
         """Train clients in a group, and return the last one's outcome.

@@ -14,7 +14,7 @@ import pytest
 import torch
 from command import TINY, fit, fit_on
 from covering import covering, every
-from rules import CLIENT_RULES, TinyClassifier, TinyData
+from rules import CLIENT_RULES, PERSONAL, TinyClassifier, TinyData
 from torch import Tensor, nn
 from toy import SEEN, Capture, Net, trainer
 from zoo import manual, networks, optimizers
@@ -68,6 +68,9 @@ def compare(
             assert x.normalizer == pytest.approx(y.normalizer)
             assert x.loss == pytest.approx(y.loss, rel=max(tolerance, 1e-7))
             assert x.metrics == pytest.approx(y.metrics, rel=1e-6)
+            assert x.stays.keys() == y.stays.keys()
+            for name in x.stays:
+                near(x.stays[name], y.stays[name], tolerance)
             for one_buffer, other_buffer in zip(x.buffers, y.buffers, strict=True):
                 near(one_buffer, other_buffer, tolerance)
 
@@ -134,6 +137,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 SEVERAL = (CLIENT_RULES["Scaffold"], lambda: FedProx(0.1), lambda: SignFlip(2), ClientMonitor, FedNova)
 RULES: dict[str, Any] = {"none": (), "Pull": (Pull,), "several": SEVERAL, **{k: (v,) for k, v in CLIENT_RULES.items()}}
+RULES |= {"LocalPart": (PERSONAL["LocalPart"], Pull), "FedBN": (PERSONAL["FedBN"], lambda: FedProx(0.1))}
+RULES |= {"PerFedAvg": (PERSONAL["PerFedAvg"], PERSONAL["LocalPart"])}
 
 
 class Case(NamedTuple):
@@ -206,7 +211,7 @@ def test_only_means_over_examples_are_evaluated_example_by_example(make: Any, pa
     compare(make, padded=padded, local_epochs=2)
 
 
-@every([*RULES], ["several", "FedSAM", "MOON"])
+@every([name for name in RULES if name != "FedBN"], ["several", "FedSAM", "MOON", "LocalPart"])
 def test_rules_for_clients_of_different_sizes(row: str) -> None:
     compare(Means, *RULES[row], padded=row != "FedDecorr", local_epochs=1.5)
 

@@ -1,0 +1,1 @@
+"""Personal rules: each client ends with a model of its own."""

@@ -1,0 +1,37 @@
+"""Ditto: a model of each client's own, near the global one."""
+
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_not_negative
+
+
+class Ditto(FederatedCallback):
+    """Trains a second model on each client, which is pulled towards the global one (Li et al., 2021, Algorithm 1).
+
+    The second model v_k takes as many local steps as the first, with the gradient of f_k(v) + λ/2 ‖v - w‖², where w is
+    the global model of the round. The global model is that of the other rules alone. Clients train one by one, and
+    twice.
+
+    Args:
+        lam: λ >= 0, strength of the pull.
+
+    Raises:
+        ConfigurationError: ``lam`` is negative.
+    """
+
+    def __init__(self, lam: float = 0.1) -> None:
+        check_not_negative(lam=lam)
+        self.lam = lam
+
+    @override
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        def pull(again: LocalRun) -> None:
+            again.grads.add_(again.params - run.anchor, alpha=self.lam)
+
+        self.keep(run, "v", orchestrator.train_again(run, self.recall(f"v/{run.client}", run.anchor), pull))
+
+    @override
+    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        return self.recall(f"v/{client}", params), buffers

@@ -1,0 +1,48 @@
+"""FedBABU: a body that learns under a head that does not, and clients that fine-tune both."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server
+
+
+class FedBABU(FederatedCallback):
+    """Never trains the global model's head; each client's own model is the whole one, fine-tuned (Oh et al., 2022).
+
+    The head has a zero gradient, and is put back after each step, so that weight decay and momentum do not move it. A
+    client's own model comes of its local work done again, from the same global model, with the head. Clients train one
+    by one, and twice.
+
+    Args:
+        parts: names of the head's parameters or submodules.
+
+    Raises:
+        ConfigurationError: no trainable parameter has a name.
+    """
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self.parts = parts
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._head = cast(Server, pl_module).mask_of(self.parts)
+
+    @override
+    def on_before_client_step(self, run: LocalRun) -> None:
+        run.grads[self._head] = 0
+
+    @override
+    def on_after_client_step(self, run: LocalRun) -> None:
+        run.params[self._head] = run.anchor[self._head]
+
+    @override
+    def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
+        self.keep(run, "tuned", orchestrator.train_again(run, run.anchor))
+
+    @override
+    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        return self.recall(f"tuned/{client}", params), buffers

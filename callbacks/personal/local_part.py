@@ -1,0 +1,33 @@
+"""LocalPart: layers that never leave a client, as in FedPer and LG-FedAvg."""
+
+from collections.abc import Iterable, Sequence
+
+from lightning.pytorch import LightningModule
+from typing_extensions import override
+
+from fl_lightning import FederatedCallback
+from fl_lightning.errors import ConfigurationError
+
+
+class LocalPart(FederatedCallback):
+    """Keeps named layers on each client: FedPer with the last layers, LG-FedAvg with the first ones.
+
+    A client trains the whole model and sends the shared part alone; its own part waits for its next round. FedPer
+    (Arivazhagan et al., 2019) keeps the head, LG-FedAvg (Liang et al., 2020) the body. The global model's own values
+    of the part are never trained: only clients that have not taken part yet are served by them.
+
+    Args:
+        parts: names of parameters, buffers or submodules of the client module, such as ``network.fc3``.
+
+    Raises:
+        ConfigurationError: ``parts`` is empty, or the client module has nothing of a name.
+    """
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        if isinstance(parts, str) or not parts:
+            raise ConfigurationError(f"parts must be a list of names such as [network.fc3], got {parts!r}")
+        self.parts = parts
+
+    @override
+    def local_part(self, module: LightningModule) -> Iterable[str]:
+        return self.parts

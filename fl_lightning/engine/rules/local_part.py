@@ -1,0 +1,75 @@
+"""ClientPart: the part of the model that stays with each client, by the names that a rule gives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.engine.module.state import Buffers
+from fl_lightning.engine.rules.callback import FederatedCallback
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server import Server
+from fl_lightning.errors import ConfigurationError, nearest
+
+
+class ClientPart:
+    """Parameters and buffers that a client keeps from round to round, in the state of the rule that names them.
+
+    A client starts from its own part; before its first round, from the global model's. Its update is zero there, and
+    its buffers there are the global model's, so that nothing else in a round sees the part.
+
+    Args:
+        rule: the rule, whose ``local_part`` names parameters, buffers or submodules.
+        server: the orchestrator, whose client module has them.
+
+    Attributes:
+        columns: (L,) the part's places in (P,) vectors.
+
+    Raises:
+        ConfigurationError: the client module has nothing of a name.
+    """
+
+    def __init__(self, rule: FederatedCallback, server: Server) -> None:
+        parameters, buffers = server.flat.names, server.buffer_names
+        names = list(rule.local_part(server.client))
+        for name in names:
+            if not any(_inside(known, name) for known in (*parameters, *buffers)):
+                known_names = [*dict(server.client.named_modules()), *parameters, *buffers]
+                near = nearest(name, known_names) or ", ".join(known_names[1:9])
+                raise ConfigurationError(
+                    f"{type(rule).__name__}: {type(server.client).__name__} has no parameter, buffer or submodule "
+                    f"{name!r}: did you mean {near}?"
+                )
+        own = [any(_inside(known, name) for name in names) for known in parameters]
+        sizes = torch.tensor([parameter.numel() for parameter in server.flat.parameters])
+        self.columns = torch.tensor(own).repeat_interleave(sizes).nonzero().flatten().to(server.params.device)
+        self._slots = [slot for slot, known in enumerate(buffers) if any(_inside(known, name) for name in names)]
+        self._rule, self._buffers = rule, buffers
+
+    def start(self, server: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        """Return a model with the client's own part in place of that of the model given; see the hook of that name."""
+        params, buffers = params.clone(), list(buffers)
+        params[self.columns] = self._rule.recall(f"local/{client}", params[self.columns])
+        for slot in self._slots:
+            if (value := buffers[slot]) is not None:
+                buffers[slot] = self._rule.recall(f"local.{self._buffers[slot]}/{client}", value)
+        return params, buffers
+
+    def keep(self, run: LocalRun, update: Tensor) -> None:
+        """Keep the part of a client that has trained, and make its update (P,) zero there."""
+        self._rule.keep(run, "local", run.params[self.columns])
+        now = run.buffers if self._slots else ()
+        for slot in self._slots:
+            if (value := now[slot]) is not None:
+                self._rule.keep(run, f"local.{self._buffers[slot]}", value)
+        update[self.columns] = 0
+
+    def hide(self, buffers: list[Tensor | None], known: Buffers) -> None:
+        """Put the global model's buffers in place of the client's own."""
+        for slot in self._slots:
+            buffers[slot] = known[slot]
+
+
+def _inside(known: str, name: str) -> bool:
+    """Tell whether a parameter or buffer has a name, or lies in a submodule of this name."""
+    return f"{known}.".startswith(f"{name}.")
