@@ -43,7 +43,9 @@ from fl_lightning.callbacks.personal.apfl import APFL as APFL
 from fl_lightning.callbacks.personal.ditto import Ditto as Ditto
 from fl_lightning.callbacks.personal.fedbabu import FedBABU as FedBABU
 from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
+from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto
 from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
+from fl_lightning.callbacks.personal.fedrod import FedROD as FedROD
 from fl_lightning.callbacks.personal.local_part import LocalPart as LocalPart
 from fl_lightning.callbacks.personal.perfedavg import PerFedAvg as PerFedAvg
 from fl_lightning.callbacks.personal.pfedme import PFedMe as PFedMe

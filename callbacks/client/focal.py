@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, FederatedCallback, LocalRun
+from fl_lightning import FederatedCallback, LocalRun
+from fl_lightning.callbacks.client.classes import logits_and_targets
 from fl_lightning.errors import check_not_negative, check_positive
 
 
@@ -63,9 +64,4 @@ class FocalLoss(FederatedCallback):
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        if not isinstance(outputs, dict) or not {"logits", "targets"} <= outputs.keys():
-            raise ConfigurationError(
-                f"FocalLoss needs {type(run.module).__name__}.training_step to return a dict with 'loss', 'logits' and "
-                f"'targets', got {sorted(outputs) if isinstance(outputs, dict) else type(outputs).__name__}"
-            )
-        return focal_loss(outputs["logits"], outputs["targets"], self.gamma, self.beta)
+        return focal_loss(*logits_and_targets(self, run, outputs), self.gamma, self.beta)

@@ -13,16 +13,6 @@ from fl_lightning.runs.catalogue import Metric
 TOP1 = "clients/top1"
 
 
-def labelled(outputs: Any) -> tuple[Tensor, Tensor] | None:
-    """Return the "logits" (B, C, …), C > 1, and "targets" (B, …) of a training step; None for any other outputs."""
-    logits, targets = (outputs.get("logits"), outputs.get("targets")) if isinstance(outputs, dict) else (None, None)
-    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
-        return None
-    if logits.ndim < 2 or logits.shape[1] < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
-        return None
-    return logits, targets
-
-
 def top1(outputs: Any) -> Tensor | None:
     """Share of a batch's examples that are classified correctly, a scalar in [0, 1].
 
@@ -38,9 +28,11 @@ def top1(outputs: Any) -> Tensor | None:
     Returns:
         The share; None for any other outputs.
     """
-    if (found := labelled(outputs)) is None:
+    logits, targets = (outputs.get("logits"), outputs.get("targets")) if isinstance(outputs, dict) else (None, None)
+    if not isinstance(logits, Tensor) or not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
-    logits, targets = found
+    if logits.ndim < 2 or logits.shape[1] < 2 or logits.shape[:1] + logits.shape[2:] != targets.shape:
+        return None
     return (logits.argmax(1) == targets).float().mean()
 
 

@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, FederatedDataModule, LocalRun, Monitor
-from fl_lightning.callbacks.monitors.clients import labelled
+from fl_lightning import LocalRun, Monitor
+from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
 from fl_lightning.runs.catalogue import Metric
 
 
@@ -47,22 +47,12 @@ class ImbalanceMonitor(Monitor):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]  # set outside Trainer.__init__
-        if (counts := data.class_counts()) is None:
-            raise ConfigurationError(
-                f"ImbalanceMonitor needs the clients' class counts, but {type(data).__name__}.class_counts() returns "
-                "None: define it, or remove ImbalanceMonitor"
-            )
+        counts = class_counts(self, trainer.datamodule)  # type: ignore[attr-defined]  # set outside Trainer.__init__
         self._rare = counts * counts.shape[1] < counts.sum(1, keepdim=True)
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
-        if (found := labelled(outputs)) is None:
-            raise ConfigurationError(
-                'ImbalanceMonitor needs a training_step that returns a dict with "logits" (B, C, …) and "targets" '
-                "(B, …): return them, or remove ImbalanceMonitor"
-            )
-        logits, targets = found
+        logits, targets = logits_and_targets(self, run, outputs)
         rare = self._rare[run.client].to(targets.device)[targets].double()
         with torch.no_grad():
             losses = F.cross_entropy(logits, targets, reduction="none").double()

@@ -1,6 +1,6 @@
 """PersonalEvaluation: how well the models serve each client."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -69,10 +69,11 @@ class PersonalEvaluation(Monitor):
     ``own/top1_mean``, … over the cohort, beside ``own/top1``, their mean weighted by n_k: under FedAvg this is the
     global model fine-tuned, the baseline of every personal method.
 
-    With rules that give clients models of their own (``local_part``, ``start`` or ``personal`` of
-    :class:`FederatedCallback`), ``val/top1`` of these models becomes ``personal/top1/<k>``, ``personal/top1_mean``, …
-    over all clients that hold data out, beside ``personal/top1``, their mean weighted by n_k. A client that has never
-    taken part is served by what a new client would start from; ``personal/new`` counts these clients.
+    ``val/top1`` of the models that serve the clients becomes ``personal/top1/<k>``, ``personal/top1_mean``, … over all
+    clients that hold data out, beside ``personal/top1``, their mean weighted by n_k. These are the global model, unless
+    rules give clients models of their own (``local_part``, ``start`` or ``personal`` of :class:`FederatedCallback`). A
+    client that has never taken part is then served by what a new client would start from; ``personal/new`` counts these
+    clients.
 
     The measures of fairness, standard deviation and worst tenth, are those of Li et al., 2020 ("Fair Resource
     Allocation in Federated Learning") and Wang et al., 2021 (FedFV). Every device evaluates the models of all clients.
@@ -150,13 +151,12 @@ class PersonalEvaluation(Monitor):
         }
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
-        if orchestrator.personal_model is not None:
-            self._log_personal(orchestrator, [client for client, row in held_out.items() if row])
+        self._log_personal(orchestrator, {client: row for client, row in held_out.items() if row})
 
-    def _log_personal(self, orchestrator: Server, clients: Sequence[int]) -> None:
-        """Evaluate the models that serve some clients, which hold data out."""
-        rows = dict[int, dict[str, float]]()
-        for client in clients:
+    def _log_personal(self, orchestrator: Server, rows: dict[int, dict[str, float]]) -> None:
+        """Evaluate the models that serve the clients, given what the global model does for those that hold data out."""
+        clients = list(rows)
+        for client in clients if orchestrator.personal_model is not None else ():
             assert orchestrator.personal_model is not None
             with orchestrator.at(*orchestrator.personal_model(client)):
                 rows[client] = self._evaluate(orchestrator, partial(orchestrator.data.held_out_batches, client))

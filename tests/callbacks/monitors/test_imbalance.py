@@ -76,7 +76,7 @@ def test_share_of_the_rare_class(rules: Any) -> None:
     ("settings", "line"),
     [
         ({"data": Unlabelled}, r"Unlabelled.class_counts\(\) returns None: define it, or remove ImbalanceMonitor"),
-        ({"module": OnlyLoss()}, "needs a training_step that returns a dict .*: return them, or remove"),
+        ({"module": OnlyLoss()}, "needs OnlyLoss.training_step to return a dict with .*, got Tensor"),
     ],
 )
 def test_needs_classes_and_logits(settings: Any, line: str) -> None:

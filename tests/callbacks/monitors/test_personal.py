@@ -128,6 +128,7 @@ def test_the_value_of_each_client() -> None:
     fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
     fit.fit(FederatedOrchestrator(Watched(2)), datamodule=Points())
     held_out = {f"held_out/error/{k}": error for k, error in enumerate([9.25, 5.25, 21.25])}
+    held_out |= {name.replace("held_out", "personal"): error for name, error in held_out.items()}
     errors = held_out | {f"own/error/{k}": error for k, error in enumerate([1, 10])}
     scores = {name.replace("error", "score"): -error for name, error in errors.items()}
     assert {name: value for name, value in row.items() if name.rpartition("/")[2].isdigit()} == errors | scores
