@@ -181,11 +181,15 @@ def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
 
 
 def draw(entries: Sequence[Entry], path: Path) -> None:
-    """Draw one row for each tested claim of a paper, effect and interval beside the paper's point; write a PNG."""
+    """Draw one row for each tested claim of a paper, effect and interval beside the paper's point; write a PNG.
+
+    If the paper prints or states some of the effects, claims without one are left out.
+    """
     from matplotlib import style  # here, because the import takes half a second
     from matplotlib.figure import Figure as Drawing
 
-    if not (entries := _tested(entries)):
+    tested = _tested(entries)
+    if not (entries := [entry for entry in tested if not math.isnan(entry.best.paper)] or tested):
         return
     called = [f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}" for entry in entries]
     texts = [textwrap.fill(each, LETTERS_A_LINE) for each in called]
