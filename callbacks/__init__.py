@@ -46,6 +46,7 @@ from fl_lightning.callbacks.personal.fedbn import FedBN as FedBN
 from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto
 from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
 from fl_lightning.callbacks.personal.fedrod import FedROD as FedROD
+from fl_lightning.callbacks.personal.fine_tuning import FineTuning as FineTuning
 from fl_lightning.callbacks.personal.local_part import LocalPart as LocalPart
 from fl_lightning.callbacks.personal.perfedavg import PerFedAvg as PerFedAvg
 from fl_lightning.callbacks.personal.pfedme import PFedMe as PFedMe

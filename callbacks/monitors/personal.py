@@ -98,6 +98,7 @@ class PersonalEvaluation(Monitor):
                 percent=name != "loss",
                 quality=True,
                 panel=f"{title} {called}".lower(),
+                paper="personal_top1" if (group, name) == ("personal", "top1") else "",
             )
             for group, title in (("own", "Own models'"), ("personal", "Personal models'"))
             for name, called in NAMES.items()
