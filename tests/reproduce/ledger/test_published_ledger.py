@@ -13,7 +13,7 @@ from fl_lightning.reproduce.ledger.findings import Entry, counts, folder_of, led
 from fl_lightning.reproduce.ledger.page import by_paper, page_of
 from fl_lightning.reproduce.outcome.claims import effects
 from fl_lightning.reproduce.outcome.numbers import RESULTS as FILE
-from fl_lightning.reproduce.outcome.numbers import read
+from fl_lightning.reproduce.outcome.numbers import axes_of, read
 from fl_lightning.reproduce.outcome.verdict import HOLDS, OPPOSITE, decide
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -59,20 +59,31 @@ def test_every_paper_that_is_tried_has_a_page_with_its_figure(entries: list[Entr
 def test_labels_that_are_shuffled_within_seeds_decide_nothing(entries: list[Entry], paper: str) -> None:
     """The check against luck: of all claims in 100 shuffles, few seem to be above half of the paper's, or below 0.
 
-    An effect of 0 is rightly smaller than half of the paper's, so that verdict does not count here.
+    An effect of 0 is rightly smaller than half of the paper's, so that verdict does not count here. The effects are
+    taken out first: labels of two cells that are exchanged in each of three seeds leave a large effect in place, or
+    turn it, one time in four.
     """
     tested = [entry for entry in by_paper(entries)[paper] if not math.isnan(entry.best.p)]
     own = [entry for entry in tested if entry.claim.by is None and entry.claim.number is None]
     draw, decided = np.random.default_rng(0), 0
     for entry in own:
-        results, claim = read(folder_of(RESULTS, entry.scale, entry.experiment.id) / FILE), entry.claim
+        results, claim = without_effects(entry), entry.claim
         axes = {*claim.higher, *claim.than} - {"round"} or {"round"}
         for _ in range(100):
             found = [each.values for each in effects(claim, shuffled(results, sorted(axes), draw))]
             verdict = decide(found, [max(0.0, entry.best.paper / 2)] * len(found), None)[0]
             decided += verdict in (HOLDS, OPPOSITE)
     print(f"{paper}: {decided} of {100 * len(own)}")
-    assert decided <= 6 * len(own)
+    assert decided <= 3 * len(own)
+
+
+def without_effects(entry: Entry) -> pd.DataFrame:
+    """Leave of the measure of a claim what the seeds of a cell differ by, as large as it is expected to be."""
+    results, measure = read(folder_of(RESULTS, entry.scale, entry.experiment.id) / FILE), entry.claim.measure
+    cells = results.groupby(axes_of(results), dropna=False)[measure]
+    count = cells.transform("count")
+    apart = (results[measure] - cells.transform("mean")) * (count / (count - 1).clip(lower=1)) ** 0.5
+    return results.assign(**{measure: apart})
 
 
 def shuffled(results: pd.DataFrame, axes: list[str], draw: np.random.Generator) -> pd.DataFrame:
