@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     from fl_lightning.datamodules.cohorts.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
     from fl_lightning.engine.federation.batches import TrainingBatch
     from fl_lightning.engine.federation.cohorts import ClientSampler
-    from fl_lightning.engine.module.state import Buffers
     from fl_lightning.engine.orchestrator import FederatedOrchestrator
     from fl_lightning.engine.rules.callback import FederatedCallback, Monitor
     from fl_lightning.engine.rules.run import LocalRun
@@ -55,7 +54,7 @@ else:
     HOMES = (
         "errors",
         *("engine.federation.batches", "engine.federation.cohorts"),
-        *("engine.module.state", "engine.updates.cohort", "engine.updates.gram"),
+        *("engine.updates.cohort", "engine.updates.gram"),
         *("engine.rules.callback", "engine.rules.run", "engine.rules.server"),
         *("runs.record.environment", "runs.record.run_callbacks", "runs.export", "runs.folder.run_folder"),
         *("runs.loggers.round_values", "runs.display.timer", "runs.display.traffic"),
@@ -98,7 +97,6 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "Monitor",
     "Server",
     "LocalRun",
-    "Buffers",
     "Cohort",
     "ClientResult",
     # the algebra of updates on their K×K Gram matrix

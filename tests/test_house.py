@@ -61,11 +61,11 @@ def test_a_circle_through_the_package_is_one_though_for_type_checkers_alone(
 def test_the_engine_stays_small() -> None:
     """Lines of code, files in a folder, and what the orchestrator's classes share."""
     sizes = measures.rooms()
-    assert sum(sizes.values()) <= 5250
-    assert sum(sizes.values()) + measures.ground() <= 5533
-    assert max(sizes.values()) <= 1403
+    assert sum(sizes.values()) <= 5450
+    assert sum(sizes.values()) + measures.ground() <= 5733
+    assert max(sizes.values()) <= 1471
     written, touched = measures.attributes()
-    assert len(written) <= 37
+    assert len(written) <= 39
     assert len([name for name, classes in touched.items() if len(classes) > 2]) <= 2
     own = [cls for cls in FederatedOrchestrator.__mro__ if cls.__module__.startswith("fl_lightning.")]
     assert [cls.__name__ for cls in own] == ["FederatedOrchestrator", "ClientHost", "Server"]

@@ -7,7 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Buffers, FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning.engine.module.state import Buffers
 
 
 class FedBABU(FederatedCallback):

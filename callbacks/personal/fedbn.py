@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from lightning.pytorch import LightningModule
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 from typing_extensions import override
 
 from fl_lightning import FederatedCallback
 from fl_lightning.errors import ConfigurationError
+
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FedBN(FederatedCallback):
@@ -21,7 +23,7 @@ class FedBN(FederatedCallback):
 
     @override
     def local_part(self, module: LightningModule) -> Iterable[str]:
-        names = [name for name, part in module.named_modules() if isinstance(part, _BatchNorm)]
+        names = [name for name, part in module.named_modules() if isinstance(part, KINDS)]
         if not names:
             raise ConfigurationError(
                 f"FedBN keeps BatchNorm layers on the clients, but {type(module).__name__} has none: use a network "

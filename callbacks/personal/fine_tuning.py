@@ -3,7 +3,8 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Buffers, FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning.engine.module.state import Buffers
 
 
 class FineTuning(FederatedCallback):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,9 +53,7 @@ class Round:
         self._untold: list[str] = []
         policy.store.clear()
 
-    def take(
-        self, models: Tensor, results: Sequence[ClientResult], losses: Tensor | None = None, less: bool = False
-    ) -> None:
+    def take(self, models: Tensor, results: Sequence[ClientResult], losses: Any = None, less: bool = False) -> None:
         """Take in what clients send.
 
         Args:

@@ -31,7 +31,8 @@ class Hooks:
         self._server, self.callbacks = server, callbacks
         self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
         self._starts: list[Any] = [*self.parts, *(each for each in callbacks if overrides(each, "start"))]
-        self._personal = [each for each in callbacks if overrides(each, "start") or overrides(each, "personal")]
+        own = [each for each in callbacks if overrides(each, "start") or overrides(each, "personal")]
+        self._personal: list[Any] = [*self.parts, *own]
 
     def __call__(self, name: str) -> Iterator[Callable[..., Any]]:
         """Yield the hook ``name`` of each callback that defines it."""
@@ -71,10 +72,8 @@ class Hooks:
     def personal(self, client: int) -> tuple[Tensor, Buffers]:
         """Return the model that serves a client, between two rounds."""
         params, buffers = self._server.params, self._server.read_buffers()
-        for part in self.parts:
-            params, buffers = part.start(self._server, client, params, buffers)
-        for callback in self._personal:
-            params, buffers = callback.personal(self._server, client, params, buffers)
+        for each in self._personal:
+            params, buffers = each.personal(self._server, client, params, buffers)
         return params, buffers
 
     def settle(self, cohort: Cohort) -> None:

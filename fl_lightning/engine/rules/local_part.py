@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from fl_lightning.engine.module.state import Buffers
@@ -33,18 +34,16 @@ class ClientPart:
         parameters, buffers = server.flat.names, server.buffer_names
         names = list(rule.local_part(server.client))
         for name in names:
-            if not any(_inside(known, name) for known in (*parameters, *buffers)):
+            if not any(_inside(known, [name]) for known in (*parameters, *buffers)):
                 known_names = [*dict(server.client.named_modules()), *parameters, *buffers]
                 near = nearest(name, known_names) or ", ".join(known_names[1:9])
                 raise ConfigurationError(
                     f"{type(rule).__name__}: {type(server.client).__name__} has no parameter, buffer or submodule "
                     f"{name!r}: did you mean {near}?"
                 )
-        own = [any(_inside(known, name) for name in names) for known in parameters]
-        sizes = torch.tensor([parameter.numel() for parameter in server.flat.parameters])
-        self.columns = torch.tensor(own).repeat_interleave(sizes).nonzero().flatten().to(server.params.device)
-        self._slots = [slot for slot, known in enumerate(buffers) if any(_inside(known, name) for name in names)]
-        self._rule, self._buffers = rule, buffers
+        self.columns = server.mask_of(known for known in parameters if _inside(known, names)).nonzero().flatten()
+        self._slots = [slot for slot, known in enumerate(buffers) if _inside(known, names)]
+        self._rule, self._names = rule, buffers
 
     def start(self, server: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return a model with the client's own part in place of that of the model given; see the hook of that name."""
@@ -52,8 +51,10 @@ class ClientPart:
         params[self.columns] = self._rule.recall(f"local/{client}", params[self.columns])
         for slot in self._slots:
             if (value := buffers[slot]) is not None:
-                buffers[slot] = self._rule.recall(f"local.{self._buffers[slot]}/{client}", value)
+                buffers[slot] = self._rule.recall(f"local.{self._names[slot]}/{client}", value)
         return params, buffers
+
+    personal = start
 
     def keep(self, run: LocalRun, update: Tensor) -> None:
         """Keep the part of a client that has trained, and make its update (P,) zero there."""
@@ -61,7 +62,7 @@ class ClientPart:
         now = run.buffers if self._slots else ()
         for slot in self._slots:
             if (value := now[slot]) is not None:
-                self._rule.keep(run, f"local.{self._buffers[slot]}", value)
+                self._rule.keep(run, f"local.{self._names[slot]}", value)
         update[self.columns] = 0
 
     def hide(self, buffers: list[Tensor | None], known: Buffers) -> None:
@@ -70,6 +71,6 @@ class ClientPart:
             buffers[slot] = known[slot]
 
 
-def _inside(known: str, name: str) -> bool:
-    """Tell whether a parameter or buffer has a name, or lies in a submodule of this name."""
-    return f"{known}.".startswith(f"{name}.")
+def _inside(known: str, names: Sequence[str]) -> bool:
+    """Tell whether a parameter or buffer has one of some names, or lies in a submodule of such a name."""
+    return f"{known}.".startswith(tuple(f"{name}." for name in names))

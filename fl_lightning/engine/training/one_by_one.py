@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -82,8 +82,7 @@ class OneByOne:
             self.local.train(run, partial(self.data.batches, client, round.number))
             for end in self.hooks("on_client_end"):
                 end(self.server, run)
-            update = self.sent(run)
-            result = self.result(round, run, self.local.loss_scale())
+            update, result = self.sent(round, run, self.local.loss_scale())
             models = run.params if update is None else update
             round.take(models[None], [result], run.mean_loss[None], update is not None)
         round.trained += 1
@@ -119,26 +118,28 @@ class OneByOne:
             self.server.params.copy_(run.anchor)
             self.server.write_buffers(run.start_buffers)
 
-    def sent(self, run: LocalRun) -> Tensor | None:
-        """Return the update (P,) that a client sends; None if it is what the client has learned from the global model.
+    def sent(
+        self, round: Round, run: LocalRun, loss_scale: tuple[float, int] | None = None
+    ) -> tuple[Tensor | None, ClientResult]:
+        """Return the update (P,) and the values that a client sends; the hooks at the client's end have been called.
 
-        The hooks of rules at the client's end have been called.
+        Args:
+            round: the round.
+            run: the client's run.
+            loss_scale: scale and growth tracker of the client's GradScaler; None without a GradScaler.
+
+        Returns:
+            The update, None if it is what the client has learned from the global model; the other values.
         """
-        if not self.hooks.defines(*SENT_HOOKS):
-            return None
-        update = run.params - run.anchor
+        update: Any = run.params - run.anchor if self.hooks.defines(*SENT_HOOKS) else None
         for part in self.hooks.parts:
             part.keep(run, update)
         for upload in self.hooks("upload"):
             update = upload(self.server, run, update)
-        return update
-
-    def result(self, round: Round, run: LocalRun, loss_scale: tuple[float, int] | None = None) -> ClientResult:
-        """Collect the values that a client sends beside its update; see :meth:`LocalRun.result`."""
         result = run.result(loss_scale)
         for part in self.hooks.parts:
             part.hide(result.buffers, round.state.buffers)
-        return result
+        return update, result
 
     @contextmanager
     def training_of(self, round: Round, client: int, start: Tensor | None = None) -> Iterator[LocalRun]:

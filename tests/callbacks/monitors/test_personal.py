@@ -15,9 +15,10 @@ from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 from toy import Capture, GivenData, InTurn, Linear, close, trainer
 
-from fl_lightning import Buffers, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FaultInjection, PersonalEvaluation
 from fl_lightning.callbacks.monitors.personal import over_clients
+from fl_lightning.engine.module.state import Buffers
 
 UPDATES = torch.tensor([[2.0, 0.0], [0.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
 POINTS = [[[1.0, 0.0]], [[0.0, 0.0], [0.0, 2.0]], [[5.0, 2.0]]]

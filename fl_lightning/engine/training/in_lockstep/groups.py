@@ -60,10 +60,9 @@ class Groups:
                     raise
                 return error
             if done := self._end_all(round, runs):
-                updates = [update for update in done.values() if update is not None]
-                whole = weights if len(done) == len(runs) else weights[list(done)]
-                results = [self.alone.result(round, runs[row]) for row in done]
-                round.take(torch.stack(updates) if updates else whole, results, less=bool(updates))
+                updates = [update for update, _ in done.values() if update is not None]
+                sent = torch.stack(updates) if updates else weights[list(done)] if len(done) < len(runs) else weights
+                round.take(sent, [result for _, result in done.values()], less=bool(updates))
             round.trained += len(runs)
         finally:
             self.put_back(round)
@@ -123,20 +122,20 @@ class Groups:
             for run in runs:
                 run.kept["anchor"] = run.anchor
 
-    def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> dict[int, Tensor | None]:
+    def _end_all(self, round: Round, runs: Sequence[LocalRun]) -> dict[int, Any]:
         """Call the hooks at the clients' ends, if there are any.
 
         Returns:
             The rows of the clients that do not fail, each with what :meth:`OneByOne.sent` returns.
         """
         if not self.alone.hooks.defines("on_client_end", *SENT_HOOKS):
-            return dict.fromkeys(range(len(runs)))
-        done = dict[int, Tensor | None]()
+            return {row: (None, run.result()) for row, run in enumerate(runs)}
+        done = dict[int, Any]()
         for row, run in enumerate(runs):
             with self.alone.leaving_out(round, run.client):
                 if self.alone.hooks.defines("on_client_end"):
                     self.end(round, run)
-                done[row] = self.alone.sent(run)
+                done[row] = self.alone.sent(round, run)
         return done
 
     def end(self, round: Round, run: LocalRun) -> None:

@@ -132,8 +132,8 @@ class StackedTraining:
         buffers = {name: buffer.detach().expand(len(steps), *buffer.shape).clone() for name, buffer in named}
         for row, each in enumerate(run.runs):
             for name, value in each.named_start_buffers():
-                if (own := buffers.get(f"module.{name}")) is not None and value is not None:
-                    own[row] = value
+                if value is not None and f"module.{name}" in buffers:
+                    buffers[f"module.{name}"][row] = value
         run.begin(buffers)
         losses = list[tuple[Tensor, Sequence[int]]]()
         for run.parts in batches:
