@@ -61,7 +61,7 @@ SECTIONS = (
     Section("FedLAW", ("fedlaw",), "The shrinking factor and the weights that the server learns: runs with FedLAW."),
     Section(
         "Clients",
-        ("clients", "held_out", "own", "cohort"),
+        ("clients", "personal", "held_out", "own", "cohort"),
         "Values of single clients, and accuracy on the examples that clients hold out: runs with ClientMonitor or "
         "PersonalEvaluation.",
     ),

@@ -30,11 +30,11 @@ SCRIPTS = ("state", "draw", "explore", "cursor", "clients", "export", "page")  #
 SECTIONS = {
     "accuracy": ("Accuracy and loss", ("val", "train", "global_train")),
     "conflict": ("Conflict between clients", ("conflict",)),
-    "coherence": ("Coherence", ("coherence",)),
+    "coherence": ("Coherence", ("coherence", "weights")),
     "updates": ("Updates", ("updates",)),
     "fedlaw": ("Learned aggregation", ("fedlaw",)),
     "curvature": ("Curvature", ("hessian",)),
-    "personal": ("Examples that clients hold out", ("held_out", "own")),
+    "personal": ("Examples that clients hold out", ("personal", "held_out", "own")),
     "participation": ("Participation", ("clients",)),
     "traffic": ("Communication", ("bytes",)),
     "other": ("Other measures", ()),

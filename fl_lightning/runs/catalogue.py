@@ -50,8 +50,8 @@ class Metric:
 FILE = Path(__file__).with_name("catalogue.yaml")
 # Groups in the order in which reports show them; "" stands for all that are not named here.
 GROUPS: Final = (
-    *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "held_out"),
-    *("own", "cohort", "hessian", "parameters", "", "bytes", "time"),
+    *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "personal"),
+    *("held_out", "own", "cohort", "weights", "imbalance", "hessian", "parameters", "", "bytes", "time"),
 )
 # Short names of losses and errors, of which less is better.
 ERRORS: Final = frozenset({"mae", "mse", "rmse", "mape", "nll", "perplexity", "ppl", "bpc", "wer", "cer", "ece"})

@@ -25,7 +25,7 @@ BUBBLE_CLIENTS = 100  # largest number of clients in a bubble plot
 NARROW_CLIENTS = 40  # largest number of clients in a bubble plot of half the page's width
 LONGEST_SPARK, SHORTEST_SPARK = 40, 8  # points of a sparkline
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # heights of a sparkline's points
-ITEMS = "(?:clients|held_out|own)/.*|fedlaw/weight"
+ITEMS = "(?:clients|personal|held_out|own)/.*|fedlaw/weight"
 ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
 
 
@@ -83,8 +83,8 @@ def _held(run: Run) -> dict[str, pd.Series]:
         if "counts" in arrays:
             columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
             columns["main class"] = pd.Series(arrays["counts"].argmax(1))
-    # The global model is evaluated on all clients, whether they take part in the round or not.
-    prefixes = [prefix for prefix in _prefixes(run) if not prefix.startswith("held_out/")]
+    # These models are evaluated on all clients, whether they take part in the round or not.
+    prefixes = [prefix for prefix in _prefixes(run) if not prefix.startswith(("held_out/", "personal/"))]
     counted = {prefix: run.items(prefix).count() for prefix in prefixes}
     return columns | ({"rounds": pd.DataFrame(counted).max(axis=1)} if counted else {})
 
