@@ -1,4 +1,4 @@
-"""The algorithms, one file each: server/, client/ and personal/ change a round, attacks/ harm it, monitors/ measure."""
+"""The algorithms, one file each: rules that change a round, attacks/ that harm it, and monitors/ that only measure."""
 
 if __name__ != "fl_lightning.callbacks":
     raise ImportError(f"import fl_lightning.callbacks, not {__name__}: under two names every class would exist twice")
@@ -50,6 +50,10 @@ from fl_lightning.callbacks.personal.fine_tuning import FineTuning as FineTuning
 from fl_lightning.callbacks.personal.local_part import LocalPart as LocalPart
 from fl_lightning.callbacks.personal.perfedavg import PerFedAvg as PerFedAvg
 from fl_lightning.callbacks.personal.pfedme import PFedMe as PFedMe
+from fl_lightning.callbacks.compression.qsgd import QSGD as QSGD
+from fl_lightning.callbacks.compression.randomk import RandomK as RandomK
+from fl_lightning.callbacks.compression.signsgd import SignSGD as SignSGD
+from fl_lightning.callbacks.compression.topk import TopK as TopK
 from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack

@@ -26,6 +26,7 @@ PACKAGES = ("fl_lightning", "fl_lightning.callbacks", "fl_lightning.datamodules"
 OVERVIEWS = {  # the page that compares the callbacks of a folder
     "server": "[Server rules](../../server-rules.md)",
     "client": "[Client rules](../../client-rules.md)",
+    "compression": "[Compression](../../../how-to/compress.md)",
     "personal": "[Personal models](../../../how-to/personal.md)",
     "attacks": "[Attacks and faults](../../attacks.md)",
     "monitors": "[Measures](../../measures.md)",

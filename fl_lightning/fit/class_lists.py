@@ -78,6 +78,7 @@ FOLDERS = {
     "server": "rules of the server",
     "client": "rules of the clients",
     "personal": "rules that give each client a model of its own",
+    "compression": "rules that let clients send fewer bytes",
     "attacks": "attacks and faults",
     "monitors": "monitors, which change nothing",
 }

@@ -1,0 +1,1 @@
+"""Compression: rules that let clients send fewer bytes."""

@@ -1,0 +1,34 @@
+"""RandomK: clients send some entries of their updates, which the seed draws."""
+
+from math import ceil
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_within
+
+
+class RandomK(FederatedCallback):
+    """Sends a random part of the update, scaled so that its mean over the draws is the update (Konečný et al., 2016).
+
+    Client and server draw the entries from the same seed, anew for each client and round: no index is sent.
+
+    Args:
+        share: share of the parameters that is sent, in (0, 1].
+
+    Raises:
+        ConfigurationError: ``share`` is out of range.
+    """
+
+    def __init__(self, share: float = 0.01) -> None:
+        check_within("(0, 1]", share=share)
+        self.share = share
+
+    @override
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        count, draw = ceil(self.share * len(update)), orchestrator.generator("random k", run.round, run.client)
+        chosen = torch.randperm(len(update), generator=draw)[:count].to(update.device)
+        run.upload_bytes = count * update.element_size()
+        return torch.zeros_like(update).index_copy_(0, chosen, update[chosen] * (len(update) / count))

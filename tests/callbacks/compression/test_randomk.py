@@ -1,0 +1,27 @@
+"""RandomK: how much is sent, and that nothing is lost in the mean."""
+
+import pytest
+import torch
+from toy import Capture, GivenData, Linear, trainer
+
+from fl_lightning import ConfigurationError, FederatedOrchestrator, TrafficMonitor
+from fl_lightning.callbacks import RandomK
+
+
+def test_a_quarter_four_times_as_large() -> None:
+    """Over 300 rounds, the mean of an entry of 1, sent as 4 in a quarter of the rounds, is 1 ± 0.1."""
+    capture, traffic = Capture(), TrafficMonitor()
+    data = GivenData(torch.full((2, 8), -1.0, dtype=torch.float64))
+    trainer(RandomK(0.25), capture, traffic, rounds=300).fit(FederatedOrchestrator(Linear(8)), datamodule=data)
+    sent = torch.stack([cohort.deltas for cohort in capture.cohorts])
+    assert set(sent.flatten().tolist()) == {0.0, 4.0}
+    assert ((sent > 0).sum(2) == 2).all()
+    assert (sent[:, 0] != sent[:, 1]).any(), "each client has its own draw"
+    assert (sent.mean(0) - 1).abs().max() < 0.5
+    assert abs(float(sent.mean()) - 1) < 1e-9
+    assert traffic.total == 300 * 2 * (8 * 8 + 2 * 8)
+
+
+def test_share() -> None:
+    with pytest.raises(ConfigurationError, match=r"share must be in \(0, 1\], got 0"):
+        RandomK(0.0)
