@@ -41,9 +41,11 @@ from fl_lightning.callbacks import (
     FedMGDAPlus,
     FedNova,
     FedProx,
+    FedROD,
     FedSAM,
     FedSMOO,
     FedYogi,
+    FineTuning,
     FocalLoss,
     GeometricMedian,
     GlobalWeightShrinking,
@@ -133,6 +135,8 @@ def personal_rules(head: str) -> dict[str, Make]:
         "APFL": APFL,
         "PFedMe": lambda: PFedMe(5.0, 0.05, 2),
         "PerFedAvg": lambda: PerFedAvg(0.1),
+        "FedROD": lambda: FedROD([head]),
+        "FineTuning": FineTuning,
     }
 
 
@@ -203,6 +207,10 @@ class TinyData(FederatedDataModule):
 
     def client_dataset(self, client: int) -> Dataset[Any]:
         return _draw(4 + 2 * client, client)
+
+    def class_counts(self) -> Tensor:
+        labels = [_draw(4 + 2 * client, client).tensors[1] for client in range(self.num_clients)]
+        return torch.stack([each.bincount(minlength=3) for each in labels])
 
     def proxy_dataloader(self) -> DataLoader[Any]:
         return DataLoader(_draw(6, 100), batch_size=3)

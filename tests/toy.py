@@ -174,6 +174,9 @@ class ProxyData(GivenData):
     inputs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.5]], dtype=torch.float64)
     labels = torch.tensor([0, 1, 1, 0])
 
+    def class_counts(self) -> Tensor:
+        return torch.tensor([[client + 1, 1] for client in range(self.num_clients)])
+
     def proxy_dataloader(self) -> DataLoader[Any]:
         return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=4)
 

@@ -14,14 +14,6 @@ from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Federate
 from fl_lightning.callbacks import FedROD
 
 
-class Counted(TinyData):
-    """Tells how many examples of each of three classes a client has."""
-
-    def class_counts(self) -> Any:
-        labels = [self.client_dataset(client).tensors[1] for client in range(self.num_clients)]
-        return torch.stack([each.bincount(minlength=3) for each in labels])
-
-
 class Look(FederatedCallback):
     def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
         assert orchestrator.personal_model is not None
@@ -32,7 +24,7 @@ def test_only_the_head_is_a_clients_own() -> None:
     """The last 15 parameters; the global model is the one without clients' heads."""
     rule, look = FedROD(["net.1"]), Look()
     orchestrator = FederatedOrchestrator(TinyClassifier(), on_bad_update="raise")
-    trainer(rule, look, rounds=3).fit(orchestrator, datamodule=Counted(batch_size=4))
+    trainer(rule, look, rounds=3).fit(orchestrator, datamodule=TinyData(batch_size=4))
     for client, model in enumerate(look.models):
         assert torch.equal(model[:8], orchestrator.params[:8])
         assert torch.equal(model[8:], orchestrator.params[8:] + rule.state[f"head/{client}"])

@@ -1,0 +1,41 @@
+"""FedCM: clients that follow the last round's direction, too."""
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning.errors import check_within
+
+
+class FedCM(FederatedCallback):
+    """Mixes the last round's direction into each client's gradient (Xu et al., 2021).
+
+    A client follows α g + (1 - α) Δ, where Δ is the mean update of the last round, turned round and divided by the
+    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1.
+
+    Args:
+        alpha: α in (0, 1], share of the client's own gradient; 1 is FedAvg.
+
+    Raises:
+        ConfigurationError: ``alpha`` is out of range.
+    """
+
+    broadcasts = ("direction",)
+    streams = True
+    stacks = True
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        check_within("(0, 1]", alpha=alpha)
+        self.alpha = alpha
+
+    @override
+    def on_before_client_step(self, run: LocalRun) -> None:
+        direction = self.recall("direction", torch.zeros_like(run.anchor))
+        run.grads.mul_(self.alpha).add_(direction, alpha=1 - self.alpha)
+
+    @override
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        reach = float(cohort.weights @ (cohort.learning_rates * cohort.num_steps))
+        self.state["direction"] = -update / reach if reach else torch.zeros_like(update)
+        return update

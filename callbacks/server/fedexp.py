@@ -1,0 +1,33 @@
+"""FedExP: the server's step is the longer, the less the clients agree."""
+
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning.errors import check_not_negative
+
+
+class FedExP(FederatedCallback):
+    """Extrapolates the mean update u by max(1, Σ λ_k ‖Δ_k‖² / (2 (‖u‖² + ε))) (Jhunjhunwala et al., 2023).
+
+    λ_k are the clients' weights; the paper has equal ones, and averages the last two models at the end: here the last
+    one stands.
+
+    Args:
+        epsilon: ε >= 0; the paper chooses it for each task.
+
+    Raises:
+        ConfigurationError: ``epsilon`` is negative.
+    """
+
+    settles = frozenset({"step"})
+    streams = True
+
+    def __init__(self, epsilon: float = 0.001) -> None:
+        check_not_negative(epsilon=epsilon)
+        self.epsilon = epsilon
+
+    @override
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        spread, length = float(cohort.weights @ cohort.norms**2), float(update.double().square().sum()) + self.epsilon
+        return update * max(1.0, spread / (2 * length)) if length else update

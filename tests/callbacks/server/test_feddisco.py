@@ -1,0 +1,52 @@
+"""FedDisco by hand on clients of two classes."""
+
+from typing import Any
+
+import pytest
+import torch
+from hand_made import serve
+from torch import Tensor
+from toy import GivenData, close
+
+from fl_lightning import ConfigurationError
+from fl_lightning.callbacks import FedDisco
+
+UPDATES = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
+
+
+class Classes(GivenData):
+    """Client 0 has one example of each class, client 1 has six of one: 0 and 1/√2 from even shares; n is 8."""
+
+    def class_counts(self) -> Tensor:
+        return torch.tensor([[1, 1], [6, 0]])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "weights"),
+    [
+        (0.0, 0.0, (0.25, 0.75)),
+        (0.5**0.5, 0.0, (0.25, 0.25)),  # 3/4 - 1/2
+        (2.0, 0.0, (0.25, 0.0)),
+        (0.5**0.5, 0.25, (0.5, 0.5)),
+    ],
+)
+def test_weights(a: float, b: float, weights: Any) -> None:
+    server, _ = serve(UPDATES, FedDisco(a, b), samples=[2, 6], data=Classes)
+    assert close(server.params, [weight / sum(weights) for weight in weights])
+
+
+class Skewed(GivenData):
+    """One class each: both are 1/√2 from even."""
+
+    def class_counts(self) -> Tensor:
+        return torch.tensor([[2, 0], [6, 0]])
+
+
+def test_if_nobody_counts_all_do_as_in_fedavg() -> None:
+    server, _ = serve(UPDATES, FedDisco(2.0, 0.1), samples=[2, 6], data=Skewed)
+    assert close(server.params, [0.25, 0.75])
+
+
+def test_arguments() -> None:
+    with pytest.raises(ConfigurationError, match="a must be"):
+        FedDisco(-1.0)
