@@ -8,15 +8,29 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from lightning.pytorch import Callback
+from torch import Tensor
 
 from benchmarks.common import Clock, RandomClients, bare_trainer, quiet
 from benchmarks.rows import Row, duration
-from fl_lightning import FederatedOrchestrator
+from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning import callbacks as rules
 from fl_lightning.models import ImageClassifier, TwoNN
 
+
+class EmptyUpload(FederatedCallback):
+    """Sends what the client has learned, by the hook that may change it."""
+
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        """Return the update."""
+        return update
+
+
 RULES: dict[str, Callable[[], Callback]] = {
     "FedAvg": rules.FedAvg,
+    "an upload hook": EmptyUpload,
+    "LocalPart": lambda: rules.LocalPart(["network.5"]),
+    "TopK": rules.TopK,
+    "Ditto": rules.Ditto,
     "FedProx": lambda: rules.FedProx(0.1),
     "Scaffold": rules.Scaffold,
     "Scaffold, option I": lambda: rules.Scaffold("I"),

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.callbacks import ALIE, IPM, GaussianAttack, ScalingAttack, SignFlip
+from fl_lightning.callbacks import ALIE, IPM, QSGD, GaussianAttack, RandomK, ScalingAttack, SignFlip, SignSGD, TopK
 from fl_lightning.datamodules import Tensors
 from fl_lightning.models import ImageClassifier
 
@@ -40,6 +40,10 @@ OTHERS: dict[str, Callable[[], Callback]] = {
     "IPM": lambda: IPM(2),
     "ScalingAttack": lambda: ScalingAttack(2),
     "SignFlip": lambda: SignFlip(2),
+    "TopK": lambda: TopK(0.2),
+    "RandomK": lambda: RandomK(0.2),
+    "QSGD": QSGD,
+    "SignSGD": SignSGD,
     "EMAWeightAveraging": lambda: EMAWeightAveraging(decay=0.8),
 }
 RULES = {**SERVER_RULES, **CLIENT_RULES, **personal_rules("network.6")}
