@@ -9,6 +9,7 @@ from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
+from fl_lightning.callbacks.server.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.server.fedopt import FedAdagrad as FedAdagrad
 from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
 from fl_lightning.callbacks.server.fedavg import FedAvg as FedAvg
@@ -28,11 +29,9 @@ from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHa
 from fl_lightning.callbacks.server.krum import Krum as Krum
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
-from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
 from fl_lightning.callbacks.server.server_ft import ServerFT as ServerFT
 from fl_lightning.callbacks.server.sham import ShamCorrection as ShamCorrection
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean as TrimmedMean
-from fl_lightning.callbacks.client.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.client.fedcm import FedCM as FedCM
 from fl_lightning.callbacks.client.feddecorr import FedDecorr as FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn as FedDyn

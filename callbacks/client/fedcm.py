@@ -1,10 +1,13 @@
 """FedCM: clients that follow the last round's direction, too."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.errors import check_within
 
 
@@ -12,7 +15,8 @@ class FedCM(FederatedCallback):
     """Mixes the last round's direction into each client's gradient (Xu et al., 2021).
 
     A client follows α g + (1 - α) Δ, where Δ is the mean update of the last round, turned round and divided by the
-    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1.
+    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1. Other rules add their
+    terms to the mixture.
 
     Args:
         alpha: α in (0, 1], share of the client's own gradient; 1 is FedAvg.
@@ -21,6 +25,7 @@ class FedCM(FederatedCallback):
         ConfigurationError: ``alpha`` is out of range.
     """
 
+    settles = frozenset({"local gradient"})
     broadcasts = ("direction",)
     streams = True
     stacks = True
@@ -30,12 +35,12 @@ class FedCM(FederatedCallback):
         self.alpha = alpha
 
     @override
-    def on_before_client_step(self, run: LocalRun) -> None:
-        direction = self.recall("direction", torch.zeros_like(run.anchor))
-        run.grads.mul_(self.alpha).add_(direction, alpha=1 - self.alpha)
+    def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        direction = (1 - self.alpha) * self.recall("direction", torch.zeros_like(run.anchor))
+        return following(run, closure, lambda: self.alpha * run.grads + direction)
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
         reach = float(cohort.weights @ (cohort.learning_rates * cohort.num_steps))
-        self.state["direction"] = -update / reach if reach else torch.zeros_like(update)
+        self.state["direction"] = -cohort.update / reach if reach else torch.zeros_like(update)
         return update

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun
+from fl_lightning import FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
 from fl_lightning.errors import check_not_negative
 
@@ -27,6 +27,7 @@ class FedLC(FederatedCallback):
     """
 
     settles = frozenset({"loss"})
+    stacks = True
 
     def __init__(self, tau: float = 1.0) -> None:
         check_not_negative(tau=tau)
@@ -38,6 +39,10 @@ class FedLC(FederatedCallback):
         self.margins = (self.tau * counts.double() ** -0.25).masked_fill(counts == 0, float("inf"))
 
     @override
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        run.kept["fedlc"] = self.margins[run.client].to(run.anchor)
+
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         logits, targets = logits_and_targets(self, run, outputs)
-        return F.cross_entropy(logits - self.margins[run.client].to(logits), targets)
+        return F.cross_entropy(logits - run.kept["fedlc"].to(logits), targets)

@@ -14,6 +14,8 @@ from fl_lightning.callbacks.client.features import forward_inputs, weights_at
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import check_not_negative, check_positive
 
+NEVER = -1e9  # a logit of no probability
+
 
 def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temperature: float) -> Tensor:
     """Compute KL(teacher ‖ student) over the classes that are not an example's own, times τ², mean over the examples.
@@ -30,16 +32,15 @@ def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temp
         targets: (B,) class indices.
         temperature: τ > 0.
     """
-    others = ~F.one_hot(targets, logits.shape[1]).bool()
-    student, known = (each[others].view(len(each), -1) / temperature for each in (logits, teacher))
-    apart = F.kl_div(student.log_softmax(1), known.log_softmax(1), reduction="batchmean", log_target=True)
-    return apart * temperature**2
+    own = targets[:, None] == torch.arange(logits.shape[1], device=targets.device)
+    student, known = ((each / temperature).masked_fill(own, NEVER).log_softmax(1) for each in (logits, teacher))
+    return F.kl_div(student, known, reduction="batchmean", log_target=True) * temperature**2
 
 
 class FedNTD(FederatedCallback):
     """Adds a distillation of the global model's not-true classes to each client's loss (Lee et al., 2022).
 
-    The teacher is the model that the client starts from, in evaluation mode. Clients train one by one.
+    The teacher is the model that the client starts from, in evaluation mode.
 
     Args:
         beta: β >= 0, weight of the term.
@@ -50,6 +51,8 @@ class FedNTD(FederatedCallback):
             returns no dict with "logits" and "targets".
     """
 
+    stacks = True
+
     def __init__(self, beta: float = 1.0, temperature: float = 1.0) -> None:
         check_not_negative(beta=beta)
         check_positive(temperature=temperature)
@@ -57,12 +60,12 @@ class FedNTD(FederatedCallback):
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
-        run.kept |= {f"fedntd/{name}": value for name, value in weights_at(orchestrator)(run.anchor).items()}
+        self._weights_at = weights_at(orchestrator)
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         logits, targets = logits_and_targets(self, run, outputs)
-        weights = {k.removeprefix("fedntd/"): v for k, v in run.kept.items() if k.startswith("fedntd/")}
         with evaluating(run.module), torch.no_grad():
-            teacher = functional_call(run.module, weights, (forward_inputs(run.module, batch),))
+            inputs = forward_inputs(run.module, batch)
+            teacher = functional_call(run.module, self._weights_at(run.anchor), (inputs,))
         return loss + self.beta * not_true_distillation(logits, teacher.to(logits), targets, self.temperature)

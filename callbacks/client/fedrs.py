@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun
+from fl_lightning import FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
 from fl_lightning.errors import check_within
 
@@ -24,6 +24,7 @@ class FedRS(FederatedCallback):
     """
 
     settles = frozenset({"loss"})
+    stacks = True
 
     def __init__(self, alpha: float = 0.5) -> None:
         check_within("[0, 1]", alpha=alpha)
@@ -35,6 +36,10 @@ class FedRS(FederatedCallback):
         self.factors = (counts == 0).double() * (self.alpha - 1) + 1
 
     @override
+    def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
+        run.kept["fedrs"] = self.factors[run.client].to(run.anchor)
+
+    @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
         logits, targets = logits_and_targets(self, run, outputs)
-        return F.cross_entropy(logits * self.factors[run.client].to(logits), targets)
+        return F.cross_entropy(logits * run.kept["fedrs"].to(logits), targets)

@@ -21,7 +21,6 @@ class FedExP(FederatedCallback):
     """
 
     settles = frozenset({"step"})
-    streams = True
 
     def __init__(self, epsilon: float = 0.001) -> None:
         check_not_negative(epsilon=epsilon)

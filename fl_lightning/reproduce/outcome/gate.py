@@ -43,7 +43,8 @@ Row = Mapping[str, Any]
 def with_columns(experiment: Experiment, jobs: Pairs, results: pd.DataFrame) -> pd.DataFrame:
     """Add to a table of results what the gate needs of each run, if the experiment makes claims.
 
-    The columns are ``gate/accuracy``, over the last rounds, and ``gate/chance`` (top-1 or mAP50, in per cent);
+    The columns are ``gate/accuracy``, over the last rounds, and ``gate/chance`` (top-1, of the models that serve the
+    clients where these are evaluated, or mAP50, in per cent);
     ``gate/fall``, the share by which the training loss falls from the last fifth of the rounds but one to the last;
     ``gate/gap``, the validation loss by the training loss in the last fifth; ``gate/dose``, how far the metric of the
     gate's ``dose`` is from its value without a rule, mean over the rounds. nan is what a run does not log.
@@ -57,7 +58,10 @@ def with_columns(experiment: Experiment, jobs: Pairs, results: pd.DataFrame) -> 
 def _columns(experiment: Experiment, job: Job) -> dict[str, float]:
     metrics = job.run.metrics
     client = job.config.get("model", {}).get("client", {}).get("init_args", {})
-    top1, map50 = (measure(experiment, metrics, name, job.rounds) for name in ("top1", "map50"))
+    served, top1, map50 = (
+        measure(experiment, metrics, name, job.rounds) for name in ("personal_top1", "top1", "map50")
+    )
+    top1 = top1 if math.isnan(served) else served
     losses, validation = (metrics.get(name, pd.Series(dtype=float)).dropna() for name in ("train/loss", "val/loss"))
     fifth = max(len(losses) // 5, 1)
     last, before = losses.iloc[-fifth:].mean(), losses.iloc[-2 * fifth : -fifth].mean()

@@ -14,8 +14,10 @@ from fl_lightning.callbacks import FedLC
 def loss(rule: Any, counts: Any, logits: Any, label: int) -> float:
     data, module = SimpleNamespace(class_counts=lambda: torch.tensor([counts])), SimpleNamespace(device="cpu")
     rule.on_train_start(SimpleNamespace(datamodule=data), module)
+    run = SimpleNamespace(client=0, kept={}, anchor=torch.zeros(1))
+    rule.on_client_start(None, run)
     outputs = {"logits": torch.tensor([logits]), "targets": torch.tensor([label])}
-    return float(rule.loss(SimpleNamespace(client=0), None, outputs, torch.zeros(())))
+    return float(rule.loss(run, None, outputs, torch.zeros(())))
 
 
 def test_a_margin_for_the_rare_class() -> None:

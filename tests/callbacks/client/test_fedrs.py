@@ -17,8 +17,10 @@ def test_the_logit_of_a_missing_class(alpha: float, expected: float) -> None:
     rule: Any = FedRS(alpha)
     data, module = SimpleNamespace(class_counts=lambda: torch.tensor([[0, 3]])), SimpleNamespace(device="cpu")
     rule.on_train_start(SimpleNamespace(datamodule=data), module)
+    run: Any = SimpleNamespace(client=0, kept={}, anchor=torch.zeros(1))
+    rule.on_client_start(None, run)
     outputs = {"logits": torch.tensor([[2.0, 1.0]]), "targets": torch.tensor([1])}
-    found = rule.loss(SimpleNamespace(client=0), None, outputs, torch.zeros(()))
+    found = rule.loss(run, None, outputs, torch.zeros(()))
     assert float(found) == pytest.approx(expected)
 
 

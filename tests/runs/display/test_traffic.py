@@ -110,12 +110,16 @@ def test_a_client_that_fails_has_received_and_sends_nothing() -> None:
     assert alone == [(16, 16, 32), (16, 0, 48), (16, 16, 80)]
 
 
+# How many times the model goes down and up in round 2, with what rules add.
+TRAFFIC = {"Scaffold": (2, 1), "FedGAMCV": (2, 1), "FedSMOO": (2, 2), "FedCM": (2, 1), "FedACG": (2, 1)}
+
+
 @pytest.mark.parametrize("name", [*CLIENT_RULES, *SERVER_RULES, *PERSONAL])
 def test_multiples_of_the_model_by_rule(name: str) -> None:
     """Round 2 of all shipped rules, as the table in docs/measures.md says: 23 parameters, of which the rules make
     multiples, and buffers of 4 + 4 + 1 numbers, both ways for six clients. The last layer has 15, BatchNorm 8.
     """
-    down, up = {"Scaffold": (2, 1), "FedGAMCV": (2, 1), "FedSMOO": (2, 2)}.get(name, (1, 1))
+    down, up = TRAFFIC.get(name, (1, 1))
     stay = {"LocalPart": 15, "FedBN": 8 + 9}.get(name, 0)
     rule = (CLIENT_RULES | SERVER_RULES | PERSONAL)[name]()
     *_, last = sent(rule, module=TinyClassifier(), data=TinyData(batch_size=4), rounds=2)
