@@ -1,14 +1,13 @@
 """Ditto: a model of each client's own, near the global one."""
 
-from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
+from fl_lightning import LocalRun, Server
+from fl_lightning.callbacks.personal.own_model import OwnModel
 from fl_lightning.errors import check_not_negative
 
 
-class Ditto(FederatedCallback):
+class Ditto(OwnModel):
     """Trains a second model on each client, which is pulled towards the global one (Li et al., 2021, Algorithm 1).
 
     The second model v_k takes as many local steps as the first, with the gradient of f_k(v) + λ/2 ‖v - w‖², where w is
@@ -31,8 +30,4 @@ class Ditto(FederatedCallback):
         def pull(again: LocalRun) -> None:
             again.grads.add_(again.params - run.anchor, alpha=self.lam)
 
-        self.keep(run, "v", orchestrator.train_again(run, self.recall(f"v/{run.client}", run.anchor), pull))
-
-    @override
-    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        return self.recall(f"v/{client}", params), buffers
+        self.keep(run, "own", orchestrator.train_again(run, self.recall(f"own/{run.client}", run.anchor), pull))

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
+from fl_lightning import LocalRun, Server
+from fl_lightning.callbacks.personal.own_model import OwnModel
 
 
-class FedBABU(FederatedCallback):
+class FedBABU(OwnModel):
     """Never trains the global model's head; each client's own model is the whole one, fine-tuned (Oh et al., 2022).
 
     The head has a zero gradient, and is put back after each step, so that weight decay and momentum do not move it. A
@@ -42,8 +41,4 @@ class FedBABU(FederatedCallback):
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        self.keep(run, "tuned", orchestrator.train_again(run, run.anchor))
-
-    @override
-    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        return self.recall(f"tuned/{client}", params), buffers
+        self.keep(run, "own", orchestrator.train_again(run, run.anchor))

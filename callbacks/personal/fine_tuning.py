@@ -1,13 +1,12 @@
 """FineTuning: the global model, trained once more by each client; what every personal method must beat."""
 
-from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
+from fl_lightning import LocalRun, Server
+from fl_lightning.callbacks.personal.own_model import OwnModel
 
 
-class FineTuning(FederatedCallback):
+class FineTuning(OwnModel):
     """Serves each client by the model with which its last local training ended.
 
     Nothing else changes: with FedAvg this is FedAvg fine-tuned by each client, of one round before.
@@ -17,8 +16,4 @@ class FineTuning(FederatedCallback):
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        self.keep(run, "tuned", run.params)
-
-    @override
-    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        return self.recall(f"tuned/{client}", params), buffers
+        self.keep(run, "own", run.params)

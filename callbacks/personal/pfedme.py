@@ -5,13 +5,13 @@ from collections.abc import Callable
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import following
-from fl_lightning.engine.module.state import Buffers
+from fl_lightning.callbacks.personal.own_model import OwnModel
 from fl_lightning.errors import check_at_least, check_positive
 
 
-class PFedMe(FederatedCallback):
+class PFedMe(OwnModel):
     """Moves each client's model towards its personal model, which fits the batch near it (T. Dinh et al., 2020).
 
     At each step θ takes K gradient steps on f_k(θ) + λ/2 ‖θ - w‖² over the step's batch, from θ = w; then the client's
@@ -48,8 +48,4 @@ class PFedMe(FederatedCallback):
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:
-        self.keep(run, "theta", run.kept.get("theta", run.params))
-
-    @override
-    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
-        return self.recall(f"theta/{client}", params), buffers
+        self.keep(run, "own", run.kept.get("theta", run.params))

@@ -9,7 +9,7 @@ from fl_lightning.callbacks import RandomK
 
 
 def test_a_quarter_four_times_as_large() -> None:
-    """Over 300 rounds, the mean of an entry of 1, sent as 4 in a quarter of the rounds, is 1 ± 0.1."""
+    """An entry of 1 is sent as 4 in a quarter of the rounds: its mean over 300 is 1 ± √3 / √300 = 0.1."""
     capture, traffic = Capture(), TrafficMonitor()
     data = GivenData(torch.full((2, 8), -1.0, dtype=torch.float64))
     trainer(RandomK(0.25), capture, traffic, rounds=300).fit(FederatedOrchestrator(Linear(8)), datamodule=data)
