@@ -155,7 +155,7 @@ def test_a_figures_monitor_comes_before_the_rule_whose_epochs_a_scale_changes() 
         ("fedlaw/figure-13", "fig-13"),
         ("fedgam", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
         ("fedgam/", "table-3 table-4 table-5 fig-4 fig-5 fig-2 fig-3"),
-        ("controls", "sham length steps"),
+        ("controls", "sham fine_tuning length steps"),
     ],
 )
 def test_find_takes_an_id_or_a_document_tables_first(name: str, ids: str) -> None:
@@ -179,7 +179,12 @@ def test_what_is_read_is_what_rows_and_claims_name() -> None:
     last = {id: each.last for id, each in KNOWN.items() if each.last != 1}
     tables = {f"fedlaw/table-{number}": 10 for number in range(1, 12)}  # means of ten rounds, as Table 1 says
     figures = ("fedlaw/fig-2", "fedlaw/fig-5", "fedlaw/fig-7", "fedlaw/fig-8", "fedmgc/fig-1", "fedmgc/fig-2")
-    ends = {**dict.fromkeys((*figures, "fedmgc/fig-4"), 10), "fedlaw/fig-12": 50, "pfllib/table-1": 10}
+    ends = {
+        **dict.fromkeys((*figures, "fedmgc/fig-4"), 10),
+        "fedlaw/fig-12": 50,
+        "pfllib/table-1": 10,
+        "controls/fine_tuning": 10,
+    }
     assert last == {**tables, **ends}, "the ends of curves"
 
 

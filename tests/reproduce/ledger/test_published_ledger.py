@@ -55,31 +55,35 @@ def test_every_paper_that_is_tried_has_a_page_with_its_figure(entries: list[Entr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", ["fedgh-slides", "fedlaw"])
-def test_labels_that_are_shuffled_within_seeds_decide_nothing(entries: list[Entry], paper: str) -> None:
+@pytest.mark.parametrize(
+    ("paper", "taken_out", "percent"), [("fedgh-slides", False, 6), ("fedgh-slides", True, 3), ("fedlaw", True, 3)]
+)
+def test_labels_that_are_shuffled_within_seeds_decide_nothing(
+    entries: list[Entry], paper: str, taken_out: bool, percent: int
+) -> None:
     """The check against luck: of all claims in 100 shuffles, few seem to be above half of the paper's, or below 0.
 
-    An effect of 0 is rightly smaller than half of the paper's, so that verdict does not count here. The effects are
-    taken out first: labels of two cells that are exchanged in each of three seeds leave a large effect in place, or
-    turn it, one time in four.
+    An effect of 0 is rightly smaller than half of the paper's, so that verdict does not count here. FedLAW's effects
+    are taken out first: labels of two cells that are exchanged in each of three seeds leave a large effect in place,
+    or turn it, one time in four, and as they are its claims miss the limit (6.7 %).
     """
     tested = [entry for entry in by_paper(entries)[paper] if not math.isnan(entry.best.p)]
     own = [entry for entry in tested if entry.claim.by is None and entry.claim.number is None]
     draw, decided = np.random.default_rng(0), 0
     for entry in own:
-        results, claim = without_effects(entry), entry.claim
+        claim, results = entry.claim, read(folder_of(RESULTS, entry.scale, entry.experiment.id) / FILE)
+        results = without_effects(results, claim.measure) if taken_out else results
         axes = {*claim.higher, *claim.than} - {"round"} or {"round"}
         for _ in range(100):
             found = [each.values for each in effects(claim, shuffled(results, sorted(axes), draw))]
             verdict = decide(found, [max(0.0, entry.best.paper / 2)] * len(found), None)[0]
             decided += verdict in (HOLDS, OPPOSITE)
     print(f"{paper}: {decided} of {100 * len(own)}")
-    assert decided <= 3 * len(own)
+    assert decided <= percent * len(own)
 
 
-def without_effects(entry: Entry) -> pd.DataFrame:
-    """Leave of the measure of a claim what the seeds of a cell differ by, as large as it is expected to be."""
-    results, measure = read(folder_of(RESULTS, entry.scale, entry.experiment.id) / FILE), entry.claim.measure
+def without_effects(results: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Leave of a measure what the seeds of a cell differ by, as large as it is expected to be."""
     cells = results.groupby(axes_of(results), dropna=False)[measure]
     count = cells.transform("count")
     apart = (results[measure] - cells.transform("mean")) * (count / (count - 1).clip(lower=1)) ** 0.5
