@@ -10,6 +10,7 @@ from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import FederatedCallback
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.cohort import ClientResult
 from fl_lightning.errors import ConfigurationError, nearest
 
 
@@ -17,7 +18,8 @@ class ClientPart:
     """Parameters and buffers that a client keeps from round to round, in the state of the rule that names them.
 
     A client starts from its own part; before its first round, from the global model's. Its update is zero there, and
-    its buffers there are the global model's, so that nothing else in a round sees the part.
+    its buffers there are the global model's, and so are zero the control variates and the like that rules send, so that
+    nothing else in a round sees the part.
 
     Args:
         rule: the rule, whose ``local_part`` names parameters, buffers or submodules.
@@ -31,27 +33,25 @@ class ClientPart:
     """
 
     def __init__(self, rule: FederatedCallback, server: Server) -> None:
-        parameters, buffers = server.flat.names, server.buffer_names
-        names = list(rule.local_part(server.client))
+        parameters, buffers, names = server.flat.names, server.buffer_names, list(rule.local_part(server.client))
         for name in names:
             if not any(_inside(known, [name]) for known in (*parameters, *buffers)):
                 known_names = [*dict(server.client.named_modules()), *parameters, *buffers]
-                near = nearest(name, known_names) or ", ".join(known_names[1:9])
                 raise ConfigurationError(
                     f"{type(rule).__name__}: {type(server.client).__name__} has no parameter, buffer or submodule "
-                    f"{name!r}: did you mean {near}?"
+                    f"{name!r}: did you mean {nearest(name, known_names) or ', '.join(known_names[1:9])}?"
                 )
         self.columns = server.mask_of(known for known in parameters if _inside(known, names)).nonzero().flatten()
-        self._slots = [slot for slot, known in enumerate(buffers) if _inside(known, names)]
-        self._rule, self._names = rule, buffers
+        self._slots = {slot: f"local.{known}" for slot, known in enumerate(buffers) if _inside(known, names)}
+        self._rule, self._shape = rule, server.params.shape
 
     def start(self, server: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return a model with the client's own part in place of that of the model given; see the hook of that name."""
         params, buffers = params.clone(), list(buffers)
         params[self.columns] = self._rule.recall(f"local/{client}", params[self.columns])
-        for slot in self._slots:
+        for slot, name in self._slots.items():
             if (value := buffers[slot]) is not None:
-                buffers[slot] = self._rule.recall(f"local.{self._names[slot]}/{client}", value)
+                buffers[slot] = self._rule.recall(f"{name}/{client}", value)
         return params, buffers
 
     personal = start
@@ -60,15 +60,17 @@ class ClientPart:
         """Keep the part of a client that has trained, and make its update (P,) zero there."""
         self._rule.keep(run, "local", run.params[self.columns])
         now = run.buffers if self._slots else ()
-        for slot in self._slots:
+        for slot, name in self._slots.items():
             if (value := now[slot]) is not None:
-                self._rule.keep(run, f"local.{self._names[slot]}", value)
+                self._rule.keep(run, name, value)
         update[self.columns] = 0
 
-    def hide(self, buffers: list[Tensor | None], known: Buffers) -> None:
-        """Put the global model's buffers in place of the client's own."""
+    def hide(self, result: ClientResult, known: Buffers) -> None:
+        """Put the global model's buffers in place of the client's own, and zeros into (P,) vectors that rules send."""
         for slot in self._slots:
-            buffers[slot] = known[slot]
+            result.buffers[slot] = known[slot]
+        for vector in (each for each in result.vectors.values() if each.shape == self._shape):
+            vector[self.columns] = 0
 
 
 def _inside(known: str, names: Sequence[str]) -> bool:

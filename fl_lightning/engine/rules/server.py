@@ -197,10 +197,9 @@ class Server(LightningModule):
         total, count = params.new_zeros((), dtype=torch.float64), 0
         with self.server_side("client loss"), evaluating(self.client), self.at(params), torch.no_grad():
             for batch in self.data.client_batches(client, self.generator("client loss", client)):
-                size = examples_in(batch)
+                count += (size := examples_in(batch))
                 with self.trainer.precision_plugin.train_step_context():
                     total += size * self.training_loss(self.prepare_batch(batch)).double()
-                count += size
         return total / count
 
     def training_loss(self, batch: Any) -> Tensor:

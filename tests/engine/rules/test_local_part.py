@@ -20,7 +20,7 @@ from fl_lightning import (
     Server,
     TrafficMonitor,
 )
-from fl_lightning.callbacks import FedBN, FedProx, FocalLoss, LocalPart, TopK
+from fl_lightning.callbacks import FedBN, FedProx, FocalLoss, LocalPart, Scaffold, TopK
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 PART = ["own"]
@@ -51,6 +51,20 @@ def test_a_pull_is_to_the_clients_own_start(at_once: int) -> None:
     rule = LocalPart(PART)
     fit(rule, FedProx(0.5), data=data, rounds=3, clients_at_once=at_once)
     assert float(rule.state["local/0"]) == pytest.approx(3 * 1.5)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_control_variates_leave_the_part_alone(at_once: int, option: Any) -> None:
+    """SCAFFOLD draws the shared number of both clients to the mean gradient, and not their own numbers.
+
+    With option I clients send gradients of all of the model.
+    """
+    rule, scaffold = LocalPart(PART), Scaffold(option)
+    _, cohorts = fit(rule, scaffold, rounds=2, clients_at_once=at_once)
+    assert close(cohorts[1].deltas, [[2.0, 0.0], [2.0, 0.0]])
+    assert {name: float(value) for name, value in rule.state.items()} == {"local/0": 2.0, "local/1": -4.0}
+    assert all(float(value[1]) == 0 for value in scaffold.state.values())
 
 
 class Noise(FederatedCallback):
