@@ -61,6 +61,9 @@ from fl_lightning.callbacks.compression.qsgd import QSGD as QSGD
 from fl_lightning.callbacks.compression.randomk import RandomK as RandomK
 from fl_lightning.callbacks.compression.signsgd import SignSGD as SignSGD
 from fl_lightning.callbacks.compression.topk import TopK as TopK
+from fl_lightning.callbacks.privacy.client_dp import ClientDP as ClientDP
+from fl_lightning.callbacks.privacy.example_dp import ExampleDP as ExampleDP
+from fl_lightning.callbacks.privacy.local_dp import LocalDP as LocalDP
 from fl_lightning.callbacks.attacks.alie import ALIE as ALIE
 from fl_lightning.callbacks.attacks.faults import FaultInjection as FaultInjection
 from fl_lightning.callbacks.attacks.gaussian import GaussianAttack as GaussianAttack

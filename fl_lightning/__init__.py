@@ -22,7 +22,13 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
 
     from fl_lightning.datamodules import FederatedDataModule, PartitionedData
     from fl_lightning.datamodules.cohorts.availability import Availability, AvailabilityTrace, Diurnal
-    from fl_lightning.datamodules.cohorts.sampling import FixedSchedule, RoundRobinSampler, SizeSampler, UniformSampler
+    from fl_lightning.datamodules.cohorts.sampling import (
+        FixedSchedule,
+        PoissonSampler,
+        RoundRobinSampler,
+        SizeSampler,
+        UniformSampler,
+    )
     from fl_lightning.engine.federation.batches import TrainingBatch
     from fl_lightning.engine.federation.cohorts import ClientSampler
     from fl_lightning.engine.orchestrator import FederatedOrchestrator
@@ -116,6 +122,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     # samplers: which clients take part in a round
     "ClientSampler",
     "UniformSampler",
+    "PoissonSampler",
     "SizeSampler",
     "RoundRobinSampler",
     "FixedSchedule",

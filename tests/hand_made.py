@@ -9,11 +9,15 @@ from lightning.pytorch.loggers import Logger
 from torch import Tensor
 from toy import Capture, GivenData, Head, Linear, ProxyData, trainer
 
-from fl_lightning import ClientResult, Cohort, FederatedDataModule, Server
+from fl_lightning import ClientResult, Cohort, FederatedDataModule, Monitor, Server
 from fl_lightning.engine.aggregation import aggregate
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import federated
 from fl_lightning.engine.rules.hooks import Hooks
+
+
+class Watch(Capture, Monitor):
+    """A capture that no rule takes for another rule."""
 
 
 class Row(Logger):
@@ -38,6 +42,8 @@ class Bench(Server):
     Attributes:
         logged: the last value of each metric, those of single clients included.
     """
+
+    max_update_norm = None
 
     def __init__(
         self, client: LightningModule, data: FederatedDataModule, *callbacks: Callback, seed: int = 0, **settings: Any
@@ -100,7 +106,7 @@ def serve(
     samples, steps, losses = samples or [1] * count, steps or [1] * count, losses or [0.0] * count
     cohorts = cohorts or [[k for k in range(count) if samples[k]]] * rounds
     given = (data or (ProxyData if isinstance(client, Head) else GivenData))(updates, samples=samples)
-    client, capture = client or Linear(updates.shape[1]), Capture()
+    client, capture = client or Linear(updates.shape[1]), Watch()
     server = Bench(client, given, *rules, capture, **{"rounds": len(cohorts), **settings})
     if start is not None:
         server.params.copy_(torch.tensor(start, dtype=torch.float64))

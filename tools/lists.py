@@ -3,11 +3,11 @@
     make lists
 
 A new rule, attack or monitor needs three files only: the class in ``callbacks/server``, ``client``, ``personal``,
-``compression``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs a class in
-``datamodules/images`` or ``tables`` and a test. This script makes all lists of callbacks from the classes: from the
-first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the catalogue,
-which reports read without importing torch. The page of commands gets the ``--help`` of each command as it is printed. A
-test checks that the files are up to date.
+``compression``, ``privacy``, ``attacks`` or ``monitors``, a YAML in ``configs/rules`` and a test; a new data set needs
+a class in ``datamodules/images`` or ``tables`` and a test. This script makes all lists of callbacks from the classes:
+from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the
+catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
+is printed. A test checks that the files are up to date.
 """
 
 import contextlib
@@ -33,9 +33,15 @@ from fl_lightning.runs.catalogue import FILE, Metric
 
 ROOT = Path(__file__).parents[1]
 MEASURES = ROOT / "docs" / "reference" / "measures.md"
-FOLDERS = ("server", "client", "personal", "compression", "attacks", "monitors")  # of callbacks
+FOLDERS = ("server", "client", "personal", "compression", "privacy", "attacks", "monitors")  # of callbacks
 ROOMS = {"callbacks": FOLDERS, "datamodules": ("images", "tables")}  # folders whose classes a room's __init__ lists
-SETTLING = ("server", "client", "personal", "compression")  # the folders of rules, whose tables say what each settles
+SETTLING = (
+    "server",
+    "client",
+    "personal",
+    "compression",
+    "privacy",
+)  # the folders of rules, whose tables say what each settles
 # Groups of server rules, by the part of a round that a rule settles ("refine": by the hook that the rule overrides). A
 # rule belongs to the first group that fits.
 KINDS = {
@@ -179,7 +185,7 @@ def by_kind() -> list[str]:
         for title in [*KINDS.values(), OTHER]
     }
     others = {"client rules": "client", "personal rules": "personal", "compressors": "compression"}
-    others |= {"attacks and faults": "attacks", "monitors": "monitors"}
+    others |= {"private rules": "privacy", "attacks and faults": "attacks", "monitors": "monitors"}
     named |= {title: callbacks(folder) for title, folder in others.items()}
     named |= {title: OPTIONS[option].classes() for title, option in TITLES.items()}
     cells = {title: ", ".join(f"`{cls.__name__}`" for cls in classes) for title, classes in named.items() if classes}
@@ -266,6 +272,7 @@ def pages() -> dict[Path, dict[str, list[str]]]:
         ROOT / "docs" / "reference" / "client-rules.md": {"client rules": table("client")},
         ROOT / "docs" / "how-to" / "personal.md": {"personal rules": table("personal")},
         ROOT / "docs" / "how-to" / "compress.md": {"compressors": table("compression")},
+        ROOT / "docs" / "how-to" / "private.md": {"private rules": table("privacy")},
         ROOT / "docs" / "reference" / "attacks.md": {"attacks": table("attacks")},
         MEASURES: {"monitors": table("monitors"), **metric_tables()},
         ROOT / "docs" / "reference" / "commands.md": {f"help {name}": help_of(name) for name in COMMANDS},

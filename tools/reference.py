@@ -27,6 +27,7 @@ OVERVIEWS = {  # the page that compares the callbacks of a folder
     "server": "[Server rules](../../server-rules.md)",
     "client": "[Client rules](../../client-rules.md)",
     "compression": "[Compression](../../../how-to/compress.md)",
+    "privacy": "[Differential privacy](../../../how-to/private.md)",
     "personal": "[Personal models](../../../how-to/personal.md)",
     "attacks": "[Attacks and faults](../../attacks.md)",
     "monitors": "[Measures](../../measures.md)",

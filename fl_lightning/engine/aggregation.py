@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.engine.checks import check_finite
@@ -29,10 +30,8 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     with full_float32():
         for change in hooks("aggregate"):
             cohort = change(server, cohort)
-        local = [(part.columns, server.params[part.columns]) for part in hooks.parts]
-        step_server(server, _reduced(server, hooks, cohort))
-        for columns, values in local:  # which noise, weight decay or momentum may have moved
-            server.params[columns] = values
+        reducer = next((rule.reduce for rule in hooks.rules if rule.reduce is not None), None)
+        _apply(server, hooks, cohort, cohort.update if reducer is None else reducer(server, cohort))
     server.write_buffers(cohort.buffers)
     _refine(server, hooks, cohort)
     hooks.settle(cohort)
@@ -42,14 +41,22 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
         server.log_round(name, value, prog_bar=name == "train/loss")
 
 
-def _reduced(server: Server, hooks: Hooks, cohort: Cohort) -> Tensor:
-    reducer = next((rule.reduce for rule in hooks.rules if rule.reduce is not None), None)
-    update = cohort.update if reducer is None else reducer(server, cohort)
+def step_alone(server: Server, hooks: Hooks, round: int) -> None:
+    """Step the server optimizer in a round without an update, by what the rules make of a zero update."""
+    nobody = Cohort.collect(round, server.params.clone(), server.params.new_empty(0, len(server.params)), [])
+    with full_float32():
+        _apply(server, hooks, nobody, torch.zeros_like(server.params))
+
+
+def _apply(server: Server, hooks: Hooks, cohort: Cohort, update: Tensor) -> None:
     for rule in hooks.rules:
         update = rule.update(server, cohort, update)
     agree(server.trainer, update)
     check_finite(update, server.round, hooks.rules)
-    return update
+    local = [(part.columns, server.params[part.columns]) for part in hooks.parts]
+    step_server(server, update)
+    for columns, values in local:  # which noise, weight decay or momentum may have moved
+        server.params[columns] = values
 
 
 def _refine(server: Server, hooks: Hooks, cohort: Cohort) -> None:

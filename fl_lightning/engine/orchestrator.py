@@ -22,7 +22,7 @@ from typing_extensions import override
 from fl_lightning import lightning_private
 from fl_lightning.arguments import picklable_defaults
 from fl_lightning.engine import checks
-from fl_lightning.engine.aggregation import aggregate, step_server
+from fl_lightning.engine.aggregation import aggregate, step_alone, step_server
 from fl_lightning.engine.devices.strategy import busy, waits
 from fl_lightning.engine.federation.data import PADDING, ClientIds, Dealing
 from fl_lightning.engine.hosting.guard import Guard
@@ -350,8 +350,11 @@ class FederatedOrchestrator(ClientHost):
         else:
             self._skipped += 1
         round.tell_failures()
-        rank_zero_warn(f"round {self.round} is skipped: {reason}")
-        step_server(self, None)
+        if any(rule.steps_alone for rule in self._hooks.rules):
+            step_alone(self, self._hooks, self.round)
+        else:
+            rank_zero_warn(f"round {self.round} is skipped: {reason}")
+            step_server(self, None)
 
     def _log_states(self) -> None:
         """Log the size of the clients' states; states on disk can be read by all devices after this call."""

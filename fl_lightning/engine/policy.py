@@ -52,8 +52,8 @@ class Policy:
         devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
         self._server = server
         self._rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
-        groups_here = ceil(ceil(data.cohort_size / group_size) / devices)
-        slots = min(groups_here * group_size, data.cohort_size) if devices == 1 else groups_here * group_size
+        groups_here = ceil(ceil(data.largest_cohort / group_size) / devices)
+        slots = min(groups_here * group_size, data.largest_cohort) if devices == 1 else groups_here * group_size
         summed = group_size == 1 and max_update_norm is None and all(map(streams, callbacks)) and slots * size > room
         if summed:
             slots = min(slots, max(data.clients_per_batch, room // size))

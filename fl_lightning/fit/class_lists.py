@@ -79,6 +79,7 @@ FOLDERS = {
     "client": "rules of the clients",
     "personal": "rules that give each client a model of its own",
     "compression": "rules that let clients send fewer bytes",
+    "privacy": "rules that add noise, and account for it",
     "attacks": "attacks and faults",
     "monitors": "monitors, which change nothing",
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,11 @@ class ClientSampler:
 
     num_rounds: int | None = None
 
+    #: How chance decides who takes part, on which differential privacy depends: "poisson" for each client on its own,
+    #: so that a round may have no client or all of them; "uniform" for all sets of K clients alike; "fixed" for a
+    #: choice in which no data have a part; None for anything else.
+    sampling: ClassVar[Literal["poisson", "uniform", "fixed"] | None] = None
+
     def draw(self, sizes: Tensor, num_clients: int, round: int, generator: torch.Generator) -> Tensor:
         """Draw the clients of one round.
 
@@ -30,7 +35,7 @@ class ClientSampler:
             generator: random number generator, keyed by the seed and the round.
 
         Returns:
-            At least one and at most K distinct client ids, in any order.
+            At least one and at most K distinct client ids, in any order; any number with the sampling "poisson".
         """
         raise ConfigurationError(f"{type(self).__name__} must define draw(sizes, num_clients, round, generator)")
 

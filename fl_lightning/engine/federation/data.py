@@ -89,6 +89,11 @@ class FederatedData(ClientData):
             )
         return min(wanted, with_data)
 
+    @property
+    def largest_cohort(self) -> int:
+        """The largest number of clients that a round may have."""
+        return self.num_with_data if self.sampler.sampling == "poisson" else self.cohort_size
+
     def cohort(self, round: int) -> list[int]:
         """Draw the clients of a round (1, 2, …), in ascending order; the draw depends on the seed and the round alone.
 
@@ -97,7 +102,7 @@ class FederatedData(ClientData):
 
         Raises:
             ConfigurationError: the sampler draws no client, too many clients, a client twice, an unknown client, or a
-                client without data.
+                client without data; a sampler of the kind "poisson" may draw none and all.
         """
         if self.availability is not None:
             return list(self.turnout(round).arrived)
@@ -116,7 +121,7 @@ class FederatedData(ClientData):
         count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
         selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])
         return simulation.turnout(
-            selected, self.cohort_size, lambda client: self._num_steps(client, round), round, self.seed
+            selected, self.largest_cohort, lambda client: self._num_steps(client, round), round, self.seed
         )
 
     def _once(self, round: int, draw: Callable[[], list[int]]) -> list[int]:
@@ -142,9 +147,10 @@ class FederatedData(ClientData):
         drawn = self.sampler.draw(sizes, count, round, generator(self.seed, "cohort", round))
         clients = sorted(map(int, drawn.tolist() if isinstance(drawn, Tensor) else drawn))
         name = type(self.sampler).__name__
-        if not 0 < len(clients) <= count or len(set(clients)) < len(clients):
+        least, most = (0, self.num_clients) if self.sampler.sampling == "poisson" else (1, count)
+        if not least <= len(clients) <= most or len(set(clients)) < len(clients):
             raise ConfigurationError(
-                f"expected {name} to draw 1 to {count} distinct clients, as participation says, got "
+                f"expected {name} to draw {least} to {most} distinct clients, as participation says, got "
                 f"{clients} for round {round}"
             )
         known = torch.tensor([k for k in clients if 0 <= k < self.num_clients], dtype=torch.int64)
@@ -206,7 +212,7 @@ class _CohortBatches:
     def _hands(self) -> int:
         """Return the number of clients, or of groups, that each device is dealt, padding included."""
         dealing = self.data.dealing
-        return ceil(ceil(self.data.cohort_size / dealing.group_size) / dealing.devices)
+        return ceil(ceil(self.data.largest_cohort / dealing.group_size) / dealing.devices)
 
     def _hands_per_batch(self) -> int:
         return self.data.clients_per_batch if self.data.dealing.group_size == 1 else 1

@@ -84,6 +84,9 @@ class FederatedCallback(Callback):
     #: Callbacks without server hooks read none; a rule that changes weights must also define :meth:`stream_weights`.
     streams: ClassVar[bool] = False
 
+    #: Whether the rule moves the global model in a round without an update, too: the ``update`` hooks then get zero.
+    steps_alone: ClassVar[bool] = False
+
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)
     #: update in place of the weighted sum. At most one rule of a run may define ``reduce``.
     reduce: Callable[[Server, Cohort], Tensor] | None = None

@@ -65,12 +65,12 @@ class ClientPart:
                 self._rule.keep(run, name, value)
         update[self.columns] = 0
 
-    def hide(self, result: ClientResult, known: Buffers) -> None:
-        """Put the global model's buffers in place of the client's own, and zeros into (P,) vectors that rules send."""
+    def hide(self, update: Tensor, result: ClientResult, known: Buffers) -> None:
+        """Put the global model's buffers in place of the client's own, and zeros into (P,) vectors that it sends."""
         for slot in self._slots:
             result.buffers[slot] = known[slot]
-        for vector in (each for each in result.vectors.values() if each.shape == self._shape):
-            vector[self.columns] = 0
+        for vector in (each for each in (update, *result.vectors.values()) if each.shape == self._shape):
+            vector[self.columns] = 0  # of the update, where an upload hook has added noise
 
 
 def _inside(known: str, names: Sequence[str]) -> bool:

@@ -138,7 +138,7 @@ class OneByOne:
             update = upload(self.server, run, update)
         result = run.result(loss_scale)
         for part in self.hooks.parts:
-            part.hide(result, round.state.buffers)
+            part.hide(update, result, round.state.buffers)
         return update, result
 
     @contextmanager

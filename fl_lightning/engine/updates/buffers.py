@@ -68,7 +68,7 @@ def _joins(values: Sequence[Tensor | None]) -> bool:
 
 def _means(rows: Sequence[Sequence[Any]], shares: Tensor) -> list[Tensor]:
     """Average the buffers of K clients, given as K lists, by one product of the shares (K,) and all entries (K, B)."""
-    like = rows[0]
+    like = rows[0] if rows else ()
     if not like:
         return []
     wide = torch.stack([torch.cat([value.to(like[0].device).double().flatten() for value in row]) for row in rows])

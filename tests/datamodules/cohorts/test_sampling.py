@@ -13,6 +13,7 @@ from fl_lightning import (
     ConfigurationError,
     FederatedOrchestrator,
     FixedSchedule,
+    PoissonSampler,
     RoundRobinSampler,
     SizeSampler,
     UniformSampler,
@@ -49,7 +50,30 @@ def test_chance_to_be_drawn(sampler: ClientSampler, by_hand: tuple[float, ...]) 
     assert [shares[0], *shares[2:]] == pytest.approx([small, small, large], abs=4 * deviation)
 
 
-@pytest.mark.parametrize("sampler", [UniformSampler(), SizeSampler(), RoundRobinSampler()])
+def test_poisson_draws_each_client_alone() -> None:
+    """Two of four clients on average, beside one without data: each in half of the rounds, each pair in a quarter."""
+    rounds = [draw(PoissonSampler(), [1, 0, 10**9, 1, 7], 2, round) for round in range(1, 3001)]
+    deviation = math.sqrt(0.25 / 3000)
+    shares = [sum(client in cohort for cohort in rounds) / 3000 for client in range(5)]
+    assert shares[1] == 0
+    assert [shares[0], *shares[2:]] == pytest.approx([0.5] * 4, abs=4 * deviation)
+    assert sum({2, 4} <= {*cohort} for cohort in rounds) / 3000 == pytest.approx(0.25, abs=4 * deviation)
+    assert {len(cohort) for cohort in rounds} == {0, 1, 2, 3, 4}
+
+
+def test_poisson_cohorts_of_any_size_train() -> None:
+    """In groups and one by one, in batches of one client and of several."""
+    rows, found = torch.ones(5, 2, dtype=torch.float64), []
+    for settings, data in (({}, {}), ({"clients_at_once": 3}, {}), ({}, {"clients_per_batch": 2})):
+        capture, orchestrator = Capture(), FederatedOrchestrator(Linear(2), **settings)
+        given = GivenData(rows, participation=2, sampler=PoissonSampler(), seed=3, **data)
+        trainer(capture, rounds=20).fit(orchestrator, datamodule=given)
+        found.append([cohort.clients for cohort in capture.cohorts])
+    assert len({len(cohort) for cohort in found[0]}) >= 3
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("sampler", [UniformSampler(), SizeSampler(), RoundRobinSampler(), PoissonSampler()])
 def test_all_clients_that_have_data_where_all_take_part(sampler: ClientSampler) -> None:
     """However different their sizes are."""
     sizes = [10**9, 0, 1, 1, 0, 7]

@@ -1,0 +1,190 @@
+"""ClientDP: the global model tells little of any one client."""
+
+import math
+from itertools import takewhile
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
+from fl_lightning.callbacks.privacy.noisy_clients import EPSILON, refuse_beside_the_update
+from fl_lightning.callbacks.server.norm_clipping import clipping_factors
+from fl_lightning.engine.rules.callback import overrides, rules_of, streams
+from fl_lightning.errors import check_positive, check_within
+from fl_lightning.runs.catalogue import Metric
+
+DELTA_POWER = -1.1  # of the number of clients (McMahan et al., 2018)
+CLIP_RATE = 0.2  # of the adaptive clip (Andrew et al., 2021)
+UNSAFE = {"updates", "weights", "shrinking", "reduction"}  # what no rule beside ClientDP may settle
+
+
+class ClientDP(FederatedCallback):
+    """Clips each update, and adds noise to their sum: client-level differential privacy (McMahan et al., 2018).
+
+    The update is (Σ_k Δ_k min(1, S / ‖Δ_k‖) + z S N(0, 1)) / C, where C is the number of clients that take part on
+    average, so that a round without clients moves the model by noise, too. ``privacy/epsilon`` is the ε of all models
+    so far, at δ: what they tell of one client's whole data. It covers neither the logged losses and accuracies, nor the
+    choice among runs. ε is smallest with the :class:`PoissonSampler`, where neighbours are federations with and without
+    a client; with other samplers, they are federations with another client in its place.
+
+    A chain in which ε would be false is refused: with a rule that reads single updates or changes their weights, a rule
+    that acts on the update before the noise is in it, or anything that clients send beside their updates. Clients'
+    rules, compressors, and listed after ClientDP the server's momentum and the like go with it.
+
+    Args:
+        clip: S > 0, largest norm of an update; the first one if ``quantile`` is given.
+        noise_multiplier: z > 0; the noise on the sum has the standard deviation z S in each coordinate.
+        target_epsilon: ε > 0 after the last round; it sets the noise multiplier in place of ``noise_multiplier``.
+        delta: δ in (0, 1); by default N^-1.1 for N clients.
+        quantile: share of the clients, in (0, 1), whose updates are to be within S: S then follows that quantile of
+            the norms (Andrew et al., 2021, Algorithm 1). None for a fixed S.
+        count_noise: σ_b, standard deviation of the noise on the number of clients whose updates are within S; by
+            default C / 20, as in that paper, and at least z.
+
+    Raises:
+        ConfigurationError: an argument is out of range; both or none of ``noise_multiplier`` and ``target_epsilon`` are
+            given; the chain or the draw of the cohorts would make ε false; a resumed run has other noise.
+    """
+
+    metrics = (
+        EPSILON,
+        Metric("privacy/clip", "Norm to which updates are clipped", "S, with an adaptive clip.", panel="adaptive clip"),
+    )
+    streams = True
+    steps_alone = True
+
+    def __init__(
+        self,
+        clip: float = 1.0,
+        noise_multiplier: float | None = None,
+        target_epsilon: float | None = None,
+        delta: float | None = None,
+        quantile: float | None = None,
+        count_noise: float | None = None,
+    ) -> None:
+        if (noise_multiplier is None) == (target_epsilon is None):
+            raise ConfigurationError(
+                "give noise_multiplier or target_epsilon, got "
+                f"{'neither' if target_epsilon is None else 'both'}: target_epsilon: 8 finds the noise for ε = 8"
+            )
+        positive = {"clip": clip, "noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
+        positive["count_noise"] = count_noise
+        check_positive(**{name: value for name, value in positive.items() if value is not None})
+        shares = {"delta": delta, "quantile": quantile}
+        check_within("(0, 1)", **{name: value for name, value in shares.items() if value is not None})
+        self.first_clip, self.noise_multiplier, self.target_epsilon = clip, noise_multiplier, target_epsilon
+        self.delta, self.quantile, self.count_noise = delta, quantile, count_noise
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        server: Any = pl_module
+        data, rules = server.data, rules_of(trainer)
+        self._before = list(takewhile(lambda rule: rule is not self, rules))
+        self._check_chain(server, rules)
+        rounds, clients, self._drawn = trainer.max_epochs or 0, data.num_with_data, data.cohort_size
+        self._accountant = Accountant(data.sampler.sampling, self._drawn, clients)
+        self._delta, noise = self.delta or clients**DELTA_POWER, self.noise_multiplier
+        if noise is None:
+            if rounds < 1:
+                raise ConfigurationError(
+                    f"target_epsilon needs the number of rounds, got trainer.max_epochs {trainer.max_epochs}: set it"
+                )
+            noise = self._accountant.noise_for(self.target_epsilon or 0.0, rounds, self._delta)
+        self._noise, self._sum_noise = noise, noise
+        if self.quantile is not None:
+            self._count_noise = max(self._drawn / 20, noise) if self.count_noise is None else self.count_noise
+            self._sum_noise = adaptive_noise(noise, self._count_noise)
+        self._check_same_noise()
+        self._tell(type(data.sampler).__name__, rounds, clients)
+
+    def _check_chain(self, server: Any, rules: list[FederatedCallback]) -> None:
+        """Refuse what would make ε false, from what the other rules, the sampler and the orchestrator declare."""
+        sampler = type(server.data.sampler).__name__
+        refusals = [
+            (server.data.sampler.sampling is None, f"{sampler} draws cohorts with unknown chances: use PoissonSampler"),
+            (server.data.availability, "availability changes the chance of a client to take part: leave it out"),
+            (server.max_update_norm, "max_update_norm leaves clients out by the norms of others: leave it out"),
+        ]
+        for rule in (each for each in rules if each is not self):
+            name, settled = type(rule).__name__, rule.settles & UNSAFE
+            weighs = overrides(rule, "stream_weights") or "base weights" in rule.settles
+            refusals += [
+                (
+                    not streams(rule),
+                    f"{name} reads single updates, so one client may move the sum further: leave it out",
+                ),
+                (
+                    settled,
+                    f"{name} settles the {', '.join(settled)}, so one client may move the sum further: leave it out",
+                ),
+                (weighs and rule not in self._before, f"{name} changes the weights after the clip: leave it out"),
+                (
+                    overrides(rule, "update") and rule in self._before,
+                    f"{name} acts on the update before the noise is in it: list {name} after ClientDP",
+                ),
+            ]
+        for applies, reason in refusals:
+            if applies:
+                raise ConfigurationError(f"ClientDP: the guarantee would be false: {reason}")
+
+    def _check_same_noise(self) -> None:
+        now = torch.tensor([self._noise, self._drawn / self._accountant.of], dtype=torch.float64)
+        before = self.state.get("noise", now)
+        if not torch.equal(before, now):
+            raise ConfigurationError(
+                f"ClientDP: the rounds so far had the noise multiplier {float(before[0])!r} and the share of clients "
+                f"{float(before[1]):g}, the next would have {self._noise!r} and {float(now[1]):g}, for which no ε is "
+                "known: set noise_multiplier and data.participation as before"
+            )
+        self.state["noise"] = now
+
+    def _tell(self, sampler: str, rounds: int, clients: int) -> None:
+        """Print the noise and the ε at the end of the run, and what the PoissonSampler would save."""
+        told = f"ClientDP: noise multiplier {self._noise:.4g}"
+        if rounds > 0:
+            spent = self._accountant.epsilon(self._noise, rounds, self._delta)
+            told += f", ε = {spent:.3f} at δ = {self._delta:.2g} after {rounds} rounds"
+            if self._accountant.sampling != "poisson":
+                other = Accountant("poisson", self._drawn, clients).epsilon(self._noise, rounds, self._delta)
+                rank_zero_warn(
+                    f"ClientDP: with {sampler} ε will be {spent:.3f}, with data.sampler: PoissonSampler {other:.3f}"
+                )
+        rank_zero_info(told)
+
+    def _clip(self) -> float:
+        return float(self.state.get("clip", self.first_clip))
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        refuse_beside_the_update(self, orchestrator, cohort)
+        weighs = next((rule for rule in self._before if overrides(rule, "stream_weights")), None)
+        if weighs is not None and not torch.allclose(cohort.weights, cohort.weights[0], rtol=1e-9, atol=0):
+            raise ConfigurationError(
+                f"ClientDP: the guarantee would be false: {type(weighs).__name__} gives clients different weights, "
+                "where each must count the same: leave it out"
+            )
+        return cohort.replace(weights=clipping_factors(cohort.norms, self._clip()) / self._drawn)
+
+    @override
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
+        return clipping_factors(cohort.norms, self._clip())
+
+    @override
+    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
+        round, clip = cohort.round, self._clip()
+        noise = torch.randn(len(update), generator=orchestrator.generator("client dp", round)).to(update)
+        if self.quantile is not None:
+            within = int((cohort.norms <= clip).sum()) if cohort.clients else 0
+            drawn = float(torch.randn((), generator=orchestrator.generator("client dp count", round)))
+            off = within - len(cohort.clients) / 2 + self._count_noise * drawn  # each client moves it by 1/2
+            share = off / self._drawn + 0.5
+            factor = math.exp(-CLIP_RATE * (share - self.quantile))
+            self.state["clip"] = torch.tensor(clip * factor, dtype=torch.float64)
+            orchestrator.log_round("privacy/clip", clip)
+        orchestrator.log_round(EPSILON.name, self._accountant.epsilon(self._noise, round, self._delta))
+        return update.add(noise, alpha=self._sum_noise * clip / self._drawn)
