@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call
 from typing_extensions import override
@@ -13,8 +12,6 @@ from fl_lightning.callbacks.client.classes import logits_and_targets
 from fl_lightning.callbacks.client.features import forward_inputs, weights_at
 from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.errors import check_not_negative, check_positive
-
-NEVER = -1e9  # a logit of no probability
 
 
 def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -33,8 +30,9 @@ def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temp
         temperature: τ > 0.
     """
     own = targets[:, None] == torch.arange(logits.shape[1], device=targets.device)
-    student, known = ((each / temperature).masked_fill(own, NEVER).log_softmax(1) for each in (logits, teacher))
-    return F.kl_div(student, known, reduction="batchmean", log_target=True) * temperature**2
+    never = torch.finfo(logits.dtype).min / 2  # a logit of no probability
+    student, known = ((each / temperature).masked_fill(own, never).log_softmax(1) for each in (logits, teacher))
+    return (known.exp() * (known - student)).sum(1).mean() * temperature**2
 
 
 class FedNTD(FederatedCallback):

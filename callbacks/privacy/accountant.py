@@ -22,7 +22,7 @@ class Accountant:
         of: number of vectors of which these are drawn.
 
     Raises:
-        ConfigurationError: dp-accounting is not installed.
+        ModuleNotFoundError: dp-accounting is not installed.
 
     Example:
         >>> from fl_lightning.callbacks.privacy.accountant import Accountant
@@ -57,14 +57,9 @@ class Accountant:
 
     def _parts(self) -> tuple[Callable[[float], Any], Callable[[], Any]]:
         """Return functions that make the event of one sum, given its noise multiplier, and an accountant."""
-        try:
-            from dp_accounting import NeighboringRelation as Neighbours
-            from dp_accounting import dp_event
-            from dp_accounting.rdp import RdpAccountant  # type: ignore[import-untyped]
-        except ImportError:
-            raise ConfigurationError(
-                "computing epsilon needs dp-accounting: pip install 'fl-lightning[privacy]'"
-            ) from None
+        from dp_accounting import NeighboringRelation, dp_event
+        from dp_accounting.rdp import RdpAccountant  # type: ignore[import-untyped]
+
         logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out, which costs nothing
         if self.sampling == "fixed":
             return (lambda noise: dp_event.GaussianDpEvent(noise / 2)), RdpAccountant
@@ -75,7 +70,7 @@ class Accountant:
         def subset(noise: float) -> Any:
             return dp_event.SampledWithoutReplacementDpEvent(self.of, self.drawn, dp_event.GaussianDpEvent(noise / 2))
 
-        return subset, partial(RdpAccountant, neighboring_relation=Neighbours.REPLACE_ONE)
+        return subset, partial(RdpAccountant, neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 def adaptive_noise(noise_multiplier: float, count_noise: float) -> float:

@@ -124,6 +124,7 @@ EXTRAS = {  # by package
     "plotly": "report",
     "jinja2": "report",
     "pycocotools": "detection",
+    "dp_accounting": "privacy",
 }
 
 

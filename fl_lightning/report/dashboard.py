@@ -58,7 +58,11 @@ SECTIONS = (
         ("conflict", "coherence", "updates"),
         "How much the clients' updates conflict, before and after the rules correct them: runs with ConflictMonitor.",
     ),
-    Section("FedLAW", ("fedlaw",), "The shrinking factor and the weights that the server learns: runs with FedLAW."),
+    Section(
+        "FedLAW",
+        ("fedlaw", "weights"),
+        "The shrinking factor and the weights that the server learns: runs with FedLAW.",
+    ),
     Section(
         "Clients",
         ("clients", "personal", "held_out", "own", "cohort"),
@@ -67,8 +71,9 @@ SECTIONS = (
     ),
     Section(
         "Cost",
-        ("time", "bytes"),
-        "Seconds of each round, and the bytes that a federation would send. Times depend on the machine.",
+        ("time", "bytes", "privacy"),
+        "Seconds of each round, the bytes that a federation would send, and the privacy spent. Times depend on the "
+        "machine.",
     ),
     Section(
         "Curvature",

@@ -27,6 +27,8 @@ from toy import train
 
 from fl_lightning import ConfigurationError
 
+LOSSES = frozenset({"FocalLoss", "FedLC", "FedRS"})
+
 
 def why_not(first: str, second: str) -> str | None:
     """Why two rules cannot follow one another, or None: said here from what they do, not from what they declare."""
@@ -67,10 +69,11 @@ def check_client_with_server(client: str, server: str) -> None:
 
 
 def check_two_clients(first: str, second: str) -> None:
-    """Two that settle where the gradient is evaluated are refused; all others run."""
+    """Two that settle where the gradient is evaluated, or that replace the loss, are refused; all others run."""
     rules = CLIENT_RULES[first](), CLIENT_RULES[second]()
-    if {first, second} <= ELSEWHERE:
-        with pytest.raises(ConfigurationError, match="both settle where clients evaluate their gradients"):
+    both = {frozenset(ELSEWHERE): "settle where clients evaluate their gradients", LOSSES: "replace the training loss"}
+    if reason := next((said for names, said in both.items() if {first, second} <= names), None):
+        with pytest.raises(ConfigurationError, match=f"both {reason}"):
             run(*rules)
     else:
         assert run(*rules).params.isfinite().all()

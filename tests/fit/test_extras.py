@@ -9,7 +9,7 @@ from pathlib import Path
 from fl_lightning.fit.messages import mistake_in
 
 MISSING = ["wandb", "wandb_workspaces", "tensorboard", "tensorboardX", "plotly", "pycocotools", "faster_coco_eval"]
-MISSING += ["pyarrow", "datasets", "mlflow"]
+MISSING += ["pyarrow", "datasets", "mlflow", "dp_accounting"]
 SCRIPT = f"""
 import sys
 for name in {MISSING!r}:
@@ -30,6 +30,7 @@ def test_a_module_of_the_users_that_is_missing_is_no_extra() -> None:
 FIT = "fit --config tiny.yaml --trainer.max_epochs 1 --trainer.enable_progress_bar false"
 LINES = {  # command lines, and the package and the extra that each lacks
     FIT: None,
+    f"{FIT} --trainer.callbacks+=ClientDP --trainer.callbacks.noise_multiplier 1": ("dp_accounting", "privacy"),
     "report runs": ("plotly", "report"),
     "dashboard --project mine": ("wandb", "wandb"),
     f"{FIT} --trainer.logger WandbLogger": ("wandb", "wandb"),
