@@ -5,9 +5,12 @@ if __name__ != "fl_lightning.callbacks":
 
 # make lists writes what follows
 # isort: off
+from fl_lightning.callbacks.server.afl import AFL as AFL
+from fl_lightning.callbacks.server.bulyan import Bulyan as Bulyan
 from fl_lightning.callbacks.server.cagrad import CAGrad as CAGrad
 from fl_lightning.callbacks.server.centred_clipping import CentredClipping as CentredClipping
 from fl_lightning.callbacks.server.median import CoordinateMedian as CoordinateMedian
+from fl_lightning.callbacks.server.dnc import DnC as DnC
 from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as DominantGradientCorrection
 from fl_lightning.callbacks.server.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.server.fedopt import FedAdagrad as FedAdagrad
@@ -27,17 +30,22 @@ from fl_lightning.callbacks.server.geometric_median import GeometricMedian as Ge
 from fl_lightning.callbacks.server.shrinking import GlobalWeightShrinking as GlobalWeightShrinking
 from fl_lightning.callbacks.server.gh import GradientHarmonization as GradientHarmonization
 from fl_lightning.callbacks.server.krum import Krum as Krum
+from fl_lightning.callbacks.server.mifa import MIFA as MIFA
 from fl_lightning.callbacks.server.norm_clipping import NormClipping as NormClipping
 from fl_lightning.callbacks.server.pcgrad import PCGrad as PCGrad
+from fl_lightning.callbacks.server.qfedavg import QFedAvg as QFedAvg
 from fl_lightning.callbacks.server.server_ft import ServerFT as ServerFT
 from fl_lightning.callbacks.server.sham import ShamCorrection as ShamCorrection
+from fl_lightning.callbacks.server.torch_jd import TorchJD as TorchJD
 from fl_lightning.callbacks.server.trimmed_mean import TrimmedMean as TrimmedMean
+from fl_lightning.callbacks.client.fedadmm import FedADMM as FedADMM
 from fl_lightning.callbacks.client.fedcm import FedCM as FedCM
 from fl_lightning.callbacks.client.feddecorr import FedDecorr as FedDecorr
 from fl_lightning.callbacks.client.feddyn import FedDyn as FedDyn
 from fl_lightning.callbacks.client.fedgam import FedGAM as FedGAM
 from fl_lightning.callbacks.client.fedgamcv import FedGAMCV as FedGAMCV
 from fl_lightning.callbacks.client.fedlc import FedLC as FedLC
+from fl_lightning.callbacks.client.fedlesam import FedLESAM as FedLESAM
 from fl_lightning.callbacks.client.fedntd import FedNTD as FedNTD
 from fl_lightning.callbacks.client.fedprox import FedProx as FedProx
 from fl_lightning.callbacks.client.fedrs import FedRS as FedRS

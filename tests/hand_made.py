@@ -10,6 +10,7 @@ from torch import Tensor
 from toy import Capture, GivenData, Head, Linear, ProxyData, trainer
 
 from fl_lightning import ClientResult, Cohort, FederatedDataModule, Monitor, Server
+from fl_lightning.callbacks.server.client_losses import LOSS, ClientLosses
 from fl_lightning.engine.aggregation import aggregate
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import federated
@@ -110,10 +111,15 @@ def serve(
     server = Bench(client, given, *rules, capture, **{"rounds": len(cohorts), **settings})
     if start is not None:
         server.params.copy_(torch.tensor(start, dtype=torch.float64))
+    asked = any(isinstance(rule, ClientLosses) for rule in rules)
     for round, clients in enumerate(cohorts, 1):
         buffers = list(server.read_buffers())
         results = [
-            ClientResult(k, samples[k], steps[k], losses[k], float(steps[k]), buffers, learning_rate=1.0)
+            ClientResult(
+                *(k, samples[k], steps[k], losses[k], float(steps[k]), buffers),
+                learning_rate=1.0,
+                vectors={LOSS: torch.tensor(losses[k])} if asked else {},
+            )
             for k in clients
         ]
         server.take(Cohort.collect(round, server.params.clone(), updates[list(clients)], results))

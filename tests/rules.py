@@ -19,10 +19,12 @@ from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrches
 from fl_lightning.callbacks import (
     APFL,
     MOON,
+    Bulyan,
     CAGrad,
     CentredClipping,
     CoordinateMedian,
     Ditto,
+    DnC,
     DominantGradientCorrection,
     FedAdagrad,
     FedAdam,
@@ -84,6 +86,7 @@ WEIGHERS: dict[str, Make] = {
     "Krum": lambda: Krum(1),
     "Multi-Krum": lambda: Krum(1, num_selected=3),
     "GeometricMedian": GeometricMedian,
+    "DnC": lambda: DnC(1),
 }
 FITTED: dict[str, Make] = {  # both the weights and the shrinking factor
     "FedLAW": lambda: FedLAW(epochs=4),
@@ -96,6 +99,7 @@ REDUCERS: dict[str, Make] = {
     "CoordinateMedian": CoordinateMedian,
     "TrimmedMean": lambda: TrimmedMean(0.2),
     "CentredClipping": lambda: CentredClipping(1.0),
+    "Bulyan": lambda: Bulyan(0),
 }
 STEPPERS: dict[str, Make] = {
     "FedAvgM": FedAvgM,

@@ -15,8 +15,8 @@ class FedCM(FederatedCallback):
     """Mixes the last round's direction into each client's gradient (Xu et al., 2021).
 
     A client follows α g + (1 - α) Δ, where Δ is the mean update of the last round, turned round and divided by the
-    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1, and as the server rules
-    listed before have left it. Other rules add their terms to the mixture.
+    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1. Other rules add their
+    terms to the mixture.
 
     Args:
         alpha: α in (0, 1], share of the client's own gradient; 1 is FedAvg.
@@ -42,5 +42,5 @@ class FedCM(FederatedCallback):
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
         reach = float(cohort.weights @ (cohort.learning_rates * cohort.num_steps))
-        self.state["direction"] = -update / reach if reach else torch.zeros_like(update)
+        self.state["direction"] = -cohort.update / reach if reach else torch.zeros_like(update)
         return update

@@ -16,7 +16,7 @@ class FedLC(FederatedCallback):
     """Replaces each client's loss by cross-entropy with larger margins for rarer classes (Zhang et al., 2022).
 
     The logit of class c loses τ n_kc^(-1/4), with n_kc examples of class c on client k; classes that client k lacks do
-    not count.
+    not count. The paper's sum leaves out an example's own class; here, as in all public code, it counts.
 
     Args:
         tau: τ >= 0; 0 leaves the classes that a client has as they are.

@@ -15,6 +15,9 @@ from fl_lightning.errors import check_within
 class FedRS(FederatedCallback):
     """Replaces each client's loss by cross-entropy with the logits of missing classes scaled (Li & Zhan, 2021).
 
+    The released code scales every class c by α + (1 - α) n_c / max n; this is the paper's rule, for the logits as they
+    are, with their bias.
+
     Args:
         alpha: α in [0, 1], factor on the logits of the classes that the client lacks; 1 is FedAvg.
 

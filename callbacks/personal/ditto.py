@@ -11,8 +11,8 @@ class Ditto(OwnModel):
     """Trains a second model on each client, which is pulled towards the global one (Li et al., 2021, Algorithm 1).
 
     The second model v_k takes as many local steps as the first, with the gradient of f_k(v) + λ/2 ‖v - w‖², where w is
-    the global model of the round. The global model is that of the other rules alone. Clients train one by one, and
-    twice.
+    the global model of the round. v_k starts at the global model of the client's first round; in the released code, at
+    the initial one. The global model is that of the other rules alone. Clients train one by one, and twice.
 
     Args:
         lam: λ >= 0, strength of the pull.

@@ -14,8 +14,8 @@ class FedBABU(OwnModel):
     """Never trains the global model's head; each client's own model is the whole one, fine-tuned (Oh et al., 2022).
 
     The head has a zero gradient, and is put back after each step, so that weight decay and momentum do not move it. A
-    client's own model comes of its local work done again, from the same global model, with the head. Clients train one
-    by one, and twice.
+    client's own model comes of its local work done again, from the same global model, with the head; the paper
+    fine-tunes once, at the end, five epochs with a rate of its own. Clients train one by one, and twice.
 
     Args:
         parts: names of the head's parameters or submodules.

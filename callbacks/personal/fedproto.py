@@ -18,8 +18,9 @@ class FedProto(FeatureRule):
     """Keeps the whole model on each client, and shares the mean features of each class (Tan et al., 2022, Algorithm 1).
 
     A client sends its prototypes, the means over its examples of each class after training; the server averages them by
-    numbers of examples. The loss gains λ times the mean squared difference of an example's features and its class's
-    global prototype, as in the released code, once a class has one.
+    numbers of examples (uniformly in the released code). The loss gains λ times the mean squared difference of an
+    example's features and its class's global prototype, as in the released code, once a class has one. The client's
+    classifier serves it; the paper predicts the class of the nearest prototype.
 
     Args:
         lam: λ >= 0, weight of the term.

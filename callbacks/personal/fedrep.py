@@ -21,7 +21,8 @@ class FedRep(LocalPart):
 
     Args:
         parts: names of the head's parameters or submodules.
-        head_epochs: number of local epochs that train the head; less than ``model.local_epochs``.
+        head_epochs: number of local epochs that train the head; less than ``model.local_epochs``. The released code
+            leaves one epoch to the representation on CIFAR-10, and ten to the head.
 
     Raises:
         ConfigurationError: ``head_epochs`` is less than 1, or leaves no local epoch for the representation; see also

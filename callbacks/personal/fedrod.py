@@ -19,8 +19,9 @@ class FedROD(FederatedCallback):
 
     The global model's loss is the cross-entropy of logits + ln n_kc, with n_kc examples of class c on client k, so that
     frequent classes are not preferred. The client's head is trained by the module's own loss of both heads' summed
-    logits, on fixed features; here after the model and not beside it, in as many steps. As both heads are linear, their
-    sum is one head: a client's own model is the global one with its head added. Clients train one by one, and twice.
+    logits, on fixed features; here after the model and not beside it, in as many steps, from zero. As both heads are
+    linear, their sum is one head: a client's own model is the global one with its head added. Clients train one by one,
+    and twice.
 
     Args:
         parts: names of the head's parameters or submodules: those of one linear layer.

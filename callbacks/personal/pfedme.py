@@ -16,7 +16,8 @@ class PFedMe(OwnModel):
 
     At each step θ takes K gradient steps on f_k(θ) + λ/2 ‖θ - w‖² over the step's batch, from θ = w; then the client's
     optimizer steps with the gradient λ (w - θ) of the Moreau envelope (Algorithm 1). The last θ is the client's own
-    model. The paper's server step β is ``model.server_optimizer``'s learning rate.
+    model. The released code goes on from the last θ, with a weight decay of 0.001. The paper's server step β is
+    ``model.server_optimizer``'s learning rate.
 
     Args:
         lam: λ > 0.

@@ -32,9 +32,9 @@ class ClientDP(FederatedCallback):
     choice among runs. ε is smallest with the :class:`PoissonSampler`, where neighbours are federations with and without
     a client; with other samplers, they are federations with another client in its place.
 
-    A chain in which ε would be false is refused: with a rule that reads single updates or changes their weights, a rule
-    that acts on the update before the noise is in it, or anything that clients send beside their updates. Clients'
-    rules, compressors, and listed after ClientDP the server's momentum and the like go with it.
+    A chain in which ε would be false is refused: with a rule that reads single updates or changes their weights, or
+    with anything that clients send beside their updates. Clients' rules, compressors, the server's momentum and the
+    like go with it, in any order: the noise is in the cohort's sum before they see it.
 
     Args:
         clip: S > 0, largest norm of an update; the first one if ``quantile`` is given.
@@ -123,10 +123,6 @@ class ClientDP(FederatedCallback):
                     f"{name} settles the {', '.join(settled)}, so one client may move the sum further: leave it out",
                 ),
                 (weighs and rule not in self._before, f"{name} changes the weights after the clip: leave it out"),
-                (
-                    overrides(rule, "update") and rule in self._before,
-                    f"{name} acts on the update before the noise is in it: list {name} after ClientDP",
-                ),
             ]
         for applies, reason in refusals:
             if applies:
@@ -156,35 +152,34 @@ class ClientDP(FederatedCallback):
                 )
         rank_zero_info(told)
 
-    def _clip(self) -> float:
-        return float(self.state.get("clip", self.first_clip))
-
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        refuse_beside_the_update(self, orchestrator, cohort)
-        weighs = next((rule for rule in self._before if overrides(rule, "stream_weights")), None)
-        if weighs is not None and not torch.allclose(cohort.weights, cohort.weights[0], rtol=1e-9, atol=0):
-            raise ConfigurationError(
-                f"ClientDP: the guarantee would be false: {type(weighs).__name__} gives clients different weights, "
-                "where each must count the same: leave it out"
-            )
-        return cohort.replace(weights=clipping_factors(cohort.norms, self._clip()) / self._drawn)
-
-    @override
-    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
-        return clipping_factors(cohort.norms, self._clip())
-
-    @override
-    def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        round, clip = cohort.round, self._clip()
-        noise = torch.randn(len(update), generator=orchestrator.generator("client dp", round)).to(update)
+        self._check_sent(orchestrator, cohort)
+        round, clip = cohort.round, float(self.state.get("clip", self.first_clip))
+        noise = torch.randn(len(cohort.anchor), generator=orchestrator.generator("client dp", round))
+        noise = noise.to(cohort.anchor) * (self._sum_noise * clip / self._drawn)
         if self.quantile is not None:
             within = int((cohort.norms <= clip).sum()) if cohort.clients else 0
             drawn = float(torch.randn((), generator=orchestrator.generator("client dp count", round)))
             off = within - len(cohort.clients) / 2 + self._count_noise * drawn  # each client moves it by 1/2
-            share = off / self._drawn + 0.5
-            factor = math.exp(-CLIP_RATE * (share - self.quantile))
+            factor = math.exp(-CLIP_RATE * (off / self._drawn + 0.5 - self.quantile))
             self.state["clip"] = torch.tensor(clip * factor, dtype=torch.float64)
             orchestrator.log_round("privacy/clip", clip)
         orchestrator.log_round(EPSILON.name, self._accountant.epsilon(self._noise, round, self._delta))
-        return update.add(noise, alpha=self._sum_noise * clip / self._drawn)
+        if not cohort.clients:
+            return cohort.replace(noise=noise)
+        return cohort.replace(weights=clipping_factors(cohort.norms, clip) / self._drawn, noise=noise)
+
+    def _check_sent(self, orchestrator: Server, cohort: Cohort) -> None:
+        """Refuse what clients send beside their updates, and weights of rules before this one that differ."""
+        refuse_beside_the_update(self, orchestrator, cohort)
+        weighs = next((rule for rule in self._before if overrides(rule, "stream_weights")), None)
+        if weighs is not None and not torch.allclose(cohort.weights, cohort.weights[:1], rtol=1e-9, atol=0):
+            raise ConfigurationError(
+                f"ClientDP: the guarantee would be false: {type(weighs).__name__} gives clients different weights, "
+                "where each must count the same: leave it out"
+            )
+
+    @override
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
+        return clipping_factors(cohort.norms, float(self.state.get("clip", self.first_clip)))

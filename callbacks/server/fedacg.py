@@ -18,7 +18,7 @@ class FedACG(FederatedCallback):
 
     Args:
         lam: λ in [0, 1); with β = 0, 0 is FedAvg.
-        beta: β >= 0, weight of the pull.
+        beta: β >= 0, weight of the pull. The released code's default is 0.002 in these units.
 
     Raises:
         ConfigurationError: an argument is out of range.

@@ -17,7 +17,8 @@ class FedDisco(FederatedCallback):
 
     d_k is the Euclidean distance of the client's class shares from 1 / C, and n the number of all clients' examples.
     Where every client of a cohort would weigh nothing, as with the paper's a and b on strong label skew, the weights
-    are those of FedAvg, by n_k.
+    are those of FedAvg, by n_k. The released code, for which its a and b are chosen, takes the Kullback-Leibler
+    divergence divided by its sum over the cohort as d_k by default, and n as the number of the cohort's examples.
 
     Args:
         a: a >= 0, weight of the distance; the paper uses 0.5.

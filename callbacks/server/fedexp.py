@@ -14,7 +14,8 @@ class FedExP(FederatedCallback):
     one stands.
 
     Args:
-        epsilon: ε >= 0; the paper chooses it for each task.
+        epsilon: ε >= 0; the paper chooses it for each task. The released code multiplies it by the number of clients,
+            and by 0.998² in each round.
 
     Raises:
         ConfigurationError: ``epsilon`` is negative.

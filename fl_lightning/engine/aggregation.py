@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.engine.checks import check_finite
@@ -42,10 +41,12 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
 
 
 def step_alone(server: Server, hooks: Hooks, round: int) -> None:
-    """Step the server optimizer in a round without an update, by what the rules make of a zero update."""
+    """Step the server optimizer in a round without an update, by what rules make of no clients."""
     nobody = Cohort.collect(round, server.params.clone(), server.params.new_empty(0, len(server.params)), [])
     with full_float32():
-        _apply(server, hooks, nobody, torch.zeros_like(server.params))
+        for rule in (each for each in hooks.rules if each.steps_alone):
+            nobody = rule.aggregate(server, nobody)
+        _apply(server, hooks, nobody, nobody.update)
 
 
 def _apply(server: Server, hooks: Hooks, cohort: Cohort, update: Tensor) -> None:

@@ -125,6 +125,7 @@ EXTRAS = {  # by package
     "jinja2": "report",
     "pycocotools": "detection",
     "dp_accounting": "privacy",
+    "torchjd": "torchjd",
 }
 
 

@@ -84,7 +84,8 @@ class FederatedCallback(Callback):
     #: Callbacks without server hooks read none; a rule that changes weights must also define :meth:`stream_weights`.
     streams: ClassVar[bool] = False
 
-    #: Whether the rule moves the global model in a round without an update, too: the ``update`` hooks then get zero.
+    #: Whether the rule moves the global model in a round without an update, too: its ``aggregate`` then gets a cohort
+    #: of no clients, as whose sum the ``update`` hooks see ``noise``.
     steps_alone: ClassVar[bool] = False
 
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)

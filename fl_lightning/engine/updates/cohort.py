@@ -94,6 +94,7 @@ class Cohort:
         weights: (K,) aggregation weights, float64.
         mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
+        noise: (P,) what a rule has added to the sum; None for nothing.
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
             maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
@@ -114,6 +115,7 @@ class Cohort:
     weights: Tensor
     mixing: Tensor
     shrinking: float = 1.0
+    noise: Tensor | None = None
     buffers: Sequence[Tensor | None] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     results: Sequence[ClientResult] = ()
@@ -173,6 +175,10 @@ class Cohort:
         """Compute the (K,) inner products of the original updates with a vector (P,), in its dtype; float64, on CPU."""
         return self.updates.products(vector)
 
+    def columns(self, indices: Tensor) -> Tensor:
+        """Return some columns (K, b) of the corrected updates, given their indices (b,); float64, on the CPU."""
+        return self.mixing @ self.updates.some(indices)
+
     @cached_property
     def gram(self) -> Tensor:
         """(K, K) inner products of the original updates ``deltas``, float64, computed once per round."""
@@ -194,8 +200,9 @@ class Cohort:
 
     @property
     def update(self) -> Tensor:
-        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas) - w."""
+        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas + noise) - w."""
         step = self.combine(self.weights @ self.mixing)
+        step = step if self.noise is None else step + self.noise
         return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
 
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -83,12 +83,12 @@ class Updates:
         The coefficients are divided by the first one that is not tiny, and the sum is multiplied by it at the end. So
         the bits equal those of a sum of arriving updates, for which only the ratios of the coefficients were known.
         """
-        weights, least = coefficients, TINY_SHARE * float(coefficients.abs().max())
+        weights, least = coefficients, TINY_SHARE * max(coefficients.abs().tolist(), default=0.0)
         if self.shares is not None and proportional(coefficients, self.shares):
             weights, least = self.shares, 0.0
         first = first_above(weights, least)
         if first is None:  # all are zero, or one is not finite, and so is the sum
-            return float(coefficients.sum()) * self.columns.joined(torch.zeros_like(self.own[0]))
+            return float(coefficients.sum()) * self.columns.joined(self.own.new_zeros(self.own.shape[1]))
         return float(coefficients[first]) * self.columns.joined(self.add_to(None, weights / weights[first]))
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
@@ -114,6 +114,21 @@ class Updates:
             return part.to(vector.dtype, copy=True) @ local[segment]
 
         return self._by_row(product)
+
+    def some(self, indices: Tensor) -> Tensor:
+        """Return some columns (K, b), given their indices (b,) on the CPU; float64, on the CPU, on every device."""
+
+        def part(segment: slice) -> Tensor:
+            here = indices - self.columns.own.start
+            found, block = (
+                ((segment.start <= here) & (here < segment.stop)).nonzero().flatten(),
+                torch.zeros_like(start),
+            )
+            block[:, found] = self.own[:, here[found].to(self.own.device)][self.order].to(start)
+            return block
+
+        start = torch.zeros(len(self), len(indices), dtype=torch.float64, device=self.own.device)
+        return self.columns.total(map(part, self.columns.segments(0, self.columns.size)), start).cpu()
 
     @cached_property
     def norms(self) -> Tensor:

@@ -30,6 +30,10 @@ RULES = [
     "FedDyn",
     "FedBE",
     "CoordinateMedian",
+    '{"class_path": "DnC", "init_args": {"num_byzantine": 1, "coordinates": 100}}',
+    "MIFA",
+    "QFedAvg",
+    "FedADMM",
     '{"class_path": "CentredClipping", "init_args": {"threshold": 1.0}}',
     '{"class_path": "ALIE", "init_args": {"num_byzantine": 2}}',
 ]

@@ -104,6 +104,16 @@ def changed(cohort: Cohort) -> list[Cohort]:
     return [cohort.uniform(), cohort.scaled(ones), cohort.corrected(MIXING), cohort.replace(shrinking=0.5)]
 
 
+def test_columns_are_those_of_the_corrected_updates() -> None:
+    """Any of them, in the order asked for, in float64; the second client's are doubled."""
+    deltas = torch.arange(20_000, dtype=torch.float32) * torch.tensor([[1.0], [3.0]])
+    results = [ClientResult(k, 1, 1, 0.0, 1.0) for k in range(2)]
+    cohort = Cohort.collect(1, torch.zeros(20_000), deltas, results).scaled(torch.tensor([1.0, 2.0]).double())
+    found = cohort.columns(torch.tensor([19_999, 0, 8192, 8191]))
+    assert found.dtype == torch.float64
+    assert found.tolist() == [[19_999.0, 0.0, 8192.0, 8191.0], [6 * 19_999.0, 0.0, 6 * 8192.0, 6 * 8191.0]]
+
+
 def test_replace_keeps_the_computed_gram() -> None:
     cohort = collect()
     gram = cohort.gram
