@@ -18,6 +18,7 @@ from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
 from fl_lightning.callbacks.server.fedavg import FedAvg as FedAvg
 from fl_lightning.callbacks.server.fedavgm import FedAvgM as FedAvgM
 from fl_lightning.callbacks.server.fedbe import FedBE as FedBE
+from fl_lightning.callbacks.server.fedbuff import FedBuff as FedBuff
 from fl_lightning.callbacks.server.feddf import FedDF as FedDF
 from fl_lightning.callbacks.server.feddisco import FedDisco as FedDisco
 from fl_lightning.callbacks.server.fedexp import FedExP as FedExP
@@ -62,6 +63,7 @@ from fl_lightning.callbacks.personal.fedproto import FedProto as FedProto
 from fl_lightning.callbacks.personal.fedrep import FedRep as FedRep
 from fl_lightning.callbacks.personal.fedrod import FedROD as FedROD
 from fl_lightning.callbacks.personal.fine_tuning import FineTuning as FineTuning
+from fl_lightning.callbacks.personal.ifca import IFCA as IFCA
 from fl_lightning.callbacks.personal.local_part import LocalPart as LocalPart
 from fl_lightning.callbacks.personal.perfedavg import PerFedAvg as PerFedAvg
 from fl_lightning.callbacks.personal.pfedme import PFedMe as PFedMe

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # otherwise imported on first use, by __getattr__
     __version__: str
 
     from fl_lightning.datamodules import FederatedDataModule, PartitionedData
+    from fl_lightning.datamodules.cohorts.arrivals import ArrivalSampler
     from fl_lightning.datamodules.cohorts.availability import Availability, AvailabilityTrace, Diurnal
     from fl_lightning.datamodules.cohorts.sampling import (
         FixedSchedule,
@@ -65,6 +66,7 @@ else:
         *("runs.record.environment", "runs.record.run_callbacks", "runs.export", "runs.folder.run_folder"),
         *("runs.loggers.round_values", "runs.display.timer", "runs.display.traffic"),
         *("engine.orchestrator", "datamodules", "datamodules.cohorts.availability", "datamodules.cohorts.sampling"),
+        "datamodules.cohorts.arrivals",
     )
 
     def __getattr__(name: str) -> Any:
@@ -126,6 +128,7 @@ __all__ = [  # noqa: RUF022  # grouped by topic
     "SizeSampler",
     "RoundRobinSampler",
     "FixedSchedule",
+    "ArrivalSampler",
     # availability: which clients are there, drop out or are late
     "Availability",
     "Diurnal",

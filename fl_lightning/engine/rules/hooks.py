@@ -30,9 +30,10 @@ class Hooks:
     def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
         self._server, self.callbacks = server, callbacks
         self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
-        self._starts: list[Any] = [*self.parts, *(each for each in callbacks if overrides(each, "start"))]
-        own = [each for each in callbacks if overrides(each, "start") or overrides(each, "personal")]
-        self._personal: list[Any] = [*self.parts, *own]
+        starts = [callback for callback in callbacks if overrides(callback, "start")]
+        self._starts: list[Any] = [*starts, *self.parts]  # whatever model a client is given, its own part stays
+        own = [each for each in callbacks if overrides(each, "personal") and each not in starts]
+        self._personal: list[Any] = [*self._starts, *own]
 
     def __call__(self, name: str) -> Iterator[Callable[..., Any]]:
         """Yield the hook ``name`` of each callback that defines it."""

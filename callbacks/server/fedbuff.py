@@ -1,0 +1,101 @@
+"""FedBuff: a server that steps when some clients have arrived, whatever models they began with."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from typing_extensions import override
+
+from fl_lightning import ArrivalSampler, Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.datamodules.cohorts.arrivals import Arrivals
+from fl_lightning.engine.module.state import Buffers
+from fl_lightning.errors import check_not_negative
+from fl_lightning.runs.catalogue import Metric
+
+
+class FedBuff(FederatedCallback):
+    """Trains each client from the model that was new when it began, stale updates weigh less (Nguyen et al., 2022).
+
+    A round is a step of the server, with the K clients that :class:`ArrivalSampler` lets arrive. Client k, which began
+    with the model of s rounds ago, counts with (1 + s)^-p / K: the weights do not sum to one. With ``participation: 1``
+    each client is a step of its own. Buffers are the newest ones. The server keeps the models from which busy clients
+    have begun.
+
+    Args:
+        power: p >= 0; 0 ignores staleness.
+
+    Raises:
+        ConfigurationError: ``power`` is negative; the sampler is no ArrivalSampler, or there is ``availability``.
+    """
+
+    settles = frozenset({"base weights"})
+    streams = True
+    metrics = (
+        Metric(
+            "async/time",
+            "Virtual time",
+            "Time of the server's step, in the time that a client of median speed takes for an example.",
+            panel="virtual time",
+        ),
+        Metric(
+            "async/staleness",
+            "Staleness of updates",
+            "Mean over the cohort of the number of rounds since a client's model was new.",
+            panel="staleness",
+        ),
+    )
+
+    def __init__(self, power: float = 0.5) -> None:
+        check_not_negative(power=power)
+        self.power = power
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # set outside its __init__
+        if not isinstance(data.sampler, ArrivalSampler) or data.availability is not None:
+            raise ConfigurationError(
+                "FedBuff needs data.sampler: ArrivalSampler, which says when clients arrive, and no data.availability, "
+                f"got {type(data.sampler).__name__}{' and availability' if data.availability else ''}"
+            )
+
+    def _arrivals(self, orchestrator: Server) -> Arrivals:
+        data: Any = orchestrator.data
+        return data.sampler.arrivals(data.sizes, data.cohort_size, orchestrator.round)  # type: ignore[no-any-return]
+
+    def _staleness(self, orchestrator: Server, cohort: Cohort) -> Tensor:
+        versions = self._arrivals(orchestrator).versions
+        return torch.tensor([cohort.round - versions[client] for client in cohort.clients], dtype=torch.float64)
+
+    @override
+    def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        version = self._arrivals(orchestrator).versions[client]
+        if version == orchestrator.round:
+            return params, buffers
+        place = self.state["versions"].tolist().index(version)
+        return self.recall("models", params)[place].clone(), buffers
+
+    @override
+    def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+        return params, buffers
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        weights = self.stream_weights(orchestrator, cohort, cohort.weights)
+        return cohort.replace(weights=weights / orchestrator.data.cohort_size)
+
+    @override
+    def stream_weights(self, orchestrator: Server, cohort: Cohort, weights: Tensor) -> Tensor:
+        return (1 + self._staleness(orchestrator, cohort)) ** -self.power
+
+    @override
+    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
+        arrivals = self._arrivals(orchestrator)
+        versions = self.state.get("versions", torch.zeros(0, dtype=torch.int64)).tolist()
+        known = dict(zip(versions, self.state.get("models", ()), strict=True)) | {cohort.round: cohort.anchor.clone()}
+        needed = sorted({*arrivals.busy.values()})
+        self.state["versions"] = torch.tensor(needed, dtype=torch.int64)
+        rows = [known[version].to(cohort.anchor) for version in needed]
+        self.state["models"] = torch.stack(rows) if rows else cohort.anchor.new_empty(0, len(cohort.anchor))
+        orchestrator.log_round("async/time", arrivals.time)
+        orchestrator.log_round("async/staleness", float(self._staleness(orchestrator, cohort).mean()))
