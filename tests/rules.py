@@ -33,6 +33,7 @@ from fl_lightning.callbacks import (
     FedBABU,
     FedBE,
     FedBN,
+    FedBuff,
     FedDecorr,
     FedDF,
     FedDyn,
@@ -181,6 +182,7 @@ def _add_the_rest() -> None:
 
 BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
 NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()}
+NAMED |= {FedBuff}  # runs with an ArrivalSampler alone
 _add_the_rest()
 SERVER_RULES = {name: make for rules in BY_KIND for name, make in rules.items()}
 
