@@ -75,27 +75,31 @@ def test_self_supervised(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_lora(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("freeze_a", "travelling", "layers"), [(False, 3722, 9), (True, 2698, 5)])
+def test_lora(freeze_a: bool, travelling: int, layers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Adapters and head alone travel and are saved, what is frozen stays the backbone's, the program has it all.
 
-    Each of two blocks has adapters of rank 4 from 64 to 192 and from 64 to 64 features, 4 (64 + 192 + 64 + 64) = 1536
-    numbers; the head has (64 + 1) 10 = 650: 3,722 in all.
+    Each of two blocks has adapters of rank 4 from 64 to 192 and from 64 to 64 features, 4 (64 + 64) = 512 numbers in
+    the first matrices and 4 (192 + 64) = 1024 in the second; the head has (64 + 1) 10 = 650. First matrices are saved
+    even where they are frozen, since nobody else has them.
     """
-    orchestrator = runpy.run_path(str(EXAMPLES / "lora.py"), run_name="lora")["main"](2, tmp_path)
-    accuracy, travelling, _ = capsys.readouterr().out.splitlines()
+    orchestrator = runpy.run_path(str(EXAMPLES / "lora.py"), run_name="lora")["main"](2, tmp_path, freeze_a)
+    accuracy, told, _, *conflicts = capsys.readouterr().out.splitlines()
+    assert len(conflicts) == layers
     before, halfway, after = numbers(accuracy)
     assert before < 25
-    assert after > halfway > before + 15
-    assert travelling == "numbers that travel: 3,722 of 105,290"
-    assert len(orchestrator.params) == 3722
+    assert after > halfway > before
+    assert told == f"numbers that travel: {travelling:,} of 105,290"
+    assert len(orchestrator.params) == travelling
 
     module = orchestrator.client.eval()
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    assert all(".head." in name or name.endswith((".down", ".up")) for name in trained)
-    assert states(tmp_path / "last.ckpt").keys() == {f"client.{name}" for name in trained}
+    adapters = {name for name in module.state_dict() if ".lora_" in name}
+    assert all(".head." in name or name in adapters for name in trained)
+    assert states(tmp_path / "last.ckpt").keys() == {f"client.{name}" for name in trained | adapters}
     backbone, end = states(tmp_path / "backbone.ckpt"), module.state_dict()
-    assert len(frozen := end.keys() - trained) == 30
-    assert all(torch.equal(end[name], backbone[name]) for name in frozen)
+    assert len(frozen := end.keys() - trained - adapters) == 30
+    assert all(torch.equal(end[name], backbone[name.replace(".base_layer", "")]) for name in frozen)
 
     images = torch.randn(3, 1, 8, 8)
     program = torch.export.load(tmp_path / "whole.pt2").module()

@@ -39,7 +39,8 @@ def start_from(module: LightningModule, source: str) -> None:
     module.configure_model()  # may make layers; the Trainer calls it again, which Lightning asks modules to allow
     own = nn.Module.state_dict(module)
     part = _part(module, own, saved)
-    saved = {part + name: value for name, value in saved.items()}
+    wrapped = {name.replace(".base_layer.", "."): name for name in own}  # layers that peft has given adapters
+    saved = {wrapped.get(part + name, part + name): value for name, value in saved.items()}
     names = [name for name, _ in module.named_parameters() if name.startswith(part)]
     head = names[-1].rpartition(".")[0] if names else None
     kept = [n for n in own if n.rpartition(".")[0] == head and _is_other_head(own[n], saved.get(n))]
