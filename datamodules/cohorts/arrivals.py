@@ -44,8 +44,7 @@ class ArrivalSampler(ClientSampler):
 
     Raises:
         ConfigurationError: an argument is out of range; when a fit begins, fewer clients are busy than a round needs,
-        or
-            more than have data.
+            or more than have data.
     """
 
     def __init__(self, busy: int, speed_spread: float = 1.0, seed: int = 0) -> None:
