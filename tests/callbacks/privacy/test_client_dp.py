@@ -88,6 +88,8 @@ def test_the_noise() -> None:
     again, other = (apply(torch.zeros(4, 400_000), ClientDP(2.0, 1.5), seed=seed)[0] for seed in (0, 1))
     assert torch.equal(moved, again)
     assert abs(float(torch.corrcoef(torch.stack([moved, other]))[0, 1])) < 4 / math.sqrt(400_000)
+    half = apply(torch.zeros(4, 400_000), ClientDP(2.0, 1.5), cohorts=[[0, 1]])[0]
+    assert torch.equal(half, moved), "the number of clients that came makes no difference"
     rounds = apply(torch.zeros(4, 400_000), ClientDP(2.0, 1.5), rounds=2)[0]
     assert float(rounds.std()) == pytest.approx(0.75 * math.sqrt(2), rel=0.01), "the noise of each round is its own"
 
