@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hand_made import serve
 from lightning.pytorch import LightningModule
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
@@ -106,6 +107,13 @@ def test_epsilon_counts_passes(epochs: dict[str, Any], passes: int) -> None:
     run = fit(Net(), ExampleDP(noise_multiplier=20.0), **epochs)[1]
     expected = Accountant("fixed").epsilon(20.0, passes, 1e-5)
     assert float(run.callback_metrics["privacy/epsilon"]) == pytest.approx(expected)
+
+
+def test_a_part_of_a_pass_counts_as_one() -> None:
+    """Clients of two and of four batches of one example, after 1, 2, 3 and 5 steps; the first two have two rounds."""
+    rule, updates = ExampleDP(), torch.zeros(4, 2)
+    serve(updates, rule, samples=[2, 2, 2, 4], steps=[1, 2, 3, 5], cohorts=[[0, 1, 2, 3], [0, 1]])
+    assert rule.state["sums"].tolist() == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
