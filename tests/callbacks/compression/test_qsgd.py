@@ -38,8 +38,9 @@ def test_levels() -> None:
 @pytest.mark.parametrize(
     ("rule", "expected"), [("topk", 13_376), ("signsgd", 20_902), ("qsgd", 125_388), ("randomk", 1_672 * 4)]
 )
-def test_bytes_of_the_2nn(rule: str, expected: int) -> None:
+def test_bytes_of_the_2nn(rule: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 167,178 parameters 1 % are 1,672, of 4 + 4 bytes, or of 4; a bit each and 4 bytes; 6 bits each and 4 bytes."""
+    monkeypatch.chdir(tmp_path)
     result = run("fit", "--config", f"rules/{rule}.yaml", "--trainer.max_epochs", 1, "--experiment", rule)
     assert result.status == 0, result.err
     with Path("runs", rule, "version_0", "metrics.csv").open() as file:
