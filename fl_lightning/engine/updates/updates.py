@@ -119,12 +119,9 @@ class Updates:
         """Return some columns (K, b), given their indices (b,) on the CPU; float64, on the CPU, on every device."""
 
         def part(segment: slice) -> Tensor:
-            here = indices - self.columns.own.start
-            found, block = (
-                ((segment.start <= here) & (here < segment.stop)).nonzero().flatten(),
-                torch.zeros_like(start),
-            )
-            block[:, found] = self.own[:, here[found].to(self.own.device)][self.order].to(start)
+            here, block = indices - self.columns.own.start, torch.zeros_like(start)
+            found = (segment.start <= here) & (here < segment.stop)
+            block[:, found] = self.own[:, here[found].to(start.device)][self.order].to(start)
             return block
 
         start = torch.zeros(len(self), len(indices), dtype=torch.float64, device=self.own.device)
