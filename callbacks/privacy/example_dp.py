@@ -8,11 +8,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import following
+from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
 from fl_lightning.engine.rules.callback import overrides, rules_of
 from fl_lightning.engine.rules.server import takes_index
@@ -61,7 +61,7 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP takes the gradients of {type(server.client).__name__}'s own loss, example by example, so "
                 f"{type(other).__name__} would do nothing: keep one"
             )
-        if mixing := next((name for name, part in server.client.named_modules() if isinstance(part, _BatchNorm)), None):
+        if mixing := next((name for name, part in server.client.named_modules() if isinstance(part, KINDS)), None):
             raise ConfigurationError(
                 f"ExampleDP: {mixing} is BatchNorm, which mixes the examples of a batch: set the network WithGroupNorm"
             )
