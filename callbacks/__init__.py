@@ -15,6 +15,7 @@ from fl_lightning.callbacks.server.dgc import DominantGradientCorrection as Domi
 from fl_lightning.callbacks.server.fedacg import FedACG as FedACG
 from fl_lightning.callbacks.server.fedopt import FedAdagrad as FedAdagrad
 from fl_lightning.callbacks.server.fedopt import FedAdam as FedAdam
+from fl_lightning.callbacks.server.fedbuff import FedAsync as FedAsync
 from fl_lightning.callbacks.server.fedavg import FedAvg as FedAvg
 from fl_lightning.callbacks.server.fedavgm import FedAvgM as FedAvgM
 from fl_lightning.callbacks.server.fedbe import FedBE as FedBE

@@ -28,6 +28,7 @@ from fl_lightning.callbacks import (
     DominantGradientCorrection,
     FedAdagrad,
     FedAdam,
+    FedAsync,
     FedAvg,
     FedAvgM,
     FedBABU,
@@ -182,7 +183,7 @@ def _add_the_rest() -> None:
 
 BY_KIND = (WEIGHTINGS, CORRECTIONS, WEIGHERS, FITTED, SHRINKERS, REDUCERS, STEPPERS, REFINERS)
 NAMED = {type(make()) for rules in (*BY_KIND, CLIENT_RULES) for make in rules.values()}
-NAMED |= {FedBuff}  # runs with an ArrivalSampler alone
+NAMED |= {FedAsync, FedBuff}  # run with an ArrivalSampler alone
 _add_the_rest()
 SERVER_RULES = {name: make for rules in BY_KIND for name, make in rules.items()}
 

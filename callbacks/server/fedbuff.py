@@ -1,4 +1,4 @@
-"""FedBuff: a server that steps when some clients have arrived, whatever models they began with."""
+"""FedBuff and FedAsync: a server that steps when clients have arrived, whatever models they began with."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from typing_extensions import override
 from fl_lightning import ArrivalSampler, Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.datamodules.cohorts.arrivals import Arrivals
 from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_not_negative
+from fl_lightning.errors import check_not_negative, check_within
 from fl_lightning.runs.catalogue import Metric
 
 
@@ -18,9 +18,8 @@ class FedBuff(FederatedCallback):
     """Trains each client from the model that was new when it began, stale updates weigh less (Nguyen et al., 2022).
 
     A round is a step of the server, with the K clients that :class:`ArrivalSampler` lets arrive. Client k, which began
-    with the model of s rounds ago, counts with (1 + s)^-p / K: the weights do not sum to one. With ``participation: 1``
-    each client is a step of its own. Buffers are the newest ones. The server keeps the models from which busy clients
-    have begun.
+    with the model of s rounds ago, counts with (1 + s)^-p / K: the weights do not sum to one. Buffers are the newest
+    ones. The server keeps the models from which busy clients have begun.
 
     Args:
         power: p >= 0; 0 ignores staleness.
@@ -54,9 +53,10 @@ class FedBuff(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         data: Any = trainer.datamodule  # type: ignore[attr-defined]  # set outside its __init__
         if not isinstance(data.sampler, ArrivalSampler) or data.availability is not None:
+            got = f"{type(data.sampler).__name__}{' and availability' if data.availability else ''}"
             raise ConfigurationError(
-                "FedBuff needs data.sampler: ArrivalSampler, which says when clients arrive, and no data.availability, "
-                f"got {type(data.sampler).__name__}{' and availability' if data.availability else ''}"
+                f"{type(self).__name__} needs data.sampler: ArrivalSampler, which says when clients arrive, and no "
+                f"data.availability, got {got}"
             )
 
     def _arrivals(self, orchestrator: Server) -> Arrivals:
@@ -70,10 +70,12 @@ class FedBuff(FederatedCallback):
     @override
     def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         version = self._arrivals(orchestrator).versions[client]
-        if version == orchestrator.round:
-            return params, buffers
-        place = self.state["versions"].tolist().index(version)
-        return self.recall("models", params)[place].clone(), buffers
+        return self._model(version, params), buffers
+
+    def _model(self, version: int, newest: Tensor) -> Tensor:
+        """Return the global model (P,) of a round's start, given the newest one."""
+        versions = self.state["versions"].tolist() if "versions" in self.state else []
+        return self.recall("models", newest)[versions.index(version)].clone() if version in versions else newest
 
     @override
     def personal(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
@@ -99,3 +101,32 @@ class FedBuff(FederatedCallback):
         self.state["models"] = torch.stack(rows) if rows else cohort.anchor.new_empty(0, len(cohort.anchor))
         orchestrator.log_round("async/time", arrivals.time)
         orchestrator.log_round("async/staleness", float(self._staleness(orchestrator, cohort).mean()))
+
+
+class FedAsync(FedBuff):
+    """Moves the global model towards each client's model as it arrives (Xie et al., 2019).
+
+    The step is α (1 + s)^-p (w_k - w), with the model w_k of a client that began s rounds ago and the newest global
+    model w; with a larger cohort than ``participation: 1``, the mean of these steps.
+
+    Args:
+        alpha: α in (0, 1].
+        power: p >= 0; 0 ignores staleness.
+
+    Raises:
+        ConfigurationError: as for :class:`FedBuff`; ``alpha`` is out of range.
+    """
+
+    streams = True
+
+    def __init__(self, alpha: float = 0.6, power: float = 0.5) -> None:
+        super().__init__(power)
+        check_within("(0, 1]", alpha=alpha)
+        self.alpha = alpha
+
+    @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        weights, versions = self.alpha * super().aggregate(orchestrator, cohort).weights, self._arrivals(orchestrator)
+        began = [self._model(versions.versions[client], cohort.anchor) for client in cohort.clients]
+        apart = [weight * (old - cohort.anchor) for weight, old in zip(weights.tolist(), began, strict=True)]
+        return cohort.replace(weights=weights, added=torch.stack(apart).sum(0))

@@ -85,7 +85,7 @@ class FederatedCallback(Callback):
     streams: ClassVar[bool] = False
 
     #: Whether the rule moves the global model in a round without an update, too: its ``aggregate`` then gets a cohort
-    #: of no clients, as whose sum the ``update`` hooks see ``noise``.
+    #: of no clients, as whose sum the ``update`` hooks see what it has ``added``.
     steps_alone: ClassVar[bool] = False
 
     #: For rules that are not linear in the updates (median, …): ``reduce(orchestrator, cohort)`` returns the (P,)

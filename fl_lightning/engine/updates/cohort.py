@@ -94,7 +94,7 @@ class Cohort:
         weights: (K,) aggregation weights, float64.
         mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
-        noise: (P,) what a rule has added to the sum; None for nothing.
+        added: (P,) what a rule has added to the sum, such as noise; None for nothing.
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
             maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
@@ -115,7 +115,7 @@ class Cohort:
     weights: Tensor
     mixing: Tensor
     shrinking: float = 1.0
-    noise: Tensor | None = None
+    added: Tensor | None = None
     buffers: Sequence[Tensor | None] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     results: Sequence[ClientResult] = ()
@@ -200,9 +200,9 @@ class Cohort:
 
     @property
     def update(self) -> Tensor:
-        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas + noise) - w."""
+        """(P,) the step of the global model: γ·(w + weights @ mixing @ deltas + added) - w."""
         step = self.combine(self.weights @ self.mixing)
-        step = step if self.noise is None else step + self.noise
+        step = step if self.added is None else step + self.added
         return step if self.shrinking == 1.0 else self.shrinking * step + (self.shrinking - 1) * self.anchor
 
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from toy import Capture, GivenData, InTurn, Linear, close, trainer
 from two_devices import on_two_devices
 
 from fl_lightning import ArrivalSampler, Availability, ConfigurationError, FederatedOrchestrator, UniformSampler
-from fl_lightning.callbacks import FedAvg, FedBuff, FedProx
+from fl_lightning.callbacks import FedAsync, FedAvg, FedBuff, FedProx
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 ROWS = torch.tensor([[-1.0, 0.0], [0.0, -2.0], [-4.0, 1.0], [2.0, 2.0]]).double()
@@ -64,6 +64,23 @@ def test_resumed_summed_and_on_two_devices(tmp_path: Path) -> None:
     assert torch.equal(whole, fit(tmp_path / "summed", model={"cohort_memory": "1KiB"}))
     found = on_two_devices(tmp_path, {"fedbuff": partial(fit, tmp_path / "two")})["fedbuff"]
     assert all(torch.equal(whole, each) for each in found), found
+
+
+def test_fedasync_moves_towards_the_clients_model() -> None:
+    """W ← w + ½ (1 + s)^-1 (w_k - w), where w_k is the model that the client began with plus its update."""
+    sampler, capture, orchestrator = ArrivalSampler(busy=3, seed=3), Capture(), FederatedOrchestrator(Linear(2))
+    run = trainer(FedAsync(0.5, 1.0), capture, rounds=8)
+    run.fit(orchestrator, datamodule=GivenData(ROWS, participation=1, sampler=sampler))
+    models, stale = [torch.zeros(2).double()], 0
+    for round in range(1, 9):
+        ((client, version),) = sampler.arrivals(torch.ones(4), 1, round).versions.items()
+        own = models[version - 1] - ROWS[client]
+        models.append(models[-1] + 0.5 / (1 + round - version) * (own - models[-1]))
+        stale += version < round
+    assert stale >= 3
+    assert close(orchestrator.params, models[-1])
+    with pytest.raises(ConfigurationError, match=r"alpha must be in \(0, 1\]"):
+        FedAsync(0.0)
 
 
 def test_one_client_at_a_time_is_never_stale() -> None:
