@@ -61,8 +61,8 @@ def test_a_circle_through_the_package_is_one_though_for_type_checkers_alone(
 def test_the_engine_stays_small() -> None:
     """Lines of code, files in a folder, and what the orchestrator's classes share."""
     sizes = measures.rooms()
-    assert sum(sizes.values()) <= 5478
-    assert sum(sizes.values()) + measures.ground() <= 5761
+    assert sum(sizes.values()) <= 5480
+    assert sum(sizes.values()) + measures.ground() <= 5763
     assert max(sizes.values()) <= 1471
     written, touched = measures.attributes()
     assert len(written) <= 39

@@ -15,9 +15,9 @@ class Accountant:
     """Computes ε by Rényi differential privacy (Mironov, 2017) for sums in which each vector's norm is at most S.
 
     Args:
-        sampling: how the vectors of a sum are drawn, as :attr:`ClientSampler.sampling` says. With "poisson",
-            neighbouring data differ by one vector that is there or not, which moves a sum by S at most; else by one
-            vector that is another one, which moves it by 2 S. "fixed" counts as if every vector were in every sum.
+        sampling: the kind of draw, one of those of :attr:`ClientSampler.sampling`. With "poisson", neighbouring data
+            differ by one vector that is there or not, which moves a sum by S at most; else by one vector that is
+            another one, which moves it by 2 S. "fixed" counts as if every vector were in every sum.
         drawn: number of vectors in a sum, on average.
         of: number of vectors of which these are drawn.
 

@@ -167,8 +167,8 @@ class ClientDP(FederatedCallback):
             orchestrator.log_round("privacy/clip", clip)
         orchestrator.log_round(EPSILON.name, self._accountant.epsilon(self._noise, round, self._delta))
         if not cohort.clients:
-            return cohort.replace(added=noise)
-        return cohort.replace(weights=clipping_factors(cohort.norms, clip) / self._drawn, added=noise)
+            return cohort.plus(noise)
+        return cohort.replace(weights=clipping_factors(cohort.norms, clip) / self._drawn).plus(noise)
 
     def _check_sent(self, orchestrator: Server, cohort: Cohort) -> None:
         """Refuse what clients send beside their updates, and weights of rules before this one that differ."""

@@ -9,7 +9,7 @@ from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
 
 
 class LocalDP(NoisyClients):
-    """Clips each client's update, and adds noise to it, so that the server itself learns little (Geyer et al., 2017).
+    """Clips each client's update, and adds noise before it is sent: local privacy (Kasiviswanathan et al., 2011).
 
     A client sends Δ min(1, S / ‖Δ‖) + z S N(0, 1). All that the server does with it costs no more privacy: any server
     rule goes with it. ``privacy/epsilon`` is what the updates of the client that took part most often tell of its data,

@@ -129,4 +129,4 @@ class FedAsync(FedBuff):
         weights, versions = self.alpha * super().aggregate(orchestrator, cohort).weights, self._arrivals(orchestrator)
         began = [self._model(versions.versions[client], cohort.anchor) for client in cohort.clients]
         apart = [weight * (old - cohort.anchor) for weight, old in zip(weights.tolist(), began, strict=True)]
-        return cohort.replace(weights=weights, added=torch.stack(apart).sum(0))
+        return cohort.replace(weights=weights).plus(torch.stack(apart).sum(0))

@@ -65,7 +65,8 @@ class ArrivalSampler(ClientSampler):
         return self._known[round - 1]
 
     def _simulate(self, sizes: Tensor, num_clients: int) -> Iterator[Arrivals]:
-        idle, training, draw = sizes.nonzero().flatten().tolist(), list[tuple[float, int, int]](), self._draw()
+        idle, training = sizes.nonzero().flatten().tolist(), list[tuple[float, int, int]]()
+        draw = generator(self.seed, "arrivals")
         if not num_clients <= self.busy <= len(idle):
             raise ConfigurationError(
                 f"ArrivalSampler: expected from {num_clients} clients, as participation says, to {len(idle)} that have "
@@ -89,6 +90,3 @@ class ArrivalSampler(ClientSampler):
                     begin(time, version)
             yield Arrivals(versions, {client: began for _, client, began in training}, time)
             idle += sorted(versions)
-
-    def _draw(self) -> torch.Generator:
-        return generator(self.seed, "arrivals")

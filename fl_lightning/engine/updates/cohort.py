@@ -94,7 +94,7 @@ class Cohort:
         weights: (K,) aggregation weights, float64.
         mixing: (K, K) float64; row k combines the original updates into client k's corrected update.
         shrinking: factor γ of the new model γ·(w + weights @ mixing @ deltas) (FedLAW).
-        added: (P,) what a rule has added to the sum, such as noise; None for nothing.
+        added: (P,) what rules have added to the sum by :meth:`plus`; None for nothing.
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
             maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
@@ -230,6 +230,10 @@ class Cohort:
     def corrected(self, combination: Tensor) -> Self:
         """Return a copy whose corrected updates are ``combination`` (K, K) times the present corrected updates."""
         return self.replace(mixing=combination @ self.mixing)
+
+    def plus(self, vector: Tensor) -> Self:
+        """Return a copy to whose sum a vector (P,) is added, such as noise."""
+        return self.replace(added=vector if self.added is None else self.added + vector)
 
     def uniform(self) -> Self:
         """Return a copy in which every client has the weight 1/K."""

@@ -215,7 +215,19 @@ def test_the_noise_is_there_before_any_rule_acts_on_the_sum(make: Any) -> None:
 
 def test_rules_beside_it() -> None:
     """Equal weights before it, local rules, compressors, parts that stay, and momentum after it; monitors anywhere."""
-    fit(ConflictMonitor(), FedGAM(), DP(), FedBN(), LocalPart(["net.1.bias"]), FedProx(0.1), TopK(0.5), FedAvgM())
+    rules = [FedGAM(), FedBN(), LocalPart(["net.1.bias"]), FedProx(0.1), TopK(0.5), FedAvgM(), Adds()]
+    private, plain = fit(ConflictMonitor(), rules[0], DP(), *rules[1:]), fit(*rules)
+    assert private.params.isfinite().all()
+    assert float((private.params - plain.params)[8:-3].abs().min()) > 0, "noise is in all that is shared"
+
+
+class Adds(FederatedCallback):
+    """Adds to the sum after the noise, which stays."""
+
+    streams = True
+
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        return cohort.plus(cohort.anchor)
 
 
 class Sometimes(ClientSampler):
