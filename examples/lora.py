@@ -103,7 +103,7 @@ def fine_tune(
     module, backbone = AdaptedClassifier(freeze_a=freeze_a), str(folder / "backbone.ckpt")
     orchestrator = FederatedOrchestrator(module, local_epochs=2, init_from=backbone)
     callbacks = [ConflictMonitor(layers=True), GradientHarmonization(), ModelCheckpoint(folder, save_last=True)]
-    trainer = lightning.Trainer(max_epochs=rounds, callbacks=callbacks, **QUIET)
+    trainer = lightning.Trainer(max_epochs=rounds, callbacks=callbacks, default_root_dir=folder, **QUIET)
     before = trainer.validate(orchestrator, datamodule=data, verbose=False)[0]["val/accuracy"]
     trainer.fit(orchestrator, datamodule=data, ckpt_path=resume)
     return orchestrator, before, {name: float(value) for name, value in trainer.callback_metrics.items()}

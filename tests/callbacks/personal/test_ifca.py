@@ -54,14 +54,15 @@ def test_two_groups(at_once: int) -> None:
     assert close(rule.state["models"], [[one, 0.0], [0.0, 0.5 * (-1 - 5)]])
 
 
-def test_each_client_is_served_by_its_model() -> None:
+def test_each_client_is_served_by_its_model(tmp_path: Path) -> None:
     rule, orchestrator, served = IFCA(2), FederatedOrchestrator(Near()), []
 
     class Asks(LastCheckpoint):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             served.extend(pl_module.personal_model(client)[0].clone() for client in range(4))
 
-    trainer(rule, Asks(), rounds=20, enable_checkpointing=True).fit(orchestrator, datamodule=GivenData(TARGETS))
+    run = trainer(rule, Asks(), rounds=20, default_root_dir=tmp_path, enable_checkpointing=True)
+    run.fit(orchestrator, datamodule=GivenData(TARGETS))
     assert close(torch.stack(served), [[6.0, 0.0]] * 2 + [[0.0, -5.0]] * 2, 1e-4)
 
 
