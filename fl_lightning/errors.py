@@ -87,6 +87,13 @@ def check_within(interval: str, **values: float) -> None:
             raise ConfigurationError(f"{name} must be in {interval}, got {value}")
 
 
+def check_names(**values: object) -> None:
+    """Refuse what is no list of names, such as one name, or is empty; the message names the argument."""
+    for name, value in values.items():
+        if isinstance(value, str) or not value:
+            raise ConfigurationError(f"{name} must be a list of names such as [network.fc3], got {value!r}")
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Find the known name that is most similar to an unknown one, ignoring case; None if no name is similar.
 

@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from fl_lightning import LocalRun, Server
 from fl_lightning.callbacks.personal.own_model import OwnModel
+from fl_lightning.errors import check_names
 
 
 class FedBABU(OwnModel):
@@ -21,10 +22,11 @@ class FedBABU(OwnModel):
         parts: names of the head's parameters or submodules.
 
     Raises:
-        ConfigurationError: no trainable parameter has a name.
+        ConfigurationError: ``parts`` is empty; no trainable parameter has a name.
     """
 
     def __init__(self, parts: Sequence[str]) -> None:
+        check_names(parts=parts)
         self.parts = parts
 
     @override

@@ -12,6 +12,7 @@ from typing_extensions import override
 from fl_lightning import FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
 from fl_lightning.engine.module.state import Buffers
+from fl_lightning.errors import check_names
 
 
 class FedROD(FederatedCallback):
@@ -19,21 +20,22 @@ class FedROD(FederatedCallback):
 
     The global model's loss is the cross-entropy of logits + ln n_kc, with n_kc examples of class c on client k, so that
     frequent classes are not preferred. The client's head is trained by the module's own loss of both heads' summed
-    logits, on fixed features; here after the model and not beside it, in as many steps, from zero. As both heads are
-    linear, their sum is one head: a client's own model is the global one with its head added. Clients train one by one,
-    and twice.
+    logits, on features that only weight decay moves; here after the model, in as many steps, from zero. As both heads
+    are linear, their sum is one head: a client's own model is the global one with its head added. Clients train one by
+    one, and twice.
 
     Args:
         parts: names of the head's parameters or submodules: those of one linear layer.
 
     Raises:
-        ConfigurationError: no trainable parameter has a name; the data module does not know its ``class_counts``; in a
-            round, ``training_step`` returns no dict with "logits" and "targets".
+        ConfigurationError: ``parts`` is empty; no trainable parameter has a name; the data module does not know its
+            ``class_counts``; in a round, ``training_step`` returns no dict with "logits" and "targets".
     """
 
     settles = frozenset({"loss"})
 
     def __init__(self, parts: Sequence[str]) -> None:
+        check_names(parts=parts)
         self.parts = parts
 
     @override

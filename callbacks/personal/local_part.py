@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule
 from typing_extensions import override
 
 from fl_lightning import FederatedCallback
-from fl_lightning.errors import ConfigurationError
+from fl_lightning.errors import check_names
 
 
 class LocalPart(FederatedCallback):
@@ -24,8 +24,7 @@ class LocalPart(FederatedCallback):
     """
 
     def __init__(self, parts: Sequence[str]) -> None:
-        if isinstance(parts, str) or not parts:
-            raise ConfigurationError(f"parts must be a list of names such as [network.fc3], got {parts!r}")
+        check_names(parts=parts)
         self.parts = parts
 
     @override

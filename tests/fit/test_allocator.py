@@ -24,9 +24,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def faults(**variables: str) -> int:
     environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"} | variables
-    run = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", FAULTS], env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return int(run.stdout)
 
 

@@ -6,7 +6,7 @@ import pytest
 from two_numbers import served
 
 from fl_lightning import ConfigurationError
-from fl_lightning.callbacks import LocalPart
+from fl_lightning.callbacks import FedBABU, FedRep, FedROD, LocalPart
 
 
 def test_each_client_has_its_own_part() -> None:
@@ -19,7 +19,8 @@ def test_all_may_stay() -> None:
     assert served(LocalPart(["own", "shared"]), rounds=2) == ([0.0, 0.0], [[2.0, 2.0], [6.0, -4.0]])
 
 
+@pytest.mark.parametrize("rule", [LocalPart, FedRep, FedBABU, FedROD])
 @pytest.mark.parametrize("parts", [[], "own"])
-def test_parts_are_a_list_of_names(parts: Any) -> None:
+def test_parts_are_a_list_of_names(rule: Any, parts: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"parts must be a list of names such as \[network.fc3\], got"):
-        LocalPart(parts)
+        rule(parts)
