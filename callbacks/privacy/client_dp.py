@@ -11,6 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning.callbacks.client.fedcm import FedCM
 from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
 from fl_lightning.callbacks.privacy.noisy_clients import EPSILON, refuse_beside_the_update
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
@@ -33,8 +34,9 @@ class ClientDP(FederatedCallback):
     a client; with other samplers, they are federations with another client in its place.
 
     A chain in which ε would be false is refused: with a rule that reads single updates or changes their weights, or
-    with anything that clients send beside their updates. Clients' rules, compressors, the server's momentum and the
-    like go with it, in any order: the noise is in the cohort's sum before they see it.
+    with anything that clients send beside their updates. What a rule of your own does with the norms, weights or
+    numbers of steps of a cohort is not seen: let no model depend on them. Clients' rules, compressors, the server's
+    momentum and the like go with it, in any order: the noise is in the cohort's sum before they see it.
 
     Args:
         clip: S > 0, largest norm of an update; the first one if ``quantile`` is given.
@@ -122,6 +124,7 @@ class ClientDP(FederatedCallback):
                     settled,
                     f"{name} settles the {', '.join(settled)}, so one client may move the sum further: leave it out",
                 ),
+                (isinstance(rule, FedCM), "FedCM divides by weights and steps, which have no noise: leave it out"),
                 (weighs and rule not in self._before, f"{name} changes the weights after the clip: leave it out"),
             ]
         for applies, reason in refusals:

@@ -27,11 +27,11 @@ from fl_lightning import (
 from fl_lightning.callbacks import (
     ClientDP,
     ConflictMonitor,
+    FedACG,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedBN,
-    FedCM,
     FedGAM,
     FedProto,
     FedProx,
@@ -130,7 +130,6 @@ ALLOWED = {
     "FedDecorr",
     "FedSAM",
     "ASAM",
-    "FedCM",
     "FedLC",
     "FedNTD",
     "FedRS",
@@ -205,7 +204,7 @@ def test_refused(name: str) -> None:
         run()
 
 
-@pytest.mark.parametrize("make", [FedAvgM, FedCM, FedAdam])
+@pytest.mark.parametrize("make", [FedAvgM, FedACG, FedAdam])
 def test_the_noise_is_there_before_any_rule_acts_on_the_sum(make: Any) -> None:
     """So that the order in the list changes no bit."""
     first, last = fit(make(), DP(), FedBN()), fit(DP(), make(), FedBN())
