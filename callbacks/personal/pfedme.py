@@ -12,7 +12,7 @@ from fl_lightning.errors import check_at_least, check_positive
 
 
 class PFedMe(OwnModel):
-    """Moves each client's model towards its personal model, which fits the batch near it (T. Dinh et al., 2020).
+    """Moves each client's model towards its personal model, which fits the batch near it (Dinh et al., 2020).
 
     At each step θ takes K gradient steps on f_k(θ) + λ/2 ‖θ - w‖² over the step's batch, from θ = w; then the client's
     optimizer steps with the gradient λ (w - θ) of the Moreau envelope (Algorithm 1). The last θ is the client's own
