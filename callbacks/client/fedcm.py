@@ -15,8 +15,8 @@ class FedCM(FederatedCallback):
     """Mixes the last round's direction into each client's gradient (Xu et al., 2021).
 
     A client follows α g + (1 - α) Δ, where Δ is the mean update of the last round, turned round and divided by the
-    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1. Other rules add their
-    terms to the mixture.
+    clients' learning rate and number of steps: a gradient of the cohort. Δ is zero in round 1, and always in a part
+    that stays with the clients. Other rules add their terms to the mixture.
 
     Args:
         alpha: α in (0, 1], share of the client's own gradient; 1 is FedAvg.
