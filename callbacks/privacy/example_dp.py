@@ -37,8 +37,9 @@ class ExampleDP(NoisyClients):
     A step follows (Σ_i g_i min(1, S / ‖g_i‖) + z S N(0, 1)) / B for the B examples of a batch. ``privacy/epsilon`` is
     what the models tell of one example of a client, of the client with most local epochs so far. It counts each pass
     over the data as one sum in which every example is, and in which another example moves the sum by at most 2 S: so it
-    holds for shuffled batches, and leaves out what sampled batches would save. Gradients take memory for B × P numbers,
-    and the clients train one by one.
+    holds for shuffled batches, and leaves out what sampled batches would save. Training losses are not covered, so add
+    no server rule that reads them (FedFV, DominantGradientCorrection). Gradients take memory for B × P numbers, and the
+    clients train one by one.
 
     Args:
         clip: S > 0, largest norm of an example's gradient.

@@ -12,9 +12,11 @@ class LocalDP(NoisyClients):
     """Clips each client's update, and adds noise before it is sent: local privacy (Kasiviswanathan et al., 2011).
 
     A client sends Δ min(1, S / ‖Δ‖) + z S N(0, 1). All that the server does with it costs no more privacy: any server
-    rule goes with it. ``privacy/epsilon`` is what the updates of the client that took part most often tell of its data,
-    whatever the server knows of all others; no sampling makes it smaller. Two updates of a client differ by at most
-    2 S. List the rule after those that compress or correct the update.
+    rule goes with it. What the server knows beside it is not covered: the number of examples, by which FedAvg weighs,
+    of steps (FedNova), and the training loss (FedFV, DominantGradientCorrection). ``privacy/epsilon`` is what the
+    updates of the client that took part most often tell of its data, whatever the server knows of all others; no
+    sampling makes it smaller. Two updates of a client differ by at most 2 S. List the rule after those that compress or
+    correct the update.
 
     Args:
         clip: S > 0, largest norm of an update.
