@@ -8,9 +8,9 @@ from subprocess import Popen
 from typing import Any
 
 import torch
-import torch.distributed
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from typing_extensions import override
@@ -48,8 +48,8 @@ class ClientParallelStrategy(DDPStrategy):
             parent = starter if starter != os.getpid() else os.getppid() if self.global_rank else None
             self.watch = RankWatch(self.global_rank, self.world_size, children, parent)
             self.watch.start()
-        with meeting(self.global_rank, self.world_size):
-            super().setup_distributed()
+        with meeting(self.global_rank, self.world_size), isolate_rng(include_cuda=False):
+            super().setup_distributed()  # which would seed the generators anew, after seed_everything
         atexit.register(_leave)
         if self.watch:
             self.watch.store = distributed_c10d.PrefixStore("fl_lightning", distributed_c10d._get_default_store())
@@ -87,7 +87,7 @@ class ClientParallelStrategy(DDPStrategy):
     @override
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         votes = torch.tensor(int(decision), device=self.root_device)
-        torch.distributed.all_reduce(votes)
+        distributed_c10d.all_reduce(votes)
         return int(votes) >= (self.world_size if all else 1)
 
 
@@ -98,8 +98,8 @@ StrategyRegistry.register(  # for Trainer(strategy="client_parallel")
 
 def _leave() -> None:
     """End the exchange before Python ends: left to itself, one of gloo's threads may abort a process that is done."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if distributed_c10d.is_initialized():
+        distributed_c10d.destroy_process_group()
 
 
 def busy(trainer: Trainer, what: str) -> None:
@@ -123,4 +123,4 @@ def finish_work(device: torch.device) -> None:
 def agree(trainer: Trainer, update: Tensor) -> None:
     """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
     if trainer.world_size > 1:
-        torch.distributed.broadcast(update, src=0)
+        distributed_c10d.broadcast(update, src=0)

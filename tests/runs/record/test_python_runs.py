@@ -89,10 +89,11 @@ def test_runs_that_differ_in_more_are_methods(name: str) -> None:
     assert len(methods()) == 2
 
 
-def test_seeds_that_differ_are_all_told() -> None:
+def test_seeds_that_differ_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop over the seed of one part alone; then over the seeds of all parts."""
     for seed in (1, 2):
         fit(data=ToyData(seed=seed))
+    monkeypatch.setenv("PL_GLOBAL_SEED", "3")  # which seed_everything would leave to the tests that follow
     seed_everything(3)
     fit(seed=3, data=ToyData(seed=3))
     assert [run.seed for run in read_runs([Path("runs")])] == ["model 0, data 1", "model 0, data 2", 3]
