@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
@@ -39,6 +39,7 @@ def check_settings(given: Mapping[str, Any]) -> None:
     max_update_norm, at_once, decay = given["max_update_norm"], given["clients_at_once"], given["local_lr_decay"]
     check_choice("client_states", given["client_states"], "memory", "disk")
     check_choice("on_bad_update", given["on_bad_update"], "skip", "raise")
+    check_choice("on_hidden_state", given["on_hidden_state"], "warn", "raise", "off")
     if given["local_graph"]:
         raise ConfigurationError(
             "expected local_graph to be false, got true: steps are no longer captured as CUDA graphs, which keep the "
@@ -226,7 +227,13 @@ def check_client(
     between += ["gradient_clip_val"] if settings.clip is not None else []
     between += ["accumulate_grad_batches"] if accumulates else []
     needy = ", ".join(between)
+    synced = [path for path, part in module.named_modules() if isinstance(part, nn.SyncBatchNorm)]
     refusals = [
+        (
+            synced and distributed.is_available() and distributed.is_initialized(),
+            f"{', '.join(synced[:1])} of {name} is SyncBatchNorm, which on several devices would mix the statistics of "
+            "different clients: use BatchNorm, whose batches here are never split over devices",
+        ),
         (iterates, f"{name}.training_step takes a dataloader_iter: on clients it must take batches"),
         (
             manual and scaled,

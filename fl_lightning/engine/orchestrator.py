@@ -46,13 +46,15 @@ from fl_lightning.engine.training.local_data import LocalData
 from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.training.one_by_one import ClientTraining, OneByOne
 from fl_lightning.engine.training.optimizers import RoundRates
+from fl_lightning.engine.training.repetition import OnHiddenState, Repetition
 from fl_lightning.engine.updates.store import bytes_in, usual_limit
 from fl_lightning.errors import ConfigurationError, values_of
 from fl_lightning.files import seal_checkpoints
 from fl_lightning.inside import within
 from fl_lightning.seeding import derive, isolated, seed_globals
 
-SAVED = ("clients_at_once", "server_settings", "memory_orders")  # entries of a checkpoint that a resumed fit reads
+# Entries of a checkpoint that a resumed fit reads
+SAVED = ("clients_at_once", "server_settings", "memory_orders", "callback_metrics")
 
 
 @picklable_defaults
@@ -100,6 +102,9 @@ class FederatedOrchestrator(ClientHost):
             some seconds at the first step and saves small models most of each later one; "auto" compiles if the rounds
             that are left will save more time than that takes. It needs a C++ compiler. Results differ by rounding.
         local_graph: must be False; a captured graph of a local step would keep the numbers that the step read.
+        on_hidden_state: what happens if the first client of a fit, trained a second time after the others of its round,
+            does not end in the same bits, because something that is neither parameter nor buffer survives from client
+            to client: "warn", or "raise" an error; "off" leaves out the second training.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 
@@ -132,6 +137,7 @@ class FederatedOrchestrator(ClientHost):
         seed: int = 0,
         clients_at_once: int | Literal["auto"] = 1,
         compile_clients: bool | Literal["auto"] = "auto",
+        on_hidden_state: OnHiddenState = "warn",
         channels_last: bool = False,
         cohort_memory: str | None = None,
         local_graph: bool = False,
@@ -223,6 +229,7 @@ class FederatedOrchestrator(ClientHost):
         self._rates = self._make_rates(local, state)
         one_by_one = OneByOne(self, local, self._local_data, self._hooks)
         self.train_again = one_by_one.train_again
+        self._repetition = Repetition(one_by_one, self.arguments["on_hidden_state"])
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
@@ -272,6 +279,8 @@ class FederatedOrchestrator(ClientHost):
         check_orders(self.flat.orders, self._saved.get("memory_orders"))
         saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
+        # A module or a callback may read a metric of an earlier round.
+        self.trainer.callback_metrics.update(self._saved.get("callback_metrics") or {})
         self.set_step(self.round)
 
     def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
@@ -301,8 +310,11 @@ class FederatedOrchestrator(ClientHost):
             assert round is not None
             with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self._hooks.callbacks):
                 self.client_training.train(round, [client for client in batch if client != PADDING])
+                ends = done == self.trainer.num_training_batches
+                if ends:
+                    self._repetition.check(round)
             waits(self.trainer)
-            if done == self.trainer.num_training_batches:
+            if ends:
                 self._end_round(round)
                 busy(self.trainer, f"the evaluation after round {self.rounds_done}")
             elif self._policy.sums_after and done % self._policy.sums_after == 0:
@@ -398,8 +410,8 @@ class FederatedOrchestrator(ClientHost):
     @override
     def release_client(self) -> None:
         super().release_client()
-        refer = ("client_training", "_local_data", "_hooks", "_policy", "_rates", "personal_model", "train_again")
-        for name in refer:  # to the Trainer, too
+        refer = ("client_training", "_local_data", "_hooks", "_policy", "_rates", "personal_model")
+        for name in (*refer, "train_again", "_repetition"):  # to the Trainer, too
             self.__dict__.pop(name, None)
 
     # Metrics that are logged after a round have the round as their step
@@ -429,6 +441,8 @@ class FederatedOrchestrator(ClientHost):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
+        metrics = self.trainer.callback_metrics
+        checkpoint["callback_metrics"] = {name: value.detach().cpu() for name, value in metrics.items()}
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._round.anchor, self._round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())

@@ -35,7 +35,7 @@ FREE = {
     *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
     *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.enable_progress_bar"),
     *("trainer.profiler", "trainer.detect_anomaly", "trainer.default_root_dir"),
-    *("model.client_states", "model.cohort_memory", "model.local_graph"),
+    *("model.client_states", "model.cohort_memory", "model.local_graph", "model.on_hidden_state"),
     *("data.num_workers", "data.clients_per_batch", "data.client_names", "data.eval_batch_size"),
     *("experiment", "num_threads", "ckpt_path", "weights_only"),
 }

@@ -1,6 +1,7 @@
 """Networks of many kinds, and parameters made in unusual places and ways: late, tied, frozen, adapted, compiled."""
 
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,15 @@ class Tied(Net):
     def build(self) -> None:
         self.net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
         self.net[2].weight = self.net[0].weight
+
+
+class Scripted(Net):
+    """Two layers of TorchScript, whose registries are no dicts; one has buffers."""
+
+    def between(self) -> list[nn.Module]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            return [torch.jit.script(nn.BatchNorm1d(8)), torch.jit.trace(nn.Linear(8, 8), torch.randn(2, 8))]
 
 
 class Pruned(Net):

@@ -95,7 +95,9 @@ def alone(row: Row, epochs: int = EPOCHS, **flags: Any) -> tuple[Any, dict[str, 
 def as_client(row: Row, epochs: int = EPOCHS, settings: Any = None, **flags: Any) -> tuple[Any, Ends, dict[str, Any]]:
     """The module, trained by one client with its settings; what the client ended with; what was logged."""
     ends, module = Ends(), row.wrap(row.module())
-    orchestrator = FederatedOrchestrator(module, local_epochs=epochs, on_bad_update="raise", **(settings or {}))
+    orchestrator = FederatedOrchestrator(
+        module, local_epochs=epochs, on_bad_update="raise", on_hidden_state="off", **(settings or {})
+    )
     federated = trainer(ends, **flags)
     federated.fit(orchestrator, datamodule=row.datamodule([max(row.sizes)]))
     return getattr(module, "_orig_mod", module), ends, dict(federated.callback_metrics)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
@@ -178,12 +179,13 @@ def data_fingerprint(data: ClientData) -> str:
 
     Two runs with the same fingerprint saw the same data. The examples are the first and the last one of up to 16
     clients. They are read with fixed seeds, as in local training, so augmentation makes no difference. A client whose
-    examples cannot be read, or differ when they are read twice, is left out.
+    examples cannot be read is left out; so are those whose examples differ when they are read twice, with a line.
 
     Args:
         data: a data module that is set up.
     """
     digest = hashlib.sha256()
+    differing = list[str]()
     for known in (data.sizes, data.class_counts()):
         if known is not None:
             digest.update(_content(known))
@@ -193,7 +195,16 @@ def data_fingerprint(data: ClientData) -> str:
             first, again = _ends(data, client), _ends(data, client)
         except Exception:  # training reports the error more clearly
             continue
-        digest.update(first if first == again else b"")
+        if first == again:
+            digest.update(first)
+        else:
+            differing.append(data.client_label(client))
+    if differing:
+        rank_zero_warn(
+            f"examples of client {differing[0]} differ when they are read twice with the same seeds: the data set or a "
+            "transform draws from a generator of its own, so a second run, a stop, or another order of clients ends in "
+            "other numbers: draw from the global generators of torch, NumPy or Python, which every client seeds anew"
+        )
     return digest.hexdigest()[:16]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 import re
@@ -39,35 +38,31 @@ OF_THE_RUN = (Trainer, LightningDataModule, Logger, PythonLogger, Callback, Data
 LEAVES = PLAIN + CODE + OF_THE_RUN  # objects that do not change, or do not belong to the module
 FRAMEWORKS = ("lightning", "jsonargparse", "argparse", "logging", "torch._dynamo")  # whose objects belong to the run
 OF_PYTHON = ("builtins", "types", "typing", "torch", "torch._C")  # whose other types than iterators hold no state
-UNKNOWN = (io.IOBase,)  # objects with attributes, and with a state beside them
-CONTAINERS = (dict, list, deque, set, tuple, frozenset)
+CONTAINERS = (OrderedDict, dict, list, deque, set, tuple, frozenset)
 MISSING = object()  # in place of a slot that is empty
 
-# Objects with a state of their own: how to read the state as a value that can be compared, and how to write it.
-STATEFUL: list[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], None]]] = [
-    (
-        torch.Generator,
+# Objects with a state of their own: how to read the state as a value that can be compared, and how to write it. A
+# subclass may keep more beside it, and is not among them.
+STATEFUL: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    torch.Generator: (
         lambda each: each.get_state().numpy().tobytes(),
         lambda each, state: each.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
     ),
-    (
-        np.random.Generator,
+    np.random.Generator: (
         lambda each: pickle.dumps(each.bit_generator.state),
         lambda each, state: setattr(each.bit_generator, "state", pickle.loads(state)),
     ),
-    (
-        np.random.RandomState,
+    np.random.RandomState: (
         lambda each: pickle.dumps(each.get_state()),
         lambda each, state: each.set_state(pickle.loads(state)),
     ),
-    (random.Random, lambda each: each.getstate(), lambda each, state: each.setstate(state)),
-    (
-        np.ndarray,
+    random.Random: (lambda each: each.getstate(), lambda each, state: each.setstate(state)),
+    np.ndarray: (
         lambda each: each.tobytes(),
         lambda each, state: each.__setitem__(..., np.frombuffer(state, each.dtype).reshape(each.shape)),
     ),
-    (bytearray, bytes, lambda each, state: each.__setitem__(slice(None), state)),
-]
+    bytearray: (bytes, lambda each, state: each.__setitem__(slice(None), state)),
+}
 
 
 class Held:
@@ -102,6 +97,8 @@ class Held:
             for name, value in attributes.items():
                 if _is_leaf(value):
                     continue
+                if name in TENSORS and not isinstance(value, dict):
+                    continue  # of TorchScript, which registers no others later
                 if name in REGISTRIES and (not value or name in TENSORS):
                     self._kept.append((value, dict(value), ""))
                 elif (odd := self._follow(value, f"{kind}.{name}" if counts and name[0] != "_" else "")) is not None:
@@ -136,20 +133,21 @@ class Held:
             return []
         if isinstance(each, partial):
             return [each.func, *each.args, *each.keywords.values()]
-        for kind, read, write in STATEFUL:
-            if isinstance(each, kind):
-                state = _State(each, read, write)
-                self._kept.append((state, list(state), owner))
-                return []
+        cls: Any = type(each)
+        objects = cls is np.ndarray and each.dtype.hasobject  # whose bytes are addresses
+        if cls in STATEFUL and not objects:
+            state = _State(each, *STATEFUL[cls])
+            self._kept.append((state, list(state), owner))
+            return []
         found: list[Any] = [each] if isinstance(each, CONTAINERS) else []
         found += [each.keys()] if isinstance(each, dict) else []  # after the dict, which puts its keys back
-        if isinstance(attributes := getattr(each, "__dict__", None), dict) and not isinstance(each, UNKNOWN):
+        if isinstance(attributes := getattr(each, "__dict__", None), dict):
             found.append(attributes)
-        cls: Any = type(each)
         if slots := _slots(cls):
             found.append(_Slots(each, slots))
-        if not found and (cls.__module__ not in OF_PYTHON or isinstance(each, Iterator)):
-            return None
+        if not found or _keeps_more(cls):
+            stateless = cls.__module__ in OF_PYTHON and not isinstance(each, Iterator)
+            return [] if stateless else None
         self._kept += [(one, dict(one) if isinstance(one, dict) else list(one), owner) for one in found]
         return [*chain.from_iterable(map(_entries, found))]
 
@@ -179,10 +177,22 @@ class Held:
         return [name for name in dict.fromkeys(names) if name]
 
 
+def of_a_framework(kind: type[Any]) -> bool:
+    """Tell whether a class is one of those whose objects belong to the run."""
+    return f"{kind.__module__}.".startswith(tuple(f"{name}." for name in FRAMEWORKS))
+
+
 @cache
 def _is_leaf_type(kind: type[Any]) -> bool:
-    of_a_framework = kind.__module__.startswith(FRAMEWORKS) and not issubclass(kind, dict | list | nn.Module)
-    return of_a_framework or issubclass(kind, LEAVES)
+    return issubclass(kind, LEAVES) or (of_a_framework(kind) and not issubclass(kind, dict | list | nn.Module))
+
+
+@cache
+def _keeps_more(kind: type[Any]) -> bool:
+    """Tell whether an object of a class takes more memory than its entries, attributes and slots: a state in C."""
+    base = next((each for each in kind.__mro__ if each in CONTAINERS), object)
+    references = len(_slots(kind)) + 2  # to the attributes, and to weak references
+    return kind.__basicsize__ > base.__basicsize__ + references * tuple.__itemsize__
 
 
 def _is_leaf(each: Any) -> bool:

@@ -5,6 +5,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,11 +165,23 @@ class FlatParameters:
             parameter.grad = None
 
 
+def registry(part: nn.Module, name: str) -> dict[str, Any]:
+    """Return the dict in which a module registers what it holds; a copy of what stands for a dict in TorchScript.
+
+    Args:
+        part: the module.
+        name: "_modules", "_parameters" or "_buffers".
+    """
+    own = getattr(part, name)
+    return own if isinstance(own, dict) else dict(own.items())
+
+
 class Tree:
     """The submodules and parameters that a module had registered at one time."""
 
     def __init__(self, module: nn.Module) -> None:
-        registries = [registry for part in module.modules() for registry in (part._modules, part._parameters)]
+        names = ("_modules", "_parameters")
+        registries = [registry(part, name) for part in module.modules() for name in names]
         self._entries = [(registry, name, each) for registry in registries for name, each in registry.items()]
 
     def is_whole(self) -> bool:

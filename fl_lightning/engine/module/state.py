@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.engine.module.held import Held
-from fl_lightning.engine.module.params import Tree
+from fl_lightning.engine.module.params import Tree, registry
 
 #: Values of a module's state tensors: the buffers, in the order of ``module.buffers()``, the frozen parameters, in the
 #: order of ``module.parameters()``, and the buffers that are None, which a client may set.
@@ -137,17 +137,17 @@ class _Slot:
 def _slots(module: nn.Module) -> list[_Slot]:
     """Find the state tensors of a module; a tensor that is registered twice has one slot."""
     parts = list(module.named_modules())
-    buffers: list[tuple[str, dict[str, Any]]] = [(path, part._buffers) for path, part in parts]
-    parameters: list[tuple[str, dict[str, Any]]] = [(path, part._parameters) for path, part in parts]
+    buffers = [(path, registry(part, "_buffers")) for path, part in parts]
+    parameters = [(path, registry(part, "_parameters")) for path, part in parts]
     found: dict[int, _Slot] = {}
-    for path, registry in [*buffers, *parameters]:
-        for name, tensor in registry.items():
+    for path, own in [*buffers, *parameters]:
+        for name, tensor in own.items():
             if tensor is not None and not tensor.requires_grad and id(tensor) not in found:
-                found[id(tensor)] = _Slot(_joined(path, name), registry, name, tensor, tensor.detach().clone())
-    empty = [(path, registry, name) for path, registry in buffers for name in registry if registry[name] is None]
+                found[id(tensor)] = _Slot(_joined(path, name), own, name, tensor, tensor.detach().clone())
+    empty = [(path, own, name) for path, own in buffers for name in own if own[name] is None]
     return [
         *found.values(),
-        *(_Slot(_joined(path, name), registry, name, None, None) for path, registry, name in empty),
+        *(_Slot(_joined(path, name), own, name, None, None) for path, own, name in empty),
     ]
 
 

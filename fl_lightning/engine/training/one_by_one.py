@@ -62,9 +62,13 @@ class OneByOne:
         local: trains one client.
         data: the clients' batches.
         hooks: the callbacks' hooks.
+
+    Attributes:
+        watch: is called with the run of each client that has trained, if set.
     """
 
     group_size, at_once, is_compiled = 1, False, False
+    watch: Callable[[LocalRun], None] | None = None
 
     def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
         self.server, self.local, self.data, self.hooks = server, local, data, hooks
@@ -80,6 +84,8 @@ class OneByOne:
         busy(self.server.trainer, f"client {self.data.module.client_label(client)} of round {round.number}")
         with self.leaving_out(round, client), self.training_of(round, client) as run:
             self.local.train(run, partial(self.data.batches, client, round.number))
+            if self.watch is not None:
+                self.watch(run)
             for end in self.hooks("on_client_end"):
                 end(self.server, run)
             update, result = self.sent(round, run, self.local.loss_scale())

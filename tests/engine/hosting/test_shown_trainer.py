@@ -139,7 +139,7 @@ def warm_up(optimizer: Any) -> Any:
 def test_client_rates_follow_a_schedule_over_the_rounds(schedule: Any, factors: list[float]) -> None:
     """Both clients of a round have its rates; the model moves by the sum of the rates, here in four rounds."""
     module, run = Groups(), trainer(rounds=4)
-    run.fit(FederatedOrchestrator(module, local_lr_scheduler=schedule), datamodule=One())
+    run.fit(FederatedOrchestrator(module, local_lr_scheduler=schedule, on_hidden_state="off"), datamodule=One())
     wanted = [[factor, 0.1 * factor] for factor in factors for _ in range(2)]
     assert torch.allclose(torch.tensor(module.rates), torch.tensor(wanted))
     assert float(module.w) == pytest.approx(-sum(factors))
@@ -150,7 +150,7 @@ def test_rates_within_a_round_start_from_the_rate_of_the_round() -> None:
     """A tenth after each epoch, of rates that are halved after each round: (1, 0.1), (0.5, 0.05)."""
     module, run = Groups(lambda optimizer: StepLR(optimizer, 1, 0.1)), trainer(rounds=2)
     settings: Any = {"local_epochs": 2, "local_lr_scheduler": lambda optimizer: StepLR(optimizer, 1, 0.5)}
-    run.fit(FederatedOrchestrator(module, **settings), datamodule=One())
+    run.fit(FederatedOrchestrator(module, on_hidden_state="off", **settings), datamodule=One())
     assert [rates[0] for rates in module.rates] == pytest.approx([1.0, 0.1] * 2 + [0.5, 0.05] * 2)
 
 
@@ -158,10 +158,14 @@ def test_a_schedule_goes_on_after_a_stop(tmp_path: Path) -> None:
     """Round 3 of the cosine above, after a stop behind round 2."""
     settings: Any = {"local_lr_scheduler": lambda optimizer: CosineAnnealingLR(optimizer, 4)}
     first = trainer(rounds=2)
-    first.fit(FederatedOrchestrator(Groups(), **settings), datamodule=One())
+    first.fit(FederatedOrchestrator(Groups(), on_hidden_state="off", **settings), datamodule=One())
     first.save_checkpoint(tmp_path / "two.ckpt")
     module = Groups()
-    trainer(rounds=3).fit(FederatedOrchestrator(module, **settings), datamodule=One(), ckpt_path=tmp_path / "two.ckpt")
+    trainer(rounds=3).fit(
+        FederatedOrchestrator(module, on_hidden_state="off", **settings),
+        datamodule=One(),
+        ckpt_path=tmp_path / "two.ckpt",
+    )
     assert [rates[0] for rates in module.rates] == pytest.approx([0.5, 0.5])
 
 

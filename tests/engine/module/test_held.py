@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -87,8 +88,11 @@ def test_whatever_changes_is_put_back_in_place(name: str) -> None:
 
 @pytest.mark.parametrize(
     "thing",
-    [iter([1]), (i for i in range(3)), io.StringIO(), threading.Lock(), [Thing(), map(str, [1])]],
-    ids=["iterator", "generator", "file", "lock", "inside"],
+    [
+        *(iter([1]), (i for i in range(3)), io.StringIO(), threading.Lock(), [Thing(), map(str, [1])]),
+        *(pd.DataFrame({"a": [1]}), np.ma.masked_array([1, 2]), np.array([1, None]), threading.local()),
+    ],
+    ids=["iterator", "generator", "file", "lock", "inside", "data frame", "masked array", "array of objects", "local"],
 )
 def test_what_cannot_be_put_back_is_named_and_left_alone(thing: Any) -> None:
     """Nothing that such an attribute leads to is touched; other attributes that lead to the same object are."""
@@ -102,6 +106,16 @@ def test_what_cannot_be_put_back_is_named_and_left_alone(thing: Any) -> None:
     assert state.restore() == ["Module.other"]
     assert module.other == [1]
     assert not isinstance(thing, list) or thing[0].number == 2
+
+
+def test_a_class_of_a_file_whose_name_begins_like_a_frameworks_is_followed() -> None:
+    """``logging_utils`` is no part of ``logging``."""
+    own = type("Meter", (), {"__module__": "logging_utils", "count": 0})()
+    module = Module(own)
+    state = ModuleState(module)
+    own.count = 1
+    assert state.restore() == ["Module.thing"]
+    assert own.count == 0
 
 
 def test_the_owner_of_a_module_is_not_followed() -> None:

@@ -79,7 +79,7 @@ def test_unfreezing_while_a_client_trains_lasts_as_long_as_the_client() -> None:
     """V trains as w does, on each client from the global v; averaged as a buffer is, both stay the same."""
     module = Unfreezes()
     fit(module, rounds=3)
-    assert module.flags == [False] * 6
+    assert module.flags == [False] * 7, "the first client trains twice"
     assert not module.v.requires_grad
     assert module.v.grad is None
     assert close(module.v, module.w)
@@ -194,7 +194,7 @@ def test_a_client_starts_as_if_it_were_the_first(fails: bool) -> None:
     module = Messy()
     capture = Fails(fails)
     trainer(capture, rounds=3).fit(FederatedOrchestrator(module), datamodule=ToyData())
-    assert len(module.starts) == 6
+    assert len(module.starts) == 7, "the first client trains twice"
     assert all(start == module.starts[0] for start in module.starts)
     assert (module.steps, module.hidden, float(module.plain), module.extra["count"]) == (0, None, 0.0, 0)
     assert [len(cohort.clients) for cohort in capture.cohorts] == [1 if fails else 2] * 3

@@ -110,7 +110,7 @@ def test_an_epoch_and_a_half_is_a_whole_one_and_half_of_another() -> None:
             seen.extend(batch[0].flatten().tolist())
             return super().training_step(batch, batch_idx)
 
-    steps(Rows(100), module=Watch(), local_epochs=1.5)
+    steps(Rows(100), module=Watch(), local_epochs=1.5, on_hidden_state="off")
     assert len(seen) == 150
     assert len(set(seen[:100])) == 100
     assert len(set(seen[100:])) == 50
@@ -214,7 +214,7 @@ def test_every_optimizer_and_group_decays() -> None:
         def configure_optimizers(self) -> list[Optimizer]:
             return [SGD([{"params": [self.a], "lr": 0.1}, {"params": [self.b], "lr": 0.2}]), SGD([self.c], lr=0.3)]
 
-    steps(Rows(10), rounds=3, module=Two(), local_lr_decay=0.5)
+    steps(Rows(10), rounds=3, module=Two(), local_lr_decay=0.5, on_hidden_state="off")
     assert seen == [pytest.approx([rate * 0.5**r for rate in (0.1, 0.2, 0.3)]) for r in range(3)]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,3 +63,25 @@ def test_the_same_trainer_goes_on_with_the_next_round() -> None:
     assert orchestrator.rounds_done == run.current_epoch == run.global_step == 4
     trainer(rounds=4).fit(whole, datamodule=ToyData())
     assert torch.equal(whole.client.w, orchestrator.client.w)  # type: ignore[arg-type]  # a parameter
+
+
+class ReadsMetrics(Quadratic):
+    """Scales its loss by a metric of the round before; the first round has none."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        known = self.trainer.callback_metrics.get("train/loss", torch.ones(()))
+        return super().training_step(batch, batch_idx) / (1 + float(known))
+
+
+def test_metrics_of_earlier_rounds_are_there_after_a_stop(tmp_path: Path) -> None:
+    """Four rounds without a stop are the control; two and two end in the same bits."""
+    whole, first, second = (FederatedOrchestrator(ReadsMetrics()) for _ in range(3))
+    trainer(rounds=4).fit(whole, datamodule=ToyData())
+    run = trainer(rounds=2)
+    run.fit(first, datamodule=ToyData())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(rounds=4).fit(second, datamodule=ToyData(), ckpt_path=tmp_path / "two.ckpt")
+    assert torch.equal(second.params, whole.params)
+    plain = FederatedOrchestrator(Quadratic())
+    trainer(rounds=4).fit(plain, datamodule=ToyData())
+    assert not torch.equal(plain.params, whole.params)

@@ -271,7 +271,7 @@ def test_transfer_hooks_see_batches_and_no_client_ids(where: str) -> None:
     """Three hooks for each of 2 + 3 batches."""
     module = HookedModule() if where == "module" else Quadratic()
     data = HookedData() if where == "data" else ToyData()
-    orchestrator: FederatedOrchestrator = FederatedOrchestrator(module)
+    orchestrator: FederatedOrchestrator = FederatedOrchestrator(module, on_hidden_state="off")
     trainer().fit(orchestrator, datamodule=data)
     shown = (module if where == "module" else data).shown  # type: ignore[union-attr]
     assert len(shown) == 15

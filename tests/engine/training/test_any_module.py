@@ -148,6 +148,25 @@ def test_refused_by_name(module: type[LightningModule], message: str) -> None:
         federated(Row(module))
 
 
+class Synced(Net):
+    """Statistics that torch averages over all processes, which train different clients here."""
+
+    def between(self) -> list[nn.Module]:
+        return [nn.SyncBatchNorm(8)]
+
+
+def test_statistics_that_devices_share_are_refused_on_two(tmp_path: Path) -> None:
+    """On one device, the layer is an ordinary BatchNorm, and ends where that does."""
+    (found, _) = on_two_devices(tmp_path, {"synced": partial(federated, Row(Synced))})["synced"]
+    assert found.startswith("ConfigurationError: net.1 of Synced is SyncBatchNorm, which on several devices would mix")
+    assert not differences(federated(Row(Synced)), federated(Row(Usual)))
+
+
+class Usual(Net):
+    def between(self) -> list[nn.Module]:
+        return [nn.BatchNorm1d(8)]
+
+
 @pytest.fixture(scope="module")
 def on_two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What the rows that are asked for end with on two devices."""

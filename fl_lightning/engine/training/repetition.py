@@ -1,0 +1,136 @@
+"""Repetition: trains the first client of a fit a second time, to see whether state survives from client to client."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from fl_lightning.engine.module.failures import described
+from fl_lightning.engine.module.hidden import fingerprints
+from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.hooks import Hooks
+from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.training.one_by_one import OneByOne, stops
+from fl_lightning.errors import ConfigurationError
+
+OnHiddenState = Literal["warn", "raise", "off"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a client has trained: its update (P,), and its loss and buffers."""
+
+    client: int
+    update: Tensor
+    others: Sequence[Tensor]
+
+    @classmethod
+    def of(cls, run: LocalRun) -> Ended:
+        """Return what a client has trained."""
+        buffers = [buffer.to_dense() for buffer in run.buffers if buffer is not None]
+        return cls(run.client, run.params - run.anchor, [run.mean_loss, *buffers])
+
+    def is_same(self, other: Ended) -> bool:
+        """Tell whether two trainings have ended in the same bits."""
+        mine, theirs = [self.update, *self.others], [other.update, *other.others]
+        return len(mine) == len(theirs) and all(map(_is_equal, mine, theirs))
+
+    def distance(self, other: Ended) -> float:
+        """Return the distance of two updates, relative to the larger one."""
+        largest = max(float(self.update.norm()), float(other.update.norm()))
+        return float((self.update - other.update).norm()) / largest if largest else 0.0
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+class Repetition:
+    """Trains the first client of a fit once more after the others of its round, from the same start.
+
+    Where the two do not end in the same bits, what is neither a parameter nor a buffer nor a remembered attribute leads
+    from client to client: a fault of the module, the data or a rule that no list of types can foresee. Nothing remains
+    of the second training, and monitors do not see it.
+
+    Args:
+        alone: trains one client after another.
+        on_hidden_state: what happens then, "warn" or "raise"; "off" trains no client again.
+    """
+
+    def __init__(self, alone: OneByOne, on_hidden_state: OnHiddenState) -> None:
+        self._on_hidden_state = on_hidden_state
+        self._first: Ended | None = None
+        if on_hidden_state != "off":
+            alone.watch = partial(self._keep, alone)
+        self._alone = copy(alone)
+        self._alone.watch, self._alone.hooks = None, Hooks(alone.server, alone.hooks.rules)
+
+    def _keep(self, alone: OneByOne, run: LocalRun) -> None:
+        self._first = Ended.of(run)
+        alone.watch = None
+
+    def check(self, round: Round) -> None:
+        """Train the fit's first client again, if it has trained in this round.
+
+        Raises:
+            ConfigurationError: the client ends elsewhere, and ``on_hidden_state`` is "raise".
+        """
+        first, self._first = self._first, None
+        if first is None:
+            return
+        found = self._difference(round, first)
+        if found is None:
+            return
+        changed = self._changed(round, first.client)
+        label = self._alone.data.module.client_label(first.client)
+        message = f"client {label} of round {round.number} trained a second time, from the same start, {found}: "
+        device = self._alone.server.device
+        if device.type != "cpu" and not changed and not torch.are_deterministic_algorithms_enabled():
+            rank_zero_info(f"{message}an operator of the device may not repeat itself (see trainer.deterministic)")
+            return
+        where = ", ".join(changed[:3]) or "what changes is none of its attributes and globals"
+        message += (
+            f"something that is neither parameter nor buffer survives from client to client ({where}), so the order of "
+            "clients, a stop and several devices change the result: make it anew in on_train_start, or keep it in a "
+            "buffer (model.on_hidden_state: off leaves out this check)"
+        )
+        if self._on_hidden_state == "raise":
+            raise ConfigurationError(message)
+        warnings.warn(message, stacklevel=2)
+
+    def _difference(self, round: Round, first: Ended) -> str | None:
+        """Train a client again; say how the training differs from the first one, None if it does not."""
+        try:
+            again = self._train(round, first.client)
+        except Exception as error:
+            if stops(error):
+                raise
+            return f"fails, {described(error, self._alone.server.client)}"
+        if first.is_same(again):
+            return None
+        return f"ends elsewhere, {first.distance(again):.1e} (relative) from where it ended"
+
+    def _changed(self, round: Round, client: int) -> list[str]:
+        """Name what changes when a client trains once more."""
+        module, data = self._alone.server.client, self._alone.data.module
+        before = fingerprints(module, data)
+        with suppress(Exception):
+            self._train(round, client)
+        after = fingerprints(module, data)
+        return [name for name, value in after.items() if before.get(name) != value]
+
+    def _train(self, round: Round, client: int) -> Ended:
+        alone = self._alone
+        with alone.training_of(round, client) as run:
+            alone.local.train(run, partial(alone.data.batches, client, round.number))
+            return Ended.of(run)
