@@ -229,6 +229,38 @@ def test_the_devices_generator_is_restored(module: Any) -> None:
     assert torch.equal(torch.rand(4, device=DEVICE), expected)
 
 
+class Counts(ImageClassifier):
+    """Scales its loss by the number of batches that all clients have trained on: a global variable."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        COUNTED[0] += 1
+        return COUNTED[0] * super().training_step(batch, batch_idx)["loss"]
+
+
+class Scatters(ImageClassifier):
+    """Adds each of its 2¹⁶ terms to one of four sums, whose order a GPU does not keep."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        weight = next(self.network.parameters())
+        terms = weight.flatten().repeat(1 << 14)[: 1 << 16]
+        places = torch.arange(len(terms), device=terms.device) % 4
+        sums = terms.new_zeros(4).index_add(0, places, terms.sin() * 1e3)
+        return super().training_step(batch, batch_idx)["loss"] + 1e-3 * sums.square().sum()
+
+
+COUNTED = [0]
+
+
+@pytest.mark.parametrize("kind", [ImageClassifier, Scatters, Counts])
+def test_what_survives_from_client_to_client_is_told(kind: Any, recwarn: pytest.WarningsRecorder) -> None:
+    """An operator that does not repeat itself is tolerated, and a state that a search finds is not."""
+    module = kind(nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), 3)
+    trainer(**on_device()).fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data())
+    told = [str(each.message) for each in recwarn if "survives from client to client" in str(each.message)]
+    assert len(told) == (kind is Counts)
+    assert not told or "COUNTED" in told[0]
+
+
 def devices(orchestrator: FederatedOrchestrator) -> set[str]:
     tensors = [orchestrator.params, *orchestrator.client.parameters(), *orchestrator.client.buffers()]
     return {tensor.device.type for tensor in tensors}

@@ -188,7 +188,7 @@ def _is_leaf_type(kind: type[Any]) -> bool:
 
 
 @cache
-def _keeps_more(kind: type[Any]) -> bool:
+def _keeps_more(kind: Any) -> bool:
     """Tell whether an object of a class takes more memory than its entries, attributes and slots: a state in C."""
     base = next((each for each in kind.__mro__ if each in CONTAINERS), object)
     references = len(_slots(kind)) + 2  # to the attributes, and to weak references
