@@ -15,6 +15,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.compile import from_compiled
 from lightning.pytorch.utilities.types import LRSchedulerConfig
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
 from torch._dynamo import OptimizedModule
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -54,7 +56,8 @@ from fl_lightning.inside import within
 from fl_lightning.seeding import derive, isolated, seed_globals
 
 # Entries of a checkpoint that a resumed fit reads
-SAVED = ("clients_at_once", "server_settings", "memory_orders", "callback_metrics")
+SAVED = ("clients_at_once", "server_settings", "memory_orders", "metrics")
+METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of the Trainer
 
 
 @picklable_defaults
@@ -279,8 +282,8 @@ class FederatedOrchestrator(ClientHost):
         check_orders(self.flat.orders, self._saved.get("memory_orders"))
         saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
-        # A module or a callback may read a metric of an earlier round.
-        self.trainer.callback_metrics.update(self._saved.get("callback_metrics") or {})
+        for kind, metrics in (self._saved.get("metrics") or {}).items():
+            getattr(self.trainer, kind).update(metrics)  # a module or a callback may read those of earlier rounds
         self.set_step(self.round)
 
     def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
@@ -441,8 +444,8 @@ class FederatedOrchestrator(ClientHost):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"] = self.rounds_done
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
-        metrics = self.trainer.callback_metrics
-        checkpoint["callback_metrics"] = {name: value.detach().cpu() for name, value in metrics.items()}
+        metrics = {kind: dict(getattr(self.trainer, kind)) for kind in METRICS}
+        checkpoint["metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._round.anchor, self._round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())

@@ -68,13 +68,19 @@ def test_the_same_trainer_goes_on_with_the_next_round() -> None:
 class ReadsMetrics(Quadratic):
     """Scales its loss by a metric of the round before; the first round has none."""
 
+    kind: str
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        known = self.trainer.callback_metrics.get("train/loss", torch.ones(()))
+        known = getattr(self.trainer, self.kind).get("train/loss", 1.0)
         return super().training_step(batch, batch_idx) / (1 + float(known))
 
 
-def test_metrics_of_earlier_rounds_are_there_after_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["callback_metrics", "logged_metrics", "progress_bar_metrics"])
+def test_metrics_of_earlier_rounds_are_there_after_a_stop(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four rounds without a stop are the control; two and two end in the same bits."""
+    monkeypatch.setattr(ReadsMetrics, "kind", kind, raising=False)
     whole, first, second = (FederatedOrchestrator(ReadsMetrics()) for _ in range(3))
     trainer(rounds=4).fit(whole, datamodule=ToyData())
     run = trainer(rounds=2)
