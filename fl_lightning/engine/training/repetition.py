@@ -19,6 +19,7 @@ from fl_lightning.engine.module.hidden import fingerprints
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
 from fl_lightning.errors import ConfigurationError
 
@@ -72,8 +73,11 @@ class Repetition:
         self._first: Ended | None = None
         if on_hidden_state != "off":
             alone.watch = partial(self._keep, alone)
+        rules, local = alone.hooks.rules, alone.local
         self._alone = copy(alone)
-        self._alone.watch, self._alone.hooks = None, Hooks(alone.server, alone.hooks.rules)
+        self._alone.watch = None
+        self._alone.hooks = Hooks(alone.server, rules)
+        self._alone.local = LocalTraining(local.module, local.flat, local.settings, local.trainer, rules)
 
     def _keep(self, alone: OneByOne, run: LocalRun) -> None:
         self._first = Ended.of(run)

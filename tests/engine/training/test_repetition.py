@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from toy import Capture, Notes, trainer
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
+from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, Monitor
 
 COUNT = {"seen": 0.0}
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("seen", default=0.0)
@@ -323,6 +323,26 @@ def test_the_check_changes_nothing_and_takes_one_client_a_fit() -> None:
         ends[setting], steps[setting] = orchestrator.params, len(counted)
     assert torch.equal(ends["warn"], ends["off"])
     assert steps == {"warn": 14, "off": 12}
+
+
+class Looks(Monitor):
+    """Counts what it sees of clients' training."""
+
+    calls = 0
+
+    def on_client_start(self, orchestrator: Any, run: Any) -> None:
+        self.calls += 1
+
+    def loss(self, run: Any, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
+        self.calls += 1
+        return loss
+
+
+def test_monitors_do_not_see_the_second_training() -> None:
+    """Three clients of two batches each."""
+    looks = Looks()
+    trainer(looks).fit(FederatedOrchestrator(Remembers()), datamodule=Data())
+    assert looks.calls == 3 + 6
 
 
 class Failing(Remembers):
