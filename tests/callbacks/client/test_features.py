@@ -56,7 +56,7 @@ class Noisy(WithForward):
 
 
 def look(module: LightningModule, rule: Look, *others: Any, steps: int = 1, **flags: Any) -> Look:
-    orchestrator = FederatedOrchestrator(module, local_steps=steps, on_bad_update="raise")
+    orchestrator = FederatedOrchestrator(module, local_steps=steps, on_bad_update="raise", on_hidden_state="off")
     trainer(rule, *others, **flags).fit(orchestrator, datamodule=Same())
     return rule
 
@@ -130,7 +130,7 @@ def test_other_weights_are_looked_at_in_evaluation_mode_and_leave_no_trace() -> 
         torch.testing.assert_close(features, start.net[:-1](x))
         assert not features.requires_grad
     assert not torch.equal(rule.seen[0], rule.at_anchor[0])
-    trainer(alone).fit(FederatedOrchestrator(Noisy(), local_steps=3), datamodule=Same())
+    trainer(alone).fit(FederatedOrchestrator(Noisy(), local_steps=3, on_hidden_state="off"), datamodule=Same())
     assert torch.equal(seen.params[0], alone.params[0])
     assert all(torch.equal(seen.buffers[0][name], value) for name, value in alone.buffers[0].items())
 
@@ -168,7 +168,7 @@ class Two(Same):
 
 
 def fit_two(module: Net, rule: FeatureRule, probe: Probe, bad: Any = "skip") -> None:
-    orchestrator = FederatedOrchestrator(module, on_bad_update=bad)
+    orchestrator = FederatedOrchestrator(module, on_bad_update=bad, on_hidden_state="off")
     trainer(rule, probe, rounds=2).fit(orchestrator, datamodule=Two())
 
 
