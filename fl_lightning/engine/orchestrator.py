@@ -56,7 +56,7 @@ from fl_lightning.inside import within
 from fl_lightning.seeding import derive, isolated, seed_globals
 
 # Entries of a checkpoint that a resumed fit reads
-SAVED = ("clients_at_once", "server_settings", "memory_orders", "metrics")
+SAVED = ("clients_at_once", "server_settings", "memory_orders", "trainer_metrics")
 METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of the Trainer
 
 
@@ -282,7 +282,7 @@ class FederatedOrchestrator(ClientHost):
         check_orders(self.flat.orders, self._saved.get("memory_orders"))
         saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
-        for kind, metrics in (self._saved.get("metrics") or {}).items():
+        for kind, metrics in (self._saved.get("trainer_metrics") or {}).items():
             getattr(self.trainer, kind).update(metrics)  # a module or a callback may read those of earlier rounds
         self.set_step(self.round)
 
@@ -445,7 +445,7 @@ class FederatedOrchestrator(ClientHost):
         checkpoint["rounds_done"] = self.rounds_done
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
         metrics = {kind: dict(getattr(self.trainer, kind)) for kind in METRICS}
-        checkpoint["metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
+        checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._round.anchor, self._round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
