@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,20 @@ def write_image(path: Path, level: int, size: tuple[int, int] = (32, 32), mode: 
     """One colour: red of that level, or grey."""
     colour: Any = (level, 0, 0) if mode == "RGB" else level
     Image.new(mode, size, colour).save(path)
+
+
+def write_16_bits(path: Path, level: int, channels: int, side: int = 4) -> Path:
+    """A PNG of 16 bits per channel, which PIL does not write; the path. Two channels are grey and alpha, four RGBA."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    header = struct.pack(">2I5B", side, side, 16, colour_type, 0, 0, 0)
+    row = b"\0" + struct.pack(">H", level) * side * channels
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(row * side)), chunk(b"IEND", b""))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    return path
 
 
 def write_tiny(folder: Path) -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 CACHE = "~/.cache/fl_lightning"
-FORMAT = 1  # raise this number whenever the same files would decode to other bytes
+FORMAT = 2  # raise this number whenever the same files would decode to other bytes
 ABANDONED = 3600.0  # seconds after which a half-written entry is taken to be abandoned
 
 

@@ -1,12 +1,16 @@
 """Functions that find image folders ``{train,test}/<class>/*`` and decode them into memory."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -14,7 +18,8 @@ from torch import Tensor
 from fl_lightning.datamodules.files.cache import cached
 from fl_lightning.errors import ConfigurationError
 
-SUFFIXES = {".png", ".jpg", ".jpeg"}
+SUFFIXES = {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}  # as torchvision's ImageFolder
+KINDS = "images (bmp, jpg, pgm, png, ppm, tif or webp)"
 MODES = {1: "L", 3: "RGB"}  # number of channels, PIL's name of the mode
 
 
@@ -50,7 +55,7 @@ def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = (
 
 
 def list_images(folder: Path, split: str, test: str = "test", num_classes: int | None = None) -> ImageFiles:
-    """List the files ``<split>/<class>/*`` (or ``<split>/<class>/images/*``) with the suffix of a png or jpg.
+    """List the image files in the folders ``<split>/<class>`` and in folders therein.
 
     Classes are numbered in sorted order; files are sorted within each class.
 
@@ -75,7 +80,7 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
             f"expected the same class folders in train and {test} of {folder}, got "
             f"{sorted(set(names) ^ set(others))[0]!r} in only one of them: give both the same class folders"
         )
-    found = [_images(folder / split / name) for name in names]
+    found = find_images([folder / split / name for name in names])
     labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(files) for files in found], dtype=torch.long))
     return ImageFiles(folder, split, [path for files in found for path in files], labels)
 
@@ -115,33 +120,55 @@ def class_names(split: Path) -> list[str]:
     return sorted(p.name for p in split.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _images(folder: Path) -> list[str]:
-    """List the image files of one class, sorted; refuse a class without images."""
-    inner = folder / "images"
-    with os.scandir(inner if inner.is_dir() else folder) as entries:
-        found = sorted(e.path for e in entries if os.path.splitext(e.name)[1].lower() in SUFFIXES)  # noqa: PTH122  # fast
-    if not found:
-        raise ConfigurationError(f"expected png or jpg images in {folder}, got none: add images")
+def find_images(folders: Sequence[Path]) -> list[list[str]]:
+    """List the image files in each folder and below, sorted; refuse a folder without any; warn of other files."""
+    found: list[list[str]] = [[] for _ in folders]
+    others: Counter[str] = Counter()
+    for folder, images in zip(folders, found, strict=True):
+        for place, inner, names in os.walk(folder, followlinks=True):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            for name in names:
+                suffix = os.path.splitext(name)[1].lower()  # noqa: PTH122  # fast
+                if suffix in SUFFIXES:
+                    images.append(f"{place}/{name}")
+                elif suffix != ".txt" and not name.startswith("."):  # as TinyImageNet has texts
+                    others[suffix or "without suffix"] += 1
+        images.sort()
+        if not images:
+            raise ConfigurationError(f"expected {KINDS} in {folder}, got none: add images, or correct root")
+    if others:
+        told = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
+        rank_zero_warn(f"expected {KINDS} in {os.path.commonpath(folders)}, got others, too: left out {told}")
     return found
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[Image.Image]:
+    """Open an image file of 8 bits per channel, turned upright by its EXIF orientation; refuse all other files."""
+    try:
+        with Image.open(path, formats=("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")) as image:
+            if image.mode[0] in "IF" or re.search(";16[BLN]", str(image.tile)):  # PIL would clip or drop bits
+                raise ConfigurationError(f"expected 8 bits per channel, got more in {path} ({image.mode}): convert it")
+            image.load()
+            with suppress(Exception):  # damaged EXIF data: the image as it is stored
+                ImageOps.exif_transpose(image, in_place=True)
+            yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # errors that PIL raises
+        raise ConfigurationError(f"expected {KINDS}, got unreadable {path} ({error}): replace or shrink it") from None
 
 
 def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> NDArray[np.uint8]:
     """Decode one file into (H, W, C) pixels; ``size`` is (width, height)."""
-    try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            if image.size != size and not resize:
-                raise ConfigurationError(
-                    f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
-                    "resize the images beforehand"
-                )
-            if image.mode[0] in "IF":  # PIL would clip the pixels
-                raise ConfigurationError(f"expected 8 bits per channel, got mode {image.mode} in {path}: convert files")
-            converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
-            if converted.size != size:
-                converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
-            return np.asarray(converted).reshape(size[1], size[0], channels)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # errors that PIL raises
-        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
+    with opened(path) as image:
+        if image.size != size and not resize:
+            raise ConfigurationError(
+                f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
+                "resize the images beforehand"
+            )
+        converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
+        if converted.size != size:
+            converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
+        return np.asarray(converted).reshape(size[1], size[0], channels)
 
 
 def _plain(name: str) -> str:

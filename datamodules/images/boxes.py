@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning.datamodules.base.settings import Boxed, Boxes, Unpack
-from fl_lightning.datamodules.files.folder import SUFFIXES
+from fl_lightning.datamodules.files.folder import find_images, opened
 from fl_lightning.datamodules.images.image_data import ImageData
 from fl_lightning.errors import ConfigurationError, check_at_least, refusal
 
@@ -57,7 +57,7 @@ class BoxData(ImageData):
 class BoxFolder(BoxData):
     """Your own images with boxes around objects, for detection, as YOLO's text files.
 
-    Images are ``<root>/images/{train,test}/*`` (png, jpg), with ``<root>/labels/{train,test}/<name>.txt``.
+    Images are ``<root>/images/{train,test}/*``, or in folders therein, with ``<root>/labels/{train,test}/<name>.txt``.
 
     A text file has one line per object: class, then centre x, centre y, width and height as shares of the image's size.
     An image without a text file, or with an empty one, has no objects. Images are turned by their EXIF orientation,
@@ -88,33 +88,30 @@ class BoxFolder(BoxData):
 
     @override
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
-        files, labels = self._files(train)
+        files = self._files(train)
         pixels = np.empty((len(files), 3, self.image_size, self.image_size), dtype=np.uint8)
         boxes = []
-        for row, path in zip(pixels, files, strict=True):
+        for row, (path, text) in zip(pixels, files, strict=True):
             square, place = letterbox(path, self.image_size)
             row[:] = np.asarray(square).transpose(2, 0, 1)
-            boxes.append(read_boxes(labels / f"{path.stem}.txt", self.num_classes, place))
+            boxes.append(read_boxes(text, self.num_classes, place))
         return torch.from_numpy(pixels), padded(boxes)
 
-    def _files(self, train: bool) -> tuple[list[Path], Path]:
-        """List the images of the training or the test set; return the list, and the folder of the text files."""
+    def _files(self, train: bool) -> list[tuple[Path, Path]]:
+        """List the images of the training or the test set, each with its text file."""
         root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
         images, labels = root / "images" / split, root / "labels" / split
-        files = sorted(path for path in images.glob("*") if path.suffix.lower() in SUFFIXES)
-        if not files or not labels.is_dir():
-            raise ConfigurationError(
-                f"expected png or jpg images in {images} and a folder {labels}, got {len(files)} images"
-                f"{' and no such folder' if files else ''}: point root to the data (--data.root DIR)"
-            )
-        return files, labels
+        files = [Path(path) for path in find_images([images])[0]]
+        if not labels.is_dir():
+            raise ConfigurationError(f"expected a folder {labels}, got none: point root to the data (--data.root DIR)")
+        return [(path, labels / path.relative_to(images).with_suffix(".txt")) for path in files]
 
 
 def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, int]]:
     """Scale an image file with its proportions kept, and centre it on a grey square.
 
     Args:
-        path: png or jpg file.
+        path: image file.
         size: side of the square in pixels.
 
     Returns:
@@ -123,13 +120,8 @@ def letterbox(path: Path, size: int) -> tuple[Image.Image, tuple[int, int, int, 
     Raises:
         ConfigurationError: the file cannot be decoded.
     """
-    try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            scaled = ImageOps.contain(
-                ImageOps.exif_transpose(image).convert("RGB"), (size, size), Image.Resampling.BILINEAR
-            )
-    except OSError:  # PIL's own errors are OSErrors, too
-        raise ConfigurationError(f"expected a png or jpg image, got unreadable {path}: replace the file") from None
+    with opened(path) as image:
+        scaled = ImageOps.contain(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
     left, top = (size - scaled.width) // 2, (size - scaled.height) // 2
     square = Image.new("RGB", (size, size), (GREY, GREY, GREY))
     square.paste(scaled, (left, top))

@@ -16,11 +16,11 @@ from fl_lightning.errors import ConfigurationError, check_choice, refusal
 
 
 class ImageFolder(ImageData):
-    """Your own images, png or jpg, in a folder for each class.
+    """Your own images, in a folder for each class.
 
-    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``. Classes are counted on loading and
-    numbered in sorted order; train and test must have the same class names. Images of another size are scaled until
-    they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
+    The images are ``root/{train,test}/<class>/*`` or ``root/{train,val}/<class>/*``, or deeper. Classes are counted on
+    loading and numbered in sorted order; train and test must have the same class names. Images are turned by their EXIF
+    orientation, scaled until they cover ``image_size`` (bilinear, antialiased), and their middle is cut out.
 
     Args:
         root: folder that holds ``train`` and the test set: ``test`` or, if there is no ``test``, ``val``.

@@ -23,7 +23,7 @@ ELSEWHERE = f"name the folder that holds them (--data.root DIR, or the variable 
 class PublishedImages(ImageData):
     """A published data set, in its own files or as an image folder. A subclass defines :meth:`read` and :meth:`fetch`.
 
-    An image folder ``{train,test}/<class>/*`` (png or jpg) in ``root/<name>`` or in ``root`` takes precedence over the
+    An image folder ``{train,test}/<class>/*`` in ``root/<name>`` or in ``root`` takes precedence over the
     data set's own files; its classes are numbered in sorted order. Damaged files raise an error that names them;
     they are never repaired or deleted. A number of images other than published gives a warning.
 

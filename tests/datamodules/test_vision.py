@@ -143,7 +143,9 @@ def test_reads_a_grey_image_folder(tmp_path: Path) -> None:
     assert images[:4, 0, 3, 4].tolist() == [0, 100, 100, 1]
     assert labels[:4].tolist() == [0, 0, 0, 1]
     Image.fromarray(np.full((28, 28), 40_000, dtype=np.uint16)).save(first / "0.png")  # 16 bits would be clipped
-    with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got mode I;16 in {first / '0.png'}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"expected 8 bits per channel, got more in {first / '0.png'} \(I;16\)"
+    ):
         MNIST(root=str(tmp_path)).load(train=True)
 
 
@@ -156,10 +158,13 @@ def link_to_nowhere(image: Path) -> None:
     ("damage", "message"),
     [
         (lambda image: Image.new("RGB", (40, 32)).save(image), "expected images of 32x32 pixels, got 40x32 in {image}"),
-        (lambda image: image.write_bytes(image.read_bytes()[:50]), "a png or jpg image, got unreadable {image}"),
-        (link_to_nowhere, "expected a png or jpg image, got unreadable {image}"),
+        (lambda image: image.write_bytes(image.read_bytes()[:50]), "or webp\\), got unreadable {image} .*: replace or"),
+        (link_to_nowhere, "expected images .*, got unreadable {image} .*No such file"),
         (lambda image: shutil.rmtree(image.parent), "expected 10 class folders in .*train, got 9"),
-        (lambda image: [each.unlink() for each in image.parent.iterdir()], "images in {image.parent}, got none"),
+        (
+            lambda image: [each.unlink() for each in image.parent.iterdir()],
+            "expected images .* in {image.parent}, got none",
+        ),
         # Numbered in sorted order, class002 would be label 2 in training and class010 label 9 in the test set.
         (lambda image: image.parent.rename(image.parent.with_name("class010")), "same class folders in train and test"),
     ],

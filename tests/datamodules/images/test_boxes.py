@@ -8,6 +8,7 @@ from typing import Any
 import jsonargparse
 import pytest
 import torch
+from image_files import write_16_bits
 from PIL import Image
 from toy import trainer
 
@@ -100,19 +101,36 @@ def test_bad_lines_are_named(tmp_path: Path, line: str, message: str) -> None:
 def test_other_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="image_size must be at least 1, got 0"):
         BoxFolder(image_size=0)
-    with pytest.raises(ConfigurationError, match=f"expected png or jpg images in {tmp_path}/images/train and .* got 0"):
+    with pytest.raises(
+        ConfigurationError, match=f"expected images .* in {tmp_path}/images/train, got none: add images"
+    ):
         read(tmp_path)
-    assert "png or jpg images" in (BoxFolder(root=str(tmp_path)).missing() or "")
+    assert "expected images (bmp, jpg, " in (BoxFolder(root=str(tmp_path)).missing() or "")
     image = write(tmp_path, "train", "a.png", None)
     (tmp_path / "labels" / "train").rmdir()
-    with pytest.raises(ConfigurationError, match=r"got 1 images and no such folder: point root to the data"):
+    with pytest.raises(ConfigurationError, match=r"expected a folder .*labels/train, got none: point root to the data"):
         read(tmp_path)
     (tmp_path / "labels" / "train" / "a.txt").mkdir(parents=True)
     with pytest.raises(ConfigurationError, match=r"expected a text file of boxes, got unreadable .*a\.txt"):
         read(tmp_path)
     image.write_bytes(b"no image")
-    with pytest.raises(ConfigurationError, match=f"got unreadable {image}: replace the file"):
+    with pytest.raises(ConfigurationError, match=f"got unreadable {image} .*: replace or shrink it"):
         read(tmp_path)
+
+
+def test_images_in_folders_and_of_other_kinds(tmp_path: Path) -> None:
+    """Every image has the text file at its own place; a damaged orientation is none, and 16 bits would be clipped."""
+    write(tmp_path, "train", "day/a.bmp", "0 0.5 0.25 1 0.5")
+    write(tmp_path, "train", "night/a.webp", "0 0.5 0.75 1 0.5")
+    Image.new("RGB", (64, 64)).save(tmp_path / "images" / "train" / "z.jpg", exif=b"Exif\0\0no exif")
+    (tmp_path / "images" / "train" / "b.heic").write_bytes(b"")
+    with pytest.warns(UserWarning, match=f"in {tmp_path}/images/train, got others, too: left out 1 .heic$"):
+        _, targets = read(tmp_path)
+    assert targets[:, 0].tolist() == [[0, 0, 0, 64, 32], [0, 0, 32, 64, 64], [-1, 0, 0, 0, 0]]
+    for kind in ("grey", "RGB"):
+        deep = write_16_bits(tmp_path / "images" / "train" / "c.png", 4095, 3 if kind == "RGB" else 1)
+        with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got more in {deep}"):
+            read(tmp_path)
 
 
 def test_what_knows_no_boxes_cannot_be_set() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import write_folder, write_image
-from PIL import Image
+from image_files import write_16_bits, write_folder, write_image
+from PIL import Image, ImageOps
+from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 
 from fl_lightning.datamodules import CIFAR10, ImageFolder
 from fl_lightning.datamodules.images.image_folder import measure
@@ -51,6 +52,67 @@ def test_other_sizes_are_covered_and_cut(tmp_path: Path) -> None:
     assert set(images[0].flatten().tolist()) == {100}
     assert set(images[1].flatten().tolist()) == {round(0.299 * 33)}  # red as grey
     assert ImageFolder(str(tmp_path), (10, 20)).load(train=True)[0].shape == (4, 3, 10, 20)
+
+
+def test_reads_what_torchvision_reads(tmp_path: Path) -> None:
+    """In all its formats, and in folders within a class, such as one named images; the rest is counted, hidden or not.
+
+    Only what notebooks leave behind in hidden folders, which torchvision would read, too, is none of the data.
+    """
+    write_folder(tmp_path, 2, (8, 8))
+    first = tmp_path / "train" / "class000"
+    for number, suffix in enumerate(("bmp", "JPEG", "pgm", "PPM", "tif", "tiff", "webp")):
+        (first / "images" / "more").mkdir(parents=True, exist_ok=True)
+        write_image(first / ("images/more" if number % 2 else ".") / f"{number}.{suffix}", 20 * number, (8, 8), "L")
+    samples = datasets.ImageFolder(tmp_path / "train").samples
+    for name in ("a.gif", "b.heic", "images/c.heic", "d", "notes.txt"):
+        (first / name).write_bytes(b"")
+    (first / ".ipynb_checkpoints").mkdir()
+    write_image(first / ".ipynb_checkpoints" / "0-checkpoint.png", 9, (8, 8))
+    with pytest.warns(UserWarning, match="left out") as caught:
+        images, labels = ImageFolder(str(tmp_path), 8, cache=None).load(train=True)
+    assert [str(each.message).partition(", got ")[2] for each in caught] == [
+        "others, too: left out 2 .heic, 1 .gif, 1 without suffix"
+    ]
+    expected = [(label, np.asarray(Image.open(path).convert("RGB"))) for path, label in sorted(samples)]
+    assert labels.tolist() == [label for label, _ in expected] == [0] * 9 + [1] * 2
+    assert all(
+        np.array_equal(image.permute(1, 2, 0), pixels) for image, (_, pixels) in zip(images, expected, strict=True)
+    )
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photographs_are_turned_upright(tmp_path: Path, orientation: int) -> None:
+    """As PIL turns them, also where only the turned image has the size that is asked for."""
+    write_folder(tmp_path, 2, (6, 4))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    pixels = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    path = tmp_path / "train" / "class000" / "0.png"
+    Image.fromarray(pixels).save(path, exif=exif)
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(path)))
+    images, _ = ImageFolder(str(tmp_path), upright.shape, 1, cache=None).load(train=True)  # type: ignore[arg-type]
+    assert images[0, 0].tolist() == upright.tolist()
+    assert (upright.tolist() == pixels.tolist()) == (orientation == 1)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_refuses_more_bits_than_it_keeps(tmp_path: Path, channels: int) -> None:
+    """White of a camera of 12 bits, 4095, would become 4095 // 256 = 15 of 255: that is what PIL reads."""
+    write_folder(tmp_path, 2, (4, 4))
+    path = write_16_bits(tmp_path / "train" / "class000" / "0.png", 4095, channels)
+    if channels > 1:
+        assert set(np.asarray(Image.open(path)).flatten().tolist()) == {15}
+    with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got more in {path}"):
+        ImageFolder(str(tmp_path), 4, cache=None).load(train=True)
+
+
+def test_an_image_of_too_many_pixels_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PIL refuses an image of more than twice its limit: 256 pixels for a limit of 100."""
+    write_folder(tmp_path, 2, (16, 16))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(ConfigurationError, match=r"0.png \(Image size \(256 pixels\) exceeds limit of 200.*shrink it$"):
+        ImageFolder(str(tmp_path), 4, cache=None).load(train=True)
 
 
 def test_measures_the_training_set() -> None:
