@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Never
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -66,8 +66,11 @@ class FederatedDataModule(FederatedData):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         availability: Availability | None = None,
         client_names: Sequence[str] | None = None,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise ConfigurationError(f"{type(self).__name__} has no argument {', '.join(unknown)}: leave it out")
         check_at_least(1, batch_size=batch_size, clients_per_batch=clients_per_batch)
         if not participation > 0 or (isinstance(participation, float) and participation > 1):  # also refuses nan
             raise ConfigurationError(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from command import TINY, fit, refused
 from jsonargparse import ArgumentParser
+from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, datamodules
 from fl_lightning.datamodules import RandomFlip, Tensors
@@ -34,6 +35,24 @@ def test_every_data_module_takes_both(cls: type) -> None:
     parser = ArgumentParser()
     parser.add_class_arguments(cls, "data")
     assert {"collate_fn", "drop_last"} <= vars(parser.get_defaults().data).keys()
+
+
+def test_an_unknown_argument_is_refused_in_one_line() -> None:
+    """As the command line refuses it; Python's own error is a TypeError of a base class."""
+    pair = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
+    for make, message in (
+        (
+            lambda: FederatedDataModule.from_loaders(TensorDataset(*pair), num_clients=2, held_out=0.2),
+            "PartitionedData .* held",
+        ),
+        (lambda: datamodules.Table("my.csv", "y", held_out=0.2), "Table has no argument held_out: leave it out$"),
+        (
+            lambda: Tensors(train=pair, test=pair, test_share=0.2, clients=3),
+            "Tensors has no argument test_share, clients",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            make()
 
 
 def test_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
