@@ -43,10 +43,11 @@ class Table(FederatedDataModule):
 
     Args:
         train: pandas DataFrame, or path of a CSV or parquet file, with the training rows.
-        target: name of the target column, or a list of such names.
-        client: name of the column that holds each row's client.
-        features: names of the feature columns, which hold numbers or truth values; all other columns by default.
-        test: table of the test rows, like ``train``; the client column may be missing.
+        target: name of the target column, or a list of such names. Names of columns are taken as texts.
+        client: name of the column that holds each row's client; in a CSV file, "007" is not "7", and "NA" is a client.
+        features: names of the feature columns, which hold numbers or truth values; by default all other columns that
+            have a name. A warning then names those that look like no measurements.
+        test: table of the test rows, like ``train``; the client column may be missing, or hold other clients, too.
         test_share: without ``test``, share in [0, 1) of each client's rows that become the test set instead of training
             rows; drawn with the run's seed; at least one row of each client stays in training.
         eval_batch_size: rows per batch of the test set.
@@ -59,7 +60,7 @@ class Table(FederatedDataModule):
     Raises:
         ConfigurationError: an argument is outside its range; on loading, a file cannot be read, a column is missing, or
             a column holds missing values or values that are no numbers, such as a target column of texts for
-            regression.
+            regression; two columns have one name; the client column of ``test`` holds no client of ``train``.
     """
 
     def __init__(
@@ -81,18 +82,24 @@ class Table(FederatedDataModule):
                 "expected test or a test_share in [0, 1), and eval_batch_size >= 1, got "
                 f"test_share={test_share}{' beside test' if test is not None else ''} and {eval_batch_size}: set one"
             )
-        if task not in (None, *get_args(Task)) or (task == "classification" and not isinstance(target, str)):
+        self._targets = [*map(str, target if isinstance(target, list | tuple) else [target])]
+        self.target = self._targets if isinstance(target, list | tuple) else self._targets[0]
+        self.features = [*map(str, features or ())]
+        if task not in (None, *get_args(Task)) or (task == "classification" and not isinstance(self.target, str)):
             raise ConfigurationError(
                 "expected task to be regression, or classification of one target column, not a list, got "
                 f"task={task} and target={target}: change one"
             )
+        used = [*self._targets, *self.features]
+        if len(set(used)) < len(used):
+            raise ConfigurationError(f"target and features must name each column once, got {', '.join(used)}")
         if partition is not None and (getattr(partition, "column", None) is None or client != "client"):
             raise ConfigurationError(
                 f"expected client, or partition: Natural with a column, got {partition} and client={client}: give one"
             )
-        client = partition.column if partition and partition.column else client
+        self.client = str(partition.column if partition and partition.column else client)
         self.train, self.test, self.test_share, self.eval_batch_size = train, test, test_share, eval_batch_size
-        self.target, self.client, self.features, self.task = target, client, features, task
+        self.task = task
         if test is not None or test_share:  # else the data module would hide the client module's own loaders
             self.val_dataloader = self.test_dataloader = self._test_loader  # type: ignore[method-assign]
 
@@ -128,14 +135,19 @@ class Table(FederatedDataModule):
 
     @cached_property
     def _dealt(self) -> _Loaded:
-        train = _frame(self.train, "train")
-        test = train.iloc[:0] if self.test is None else _frame(self.test, "test")
-        _check_columns(train, "train", [self.client, *self._targets, *(self.features or ())])
-        names = self.features or [c for c in train.columns if c not in (self.client, *self._targets)]
+        train = _frame(self.train, "train", self.client)
+        test = train.iloc[:0] if self.test is None else _frame(self.test, "test", self.client)
+        others = [name for name in train.columns if name not in (self.client, *self._targets)]
+        names = self.features or [name for name in others if name and not name.startswith("Unnamed: ")]  # pandas' word
+        _check_columns(train, "train", [self.client, *self._targets, *names])
         _check_columns(test, "test", [*self._targets, *names])
+        if not names:
+            raise ConfigurationError("expected the train table to have columns of features, got none: add one")
         clients = _sorted(train[self.client], self.client)
         classes = self._classes(train, test)
         rows, test_rows = (TensorDataset(_floats(t, names), self._encode(t, classes)) for t in (train, test))
+        if not self.features:
+            _warn_of_odd(train[others], names, train[self._targets[0]])
         parts, kept = (_parts(table, self.client, clients) for table in (train, test))
         if self.test_share:
             parts, back = hold_out(parts, self.test_share, self.seed)
@@ -150,10 +162,6 @@ class Table(FederatedDataModule):
             kept=(test_rows, kept),
             class_names=classes,
         )
-
-    @property
-    def _targets(self) -> list[str]:
-        return [self.target] if isinstance(self.target, str) else self.target
 
     def _classes(self, train: DataFrame, test: DataFrame) -> list[Any]:
         """Return the sorted distinct values of a target column of classes; an empty list for floats."""
@@ -191,23 +199,40 @@ class _Loaded(Dealt):
 def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     """Return each client's rows of a table, none without a column of clients; rows of unknown clients are left out."""
     owners = _numbers(table[column], clients) if column in table else np.empty(0, np.int64)
+    if (owners < 0).any():  # such as 1 beside "1"
+        owners = np.maximum(owners, _numbers(table[column].astype(str), list(map(str, clients))))
     rows = np.flatnonzero(owners >= 0)
+    if strangers := len(owners) - len(rows):
+        example = table[column].iloc[int(np.argmin(owners))]
+        found = f"expected train's clients in test, got {strangers} of {len(table)} rows of others, such as {example!r}"
+        if not len(rows):
+            raise ConfigurationError(f"{column}: {found}: write clients alike, or leave the column out of test")
+        rank_zero_warn(f"{column}: {found}: clients are evaluated without these rows")
     return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
 
 
-def _frame(table: Any, name: str) -> DataFrame:
-    """Return a DataFrame, read from a file if a path is given."""
+def _frame(table: Any, name: str, client: str) -> DataFrame:
+    """Return a DataFrame whose columns have texts for names, read from a file if a path is given."""
     import pandas as pd
 
     if isinstance(table, pd.DataFrame):
-        return table
+        return table.rename(columns=str)
     if not isinstance(table, str | Path):
         raise ConfigurationError(
             f"expected {name} to be a pandas DataFrame or the path of a CSV or parquet file, got {type(table).__name__}"
         )
     path = _file(table)
     try:
-        return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        if path.suffix.lower() in (".parquet", ".pq"):
+            return pd.read_parquet(path)
+        read = pd.read_csv(path)
+        if client in read:
+            texts = pd.read_csv(path, usecols=[client], dtype=str, keep_default_na=False, na_values=[""])[client]
+            if len(named := texts[read[client].isna() & texts.notna()]):
+                rank_zero_warn(f"{client}: {named.iloc[0]} is taken for a client's name, not for a missing value")
+            if texts.str.strip().nunique() > read[client].nunique() or texts.str.match(r"\s*0\d").any():  # such as 007
+                read[client] = texts
+        return read
     except ImportError:
         raise ConfigurationError("reading parquet files needs pyarrow: pip install 'fl-lightning[parquet]'") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's own errors are ValueErrors, too
@@ -232,8 +257,23 @@ def _check_columns(table: DataFrame, name: str, columns: Sequence[str]) -> None:
             f"expected the {name} table to have the columns {', '.join(map(str, columns))}, got "
             f"{', '.join(map(str, table.columns)) or 'none'}: rename columns, or set client, target and features{hint}"
         )
+    if twice := {*columns} & {*table.columns[table.columns.duplicated()]}:
+        raise ConfigurationError(f"{name} must have one column {', '.join(sorted(twice))}, got two: rename one")
     if not len(table) and name == "train":
         raise ConfigurationError("expected the train table to have rows, got none: give at least one")
+
+
+def _warn_of_odd(table: DataFrame, names: Sequence[str], target: Series[Any]) -> None:
+    """Warn once of columns without a name, which are no features, and of features that look like no measurement."""
+    odd = dict.fromkeys(sorted({*table} - {*names}), "no name and is left out")
+    features = table[[*names]]
+    whole = features.select_dtypes("integer")
+    odd |= dict.fromkeys([name for name in whole if whole[name].is_unique], "another whole number in every row")
+    odd |= dict.fromkeys(features.columns[features.eq(target, axis=0).all()], "the target's values")
+    odd |= dict.fromkeys(features.columns[features.eq(features.iloc[0]).all()], "one value")
+    if odd:
+        told = ", ".join([f"{name} has {what}" for name, what in odd.items()][:5])
+        rank_zero_warn(f"columns that may be no measurements, {len(odd)} in all: {told}: list features to choose")
 
 
 def _sorted(column: Series[Any], name: str) -> list[Any]:
@@ -241,7 +281,7 @@ def _sorted(column: Series[Any], name: str) -> list[Any]:
     if column.isna().any():
         raise ConfigurationError(
             f"expected column {name} to be complete, got {int(column.isna().sum())} missing values: fill the values or "
-            "leave these rows out"
+            "leave these rows out (in a CSV file, NA, None and null are missing values, except in the client column)"
         )
     try:
         return sorted(column.unique().tolist())
@@ -280,10 +320,11 @@ def _floats(table: DataFrame, names: Sequence[str]) -> Tensor:
             f"expected columns of numbers, got other values in {', '.join(map(str, wrong))}: encode these columns, as "
             "pandas.get_dummies does, or list other features"
         )
-    values = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
-    if not np.isfinite(values).all():
-        bad = [str(name) for name, column in zip(names, values.T, strict=True) if not np.isfinite(column).all()]
+    array = table[list(names)].to_numpy(dtype=np.float64, na_value=np.nan)
+    values = torch.tensor(array, dtype=torch.get_default_dtype())  # float32 ends at 3.4e38
+    if not values.isfinite().all():
+        bad = [name for name, column in zip(names, values.T, strict=True) if not column.isfinite().all()]
         raise ConfigurationError(
-            f"expected finite numbers, got nan or inf in {', '.join(bad)}: fill the values or leave these rows out"
+            f"expected finite numbers of {values.dtype}, got nan or inf in {', '.join(bad)}: fill or drop the rows"
         )
-    return torch.tensor(values, dtype=torch.get_default_dtype())
+    return values

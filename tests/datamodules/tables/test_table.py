@@ -1,14 +1,16 @@
 """Table: clients from a column of a pandas frame or a file."""
 
+import csv
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from command import fit, run
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from toy import Linear, trainer
 
@@ -80,13 +82,13 @@ def test_classes_are_numbered_in_sorted_order() -> None:
 
 def test_regression() -> None:
     """Floats stay floats; a list of columns makes a matrix."""
-    one, listed, two = (table(target=target) for target in ("risk", ["risk"], ["risk", "age"]))
+    one, listed, two = (table(target=target, features=["smokes"]) for target in ("risk", ["risk"], ["risk", "age"]))
     assert one.client_dataset(1)[:][1].tolist() == pytest.approx([0.2, 0.5])
     assert listed.client_dataset(1)[:][1].shape == (2, 1)
     assert two.client_dataset(1)[:][1].flatten().tolist() == pytest.approx([0.2, 50, 0.5, 80])
     assert one.class_counts() is None
-    others = table(FRAME.drop(columns="outcome"), target="risk", features=None)  # all other columns are features
-    assert others.client_dataset(0)[:][0].tolist() == [[70, 0]]
+    others = table(FRAME.drop(columns="outcome").astype({"age": float}), target="risk", features=None)
+    assert others.client_dataset(0)[:][0].tolist() == [[70, 0]]  # all other columns are features
     assert one.class_names == []
 
 
@@ -112,6 +114,10 @@ def test_a_test_table() -> None:
     """Rows of clients that do not train belong to nobody; without a client column, all rows do."""
     rows = FRAME.iloc[[1, 0, 4]].assign(hospital=["oslo", "paris", "oslo"])
     data = table(test=rows, eval_batch_size=2)
+    with pytest.warns(
+        UserWarning, match="hospital: expected train's clients in test, got 1 of 3 rows of others, .*'paris'"
+    ):
+        data.setup("fit")
     assert [batch[0][:, 0].tolist() for batch in data.val_dataloader()] == [[50, 40], [80]]
     assert [batch[0][:, 0].tolist() for batch in data.test_dataloader()] == [[50, 40], [80]]
     assert [[b[0][:, 0].tolist() for b in data.held_out_batches(k)] for k in range(3)] == [[], [[50, 80]], []]
@@ -161,10 +167,112 @@ def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "4 training examples; 3 of 3 clients" in shown.out, shown.err
 
 
-def test_a_parquet_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["my.parquet", "my.pq", "MY.PARQUET"])
+def test_a_parquet_file(tmp_path: Path, name: str) -> None:
     pytest.importorskip("pyarrow")
-    FRAME.to_parquet(tmp_path / "my.parquet")
-    assert ages(table(str(tmp_path / "my.parquet"))) == ages(table())
+    FRAME.to_parquet(tmp_path / name)
+    assert ages(table(str(tmp_path / name))) == ages(table())
+
+
+def test_row_numbers_in_a_file_are_no_feature(tmp_path: Path) -> None:
+    """A frame is written with its row numbers unless told otherwise; of rows sorted by class, they tell the class."""
+    numbers = FRAME[["hospital", "age", "risk", "outcome"]].sort_values("outcome")
+    numbers.to_csv(tmp_path / "with.csv")
+    numbers.to_csv(tmp_path / "without.csv", index=False)
+    data, control = (table(str(tmp_path / name), features=None) for name in ("with.csv", "without.csv"))
+    with pytest.warns(UserWarning, match="measurements, 2 in all: Unnamed: 0 has no name and is left out, age has ano"):
+        data.setup("fit")
+    for client in range(3):
+        assert torch.equal(data.client_dataset(client)[:][0], control.client_dataset(client)[:][0])
+    rome = numbers[numbers["hospital"] == "rome"][["age", "risk"]].to_numpy(dtype=np.float32)
+    assert data.client_dataset(2)[:][0].tolist() == rome.tolist()
+    listed = table(str(tmp_path / "with.csv"), features=["Unnamed: 0"])
+    assert sorted(listed.client_dataset(2)[:][0].flatten().tolist()) == [0, 2, 5]
+
+
+def test_warns_once_of_columns_that_are_no_measurements(tmp_path: Path) -> None:
+    """On reading, the second column of the name outcome becomes outcome.1: it would give the class away."""
+    (tmp_path / "my.csv").write_text(
+        "hospital,id,ward,outcome,age,outcome,visits\nrome,7,3,1,40.5,1,2\noslo,9,3,0,50.5,0,2\nrome,4,3,0,60.5,0,3\n"
+    )
+    read = pd.read_csv(tmp_path / "my.csv")
+    assert [name for name in read if read[name].nunique() == 1] == ["ward"]
+    with pytest.warns(UserWarning, match="measurements") as caught:
+        table(str(tmp_path / "my.csv"), features=None).setup("fit")
+    assert [str(each.message) for each in caught] == [
+        "columns that may be no measurements, 3 in all: id has another whole number in every row, outcome.1 has the "
+        "target's values, ward has one value: list features to choose"
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table(str(tmp_path / "my.csv"), features=["id", "ward"]).setup("fit")
+
+
+def test_clients_of_a_file_are_what_is_written(tmp_path: Path) -> None:
+    """The csv module of Python knows no numbers and no missing values; an empty field alone is missing."""
+    text = "hospital,age,smokes,outcome\n007,40,1,well\n7,50,0,ill\n007,60,1,well\nNA,70,0,ill\n"
+    (tmp_path / "my.csv").write_text(text)
+    data = table(str(tmp_path / "my.csv"), test=str(tmp_path / "my.csv"))
+    with pytest.warns(UserWarning, match="hospital: NA is taken for a client's name, not for a missing value"):
+        assert data.client_names == sorted({row["hospital"] for row in csv.DictReader(text.splitlines())})
+    assert ages(data) == [[40, 60], [50], [70]]
+    assert [len(next(data.held_out_batches(client))[0]) for client in range(3)] == [2, 1, 1]
+    (tmp_path / "my.csv").write_text(text.replace("NA,", ","))
+    with pytest.raises(ConfigurationError, match="hospital to be complete, got 1 missing values"):
+        table(str(tmp_path / "my.csv")).setup("fit")
+    (tmp_path / "my.csv").write_text("hospital,age,smokes,outcome\n10,40,1,well\n 9,50,0,ill\n")
+    assert table(str(tmp_path / "my.csv")).client_names == ["9", "10"]  # in the order of numbers
+
+
+def test_a_test_tables_clients_may_be_of_another_type(tmp_path: Path) -> None:
+    """Texts beside numbers: each client owns the rows that pandas counts for it."""
+    coded = FRAME.assign(hospital=[30, 20, 30, 10, 20, 30])
+    counts = coded["hospital"].value_counts().sort_index().tolist()
+    for train, test in ((coded, coded.astype({"hospital": str})), (coded.astype({"hospital": str}), coded)):
+        data = table(train, test=test)
+        assert [len(next(data.held_out_batches(client))[0]) for client in range(3)] == counts == [1, 2, 3]
+
+
+def test_names_of_columns_may_be_numbers() -> None:
+    """As pandas numbers the columns of an array."""
+    numbered = FRAME[["hospital", "age", "smokes", "outcome"]].set_axis(range(4), axis=1)
+    same: dict[str, Any] = {"client": 0, "target": 3}
+    assert ages(table(numbered, **same, features=[1, 2])) == ages(table())
+    assert table(numbered, **same, features=None).class_names == ["dead", "ill", "well"]
+
+
+def test_numbers_too_large_for_the_default_type_are_refused() -> None:
+    """1e39 is finite in float64, in which NumPy and pandas compute, and inf in float32."""
+    large = FRAME.assign(age=[1e39, 50, 60, 70, 80, 90])
+    assert np.isfinite(large["age"]).all()
+    for columns in ({}, {"target": "age", "features": ["smokes"]}):
+        with pytest.raises(
+            ConfigurationError, match=r"finite numbers of torch.float32, got nan or inf in age: fill or"
+        ):
+            table(large, **columns).setup("fit")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert ages(table(large))[2] == [1e39, 60, 90]
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("target", "loss", "hint"),
+    [
+        ([0.0, 1.0] * 3, nn.functional.cross_entropy, "not floats: in a Table, task: classification makes classes of"),
+        ([0, 1] * 3, nn.functional.binary_cross_entropy_with_logits, "takes floats, as a Table's task: regression"),
+    ],
+)
+def test_a_loss_for_the_other_task_names_the_task(target: list[float], loss: Any, hint: str) -> None:
+    class Other(Linear):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            logits = (batch[0] * self.w).float()
+            return torch.as_tensor(loss(logits if loss is nn.functional.cross_entropy else logits[:, 0], batch[1]))
+
+    data = table(FRAME.assign(sick=target), target="sick")
+    with pytest.raises((ConfigurationError, RuntimeError), match=hint):
+        trainer().fit(FederatedOrchestrator(Other(2)), datamodule=data)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +283,27 @@ def test_a_parquet_file(tmp_path: Path) -> None:
         ({"target": "outcom"}, r"columns \w+, outcom, .*; did you mean outcome\?$"),
         ({"features": ["height"]}, "expected the train table to have the columns .*height"),
         ({"test": FRAME[["age"]]}, "expected the test table to have the columns outcome, age, smokes, got age"),
-        ({"features": ["age", "outcome"]}, "expected columns of numbers, got other values in outcome: encode"),
+        ({"features": ["age", "hospital"]}, "expected columns of numbers, got other values in hospital: encode"),
+        ({"features": ["age", "outcome"]}, "target and features must name each column once, got outcome, age, outcome"),
+        ({"features": ["age", "age"]}, "target and features must name each column once, got outcome, age, age"),
+        ({"train": FRAME[[*FRAME, "age"]]}, "train must have one column age, got two: rename one"),
+        ({"train": FRAME[[*FRAME, "hospital"]]}, "train must have one column hospital, got two: rename one"),
+        ({"test": FRAME[[*FRAME, "age"]]}, "test must have one column age, got two: rename one"),
+        ({"train": FRAME[["hospital", "outcome"]], "features": None}, "to have columns of features, got none: add one"),
+        (
+            {"test": FRAME.assign(hospital="rome ")},
+            "hospital: .* in test, got 6 of 6 rows of others, such as 'rome ': wri",
+        ),
+        (
+            {"test": FRAME.assign(hospital=3)},
+            "got 6 of 6 rows of others, such as .*3.*, or leave the column out of test",
+        ),
         ({"target": ["outcome"]}, "expected columns of numbers, got other values in outcome"),
         ({"train": FRAME.iloc[:0]}, "expected the train table to have rows, got none"),
-        ({"train": FRAME.assign(age=[1, None, 2, 3, 4, 5])}, "expected finite numbers, got nan or inf in age: fill"),
+        (
+            {"train": FRAME.assign(age=[1, None, 2, 3, 4, 5])},
+            "expected finite numbers of torch.float32, got nan or inf in age: fill",
+        ),
         ({"train": FRAME.assign(hospital=["a", None] * 3)}, "expected column hospital to be complete, got 3 missing"),
         ({"train": FRAME.assign(outcome=["a", None] * 3)}, "expected column outcome to be complete, got 3 missing"),
         ({"train": FRAME.assign(hospital=["a", 1] * 3)}, "expected column hospital to hold values of one type"),
