@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
@@ -80,7 +81,12 @@ class Tensors(ImageData):
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
         """C, the number of classes: as given, else 1 + the largest label."""
-        return self._num_classes or 1 + max(int(self._labels(name).max()) for name in ("train_y", "test_y"))
+        found = np.unique(torch.cat([self._labels("train_y"), self._labels("test_y")]))
+        count = self._num_classes or 1 + int(found[-1])
+        if len(found) < count and not self._num_classes:
+            taken = f"labels from {found[0]} to {found[-1]} make {count} classes, {count - len(found)} of them empty"
+            rank_zero_warn(f"{taken}: number the labels from 0, or set num_classes")
+        return count
 
     @override
     def missing(self) -> str | None:
@@ -128,10 +134,12 @@ class Tensors(ImageData):
                 f"expected uint8 images (n, C, H, W) for mean, std and augment, got {inputs.dtype} in {name}: leave "
                 "these arguments out, or give images as uint8"
             )
+        inputs = inputs.to(torch.get_default_dtype())  # float32 ends at 3.4e38
         if inputs.numel() and not is_finite(inputs):
             rows = int((~inputs.flatten(1).isfinite().all(1)).sum())
-            raise ConfigurationError(f"expected {name} to be finite, got nan or inf in {rows} rows: leave these out")
-        return inputs.to(torch.get_default_dtype())
+            kind = f"finite as {inputs.dtype}"
+            raise ConfigurationError(f"expected {name} to be {kind}, got nan or inf in {rows} rows: leave these out")
+        return inputs
 
     def _labels(self, name: str) -> Tensor:
         labels = self._tensor(name)

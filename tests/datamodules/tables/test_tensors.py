@@ -1,5 +1,6 @@
 """Tensors: arrays of one's own, and what is refused."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,40 @@ def test_without_groups_there_is_nothing_natural(tmp_path: Path) -> None:
 
 def test_classes_are_counted_in_both_sets_or_given() -> None:
     more = (X[:3], np.array([0, 1, 6]))
-    assert Tensors(train=TRAIN, test=more).num_classes == 7
+    with pytest.warns(
+        UserWarning, match="labels from 0 to 6 make 7 classes, 3 of them empty: number the labels from 0"
+    ):
+        assert Tensors(train=TRAIN, test=more).num_classes == 7
     assert Tensors(train=TRAIN, test=TEST, num_classes=9, num_clients=1).class_counts().tolist() == [
         [2, 2, 2] + [0] * 6
     ]
     with pytest.raises(ConfigurationError, match="labels from 0 to 2, got 0 to 6"):
         Tensors(train=TRAIN, test=more, num_classes=3).setup("fit")
+
+
+def test_labels_from_1_leave_a_class_empty(tmp_path: Path) -> None:
+    """NumPy counts three labels, of which the largest is 3: with class 0 there are four classes."""
+    np.savez(tmp_path / "my.npz", **ARRAYS | {"train_y": Y + 1, "test_y": Y[:3] + 1})
+    with pytest.warns(UserWarning, match="labels from 1 to 3 make 4 classes, 1 of them empty"):
+        assert Tensors(str(tmp_path / "my.npz")).num_classes == len(np.bincount(Y + 1)) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Tensors(str(tmp_path / "my.npz"), num_classes=4).num_classes == 4
+        assert Tensors(train=TRAIN, test=TEST).num_classes == len(np.unique(Y))
+
+
+def test_numbers_too_large_for_the_default_type_are_refused() -> None:
+    """1e39 is finite in float64, and inf in float32, in NumPy, too."""
+    large = np.where(X == 3, 1e39, X)
+    with np.errstate(over="ignore"):
+        assert np.isinf(large.astype(np.float32)).sum() == 1
+    with pytest.raises(ConfigurationError, match=r"train_x to be finite as torch.float32, got nan or inf in 1 rows"):
+        Tensors(train=(large, Y), test=TEST).setup("fit")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert Tensors(train=(large, Y), test=TEST).load(train=True)[0].tolist() == large.tolist()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_images_are_scaled_and_normalised_only_with_constants() -> None:
@@ -88,8 +117,11 @@ def test_images_are_augmented() -> None:
         ({"train_x": X.astype(int)}, r"expected train_x to be floats .* got torch.int64 \(6, 2\)"),
         ({"train_x": X[:, 0]}, r"expected train_x to be floats \(n, ...\).* \(6,\)"),
         ({"train_x": X.astype(np.uint8)}, r"uint8 images \(n, C, H, W\), got torch.uint8 \(6, 2\)"),
-        ({"train_x": np.where(X == 3, np.nan, X)}, "expected train_x to be finite, got nan or inf in 1 rows"),
-        ({"test_x": TEST[0] * np.inf}, "expected test_x to be finite, got nan or inf in 3 rows"),
+        (
+            {"train_x": np.where(X == 3, np.nan, X)},
+            "expected train_x to be finite as torch.float32, got nan or inf in 1 rows",
+        ),
+        ({"test_x": TEST[0] * np.inf}, "expected test_x to be finite as torch.float32, got nan or inf in 3 rows"),
         ({"test_x": X[:3, :1]}, r"test inputs like the training inputs, \(2,\) each, got \(1,\)"),
         ({"train_x": X[:0], "train_y": Y[:0]}, "expected train_y to be integer labels .* n > 0"),
         ({"train_x": X.astype(str)}, "expected train_x to be an array of numbers, got <U"),
