@@ -151,7 +151,7 @@ def test_schedules_start_anew_every_round(schedule: Any, batch_size: int, expect
     """Two epochs of four images; a cosine falls to zero within two steps and rises within the next two."""
     rates, client = Rates(), classifier(optimizer=partial(torch.optim.SGD, lr=1.0), **schedule)
     data = FourImages(batch_size=batch_size)
-    trainer(rates, rounds=2).fit(FederatedOrchestrator(client, local_epochs=2), datamodule=data)
+    trainer(rates, rounds=2).fit(FederatedOrchestrator(client, local_epochs=2, on_hidden_state="off"), datamodule=data)
     assert rates.seen == pytest.approx(expected * 2, abs=1e-12)
 
 

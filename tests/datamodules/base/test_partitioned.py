@@ -105,7 +105,7 @@ def test_a_data_module_serves_as_it_is() -> None:
     data = FederatedDataModule.from_datamodule(own, num_clients=2)
     assert not data.prepare_data_per_node
     module, capture = Sees(), Capture()
-    trainer(capture).fit(FederatedOrchestrator(module, on_bad_update="raise"), datamodule=data)
+    trainer(capture).fit(FederatedOrchestrator(module, on_bad_update="raise", on_hidden_state="off"), datamodule=data)
     assert own.heard == ["prepare_data", "setup fit", "teardown fit"]
     assert (data.batch_size, data.drop_last, data.collate_fn) == (3, True, None)
     assert len(module.seen) == 7

@@ -218,6 +218,6 @@ def test_a_run_augments_what_clients_train_on_and_nothing_else() -> None:
     data = Dark(num_clients=2, held_out=1 / 3, proxy_per_class=1, augment=Negative(), batch_size=3)
     module = Levels()
     run = trainer(ServerFT(epochs=1), PersonalEvaluation())
-    run.fit(FederatedOrchestrator(module, local_epochs=2), datamodule=data)
+    run.fit(FederatedOrchestrator(module, local_epochs=2, on_hidden_state="off"), datamodule=data)
     assert Counter(module.seen["training"]) == {245: 16, 20: 3}
     assert Counter(module.seen["evaluation"]) == {20: 6, 10: 8}
