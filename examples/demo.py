@@ -21,5 +21,7 @@ for method, arguments in RUNS.items():
 print()
 for method, folder in folders.items():
     last = pd.read_csv(folder / "metrics.csv").iloc[-1]
-    print(f"{method}: top-1 {last['val/top1']:.2%}, conflicting pairs of clients {last['conflict/ratio']:.1%}")
+    before, after = last["conflict/ratio"], last["conflict/ratio_after"]
+    corrected = f" → {after:.1%} after correction" if after != before else ""
+    print(f"{method}: top-1 {last['val/top1']:.2%}, conflicting pairs of clients {before:.1%}{corrected}")
 raise SystemExit(main(["report", *map(str, folders.values()), "--names", *folders, "--out", "runs/demo/report.html"]))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
@@ -119,6 +120,22 @@ def test_conflict_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     labels = [re.findall("<!-- (.*?) -->", path.read_text()) for path in (tmp_path / "made.svg", shown)]
     assert labels[0] == labels[1]
     assert [labels[0].count(name) for name in ("client A", "client B", "average")] == [2, 2, 2]
+
+
+@pytest.mark.slow
+def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last lines on the runs have the numbers of their files: FedAvg corrects nothing, harmonization does."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(EXAMPLES / "demo.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    for folder, method, corrects in (("fedavg", "FedAvg", False), ("fedavg_gh", "FedAvg + GH", True)):
+        last = pd.read_csv(f"runs/demo/{folder}/version_0/metrics.csv").iloc[-1]
+        before, after = last["conflict/ratio"], last["conflict/ratio_after"]
+        assert (after < before / 2) == corrects
+        corrected = f" → {100 * after:.1f}% after correction" if corrects else ""
+        told = f"{method}: top-1 {100 * last['val/top1']:.2f}%, conflicting pairs of clients {100 * before:.1f}%"
+        assert f"\n{told}{corrected}\n" in out
 
 
 def states(checkpoint: Path) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
             return [*lines, *(_bar(metric.title.lower(), metric.name, by_seed) for metric in tested)]
         case "Conflict":
             x, y = reports.SummaryMetric(CONFLICT), reports.SummaryMetric(ACCURACY)
-            scatter = reports.ScatterPlot(title="conflict ratio and accuracy, last round", x=x, y=y)
+            scatter = reports.ScatterPlot(title="conflict ratio before correction, and accuracy, last round", x=x, y=y)
             return [*lines, scatter, _pictures("cosines of updates", "conflict/cosines")]
         case "Clients":
             return [*lines, _pictures("examples of each class at each client", "data/partition")]

@@ -13,15 +13,15 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report.compared.experiments import Experiment
-from fl_lightning.report.compared.methods import AFTER, CONFLICT, Method, logged
-from fl_lightning.report.compared.verdict import table, verdict
+from fl_lightning.report.compared.methods import CONFLICT, Method, logged
+from fl_lightning.report.compared.verdict import conflicts, table, verdict
 from fl_lightning.report.content import arrays, charts, clients, resources, tables
 from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
 from fl_lightning.report.elements import Chart, Section
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
-from fl_lightning.runs.catalogue import catalogue, is_item
+from fl_lightning.runs.catalogue import AFTER, catalogue, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
 HERE = Path(__file__).parent
@@ -145,7 +145,7 @@ def _summary(experiment: Experiment, metrics: Sequence[str]) -> Section:
         "Summary",
         tables=[table(each) for each in compared],
         charts=_some(*(charts.curve(metric, experiment.methods) for metric in metrics)),
-        sentences=[verdict(each) for each in compared],
+        sentences=[*map(verdict, compared), *_some(conflicts(experiment.methods))],
         folded=[tables.last_and_best(experiment.methods)],
     )
 

@@ -48,6 +48,7 @@ class Metric:
 
 # What modules and the engine log, and below a marker what classes of callbacks declare, which make lists writes.
 FILE = Path(__file__).with_name("catalogue.yaml")
+AFTER: Final = "_after"  # ends the name of a metric of the updates as rules have corrected them
 # Groups in the order in which reports show them; "" stands for all that are not named here.
 GROUPS: Final = (
     *("val", "train", "global_train", "test", "conflict", "coherence", "updates", "fedlaw", "clients", "personal"),

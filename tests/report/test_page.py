@@ -15,7 +15,7 @@ from fl_lightning.report.compared.methods import group
 from fl_lightning.report.content.arrays import cosines
 from fl_lightning.report.content.charts import layers
 from fl_lightning.report.drawing.plots import Dots
-from fl_lightning.report.numbers import written
+from fl_lightning.report.numbers import NBSP, written
 from fl_lightning.runs.reader import read_runs
 
 
@@ -127,6 +127,24 @@ def test_the_summary_draws_conflict_beside_accuracy(tmp_path: Path) -> None:
     assert re.findall('id="([^"]*)-plot"', summary) == ["val-top1", "conflict-ratio"]
     assert page.count('id="conflict-ratio-plot"') == 1
     assert "No baseline: add <code>--trainer.callbacks ConflictMonitor</code> to" in summary
+
+
+def test_the_summary_tells_conflict_before_and_after_correction(tmp_path: Path) -> None:
+    """Ratios of 0.5 and 0.4, mean 0.45, which GH corrects to 0.2 and 0.1, mean 0.15. FedLAW was not measured."""
+    before = {"val/top1": [0.5, 0.6], "conflict/ratio": [0.5, 0.4]}
+    runs = [
+        write(tmp_path / "a", before | {"conflict/ratio_after": [0.5, 0.4]}, config("ConflictMonitor")),
+        write(tmp_path / "b", before | {"conflict/ratio_after": [0.2, 0.1]}, config("GradientHarmonization")),
+        write(tmp_path / "c", {"val/top1": [0.5, 0.6]}, config("FedLAW")),
+    ]
+    page = report(*runs, out=tmp_path / "page.html").replace(NBSP, " ")
+    assert (
+        "<strong>Pairs of clients in conflict (mean over the rounds, before → after correction): "
+        "FedAvg 45.00 % and GradientHarmonization 45.00 % → 15.00 %.</strong>"
+    ) in page
+    alone = report(runs[1], out=tmp_path / "alone.html").replace(NBSP, " ")
+    assert "Pairs of clients in conflict" not in alone
+    assert "45.00 % are in conflict, 15.00 % after correction" in alone
 
 
 def test_what_never_changes_is_a_sentence(tmp_path: Path) -> None:

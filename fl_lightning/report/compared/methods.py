@@ -18,7 +18,6 @@ from fl_lightning.runs.reader import Run
 
 NAMED_BY = 3  # largest number of settings in a method's name
 CONFLICT = "conflict/ratio"
-AFTER = "_after"  # ends the name of a metric of the corrected updates
 
 
 @dataclass(frozen=True, eq=False)

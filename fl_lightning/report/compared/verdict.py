@@ -14,11 +14,11 @@ from rich.filesize import decimal
 
 from fl_lightning.commands import counted
 from fl_lightning.report.compared.comparison import BASELINE, Comparison, Difference, Standing
-from fl_lightning.report.compared.methods import AFTER, CONFLICT, Method
+from fl_lightning.report.compared.methods import CONFLICT, Method
 from fl_lightning.report.elements import Table, pipes
 from fl_lightning.report.numbers import NBSP, PER_CENT, as_csv, with_interval, written
 from fl_lightning.report.statistics import FEWEST_SEEDS
-from fl_lightning.runs.catalogue import about, is_quality, lower_is_better
+from fl_lightning.runs.catalogue import AFTER, about, is_quality, lower_is_better
 from fl_lightning.runs.config.settings import RULES
 
 LEAST_P = 0.001  # smallest p value that is written
@@ -130,11 +130,29 @@ class _Words:
 
 def _conflict(method: Method) -> str:
     """Write the conflict ratio as a sentence after another one; empty if the ratio was not measured."""
-    before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
-    if before == "–":
+    before, after = _conflict_ratios(method)
+    corrected = f", {after} after correction" if after else ""
+    return f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)." if before else ""
+
+
+def conflicts(methods: Sequence[Method]) -> str:
+    """Say how often clients conflict under each of several methods, before and, if rules correct, after correction.
+
+    Returns:
+        A sentence; empty for a single method, whose verdict has the ratio, and if no method's ratio was measured.
+    """
+    ratios = {method.name: _conflict_ratios(method) for method in methods}
+    told = [f"{name} {before}{after and f' → {after}'}" for name, (before, after) in ratios.items() if before]
+    if len(methods) == 1 or not told:
         return ""
-    corrected = f", {after} after correction" if after not in ("–", before) else ""
-    return f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)."
+    corrected = ", before → after correction" if any(after for _, after in ratios.values()) else ""
+    return f"Pairs of clients in conflict (mean over the rounds{corrected}): {_joined(told)}."
+
+
+def _conflict_ratios(method: Method) -> tuple[str, str]:
+    """Write the mean conflict ratio, and that after correction: empty if not measured, or if nothing was corrected."""
+    before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
+    return ("" if before == "–" else before), ("" if after in ("–", before) else after)
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.compared.methods import AFTER, Method
+from fl_lightning.report.compared.methods import Method
 from fl_lightning.report.content.by_round import client_name, client_names, named, runs_with, seed_of, share, tabulated
 from fl_lightning.report.drawing.plots import BYTES, Axis, Dots, Heat, Line, Lines, Mark, Panels
 from fl_lightning.report.elements import CELLS, ROWS, Chart, Frames, Table
 from fl_lightning.report.numbers import fewer, plus_minus, rounded, thin, written
 from fl_lightning.report.statistics import interval
-from fl_lightning.runs.catalogue import about
+from fl_lightning.runs.catalogue import AFTER, about
 from fl_lightning.runs.critical_round import critical_round
 from fl_lightning.runs.reader import natural
 

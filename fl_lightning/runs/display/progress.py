@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.runs.catalogue import AFTER
 from fl_lightning.runs.display.timer import RoundTimer
 
 SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
@@ -316,4 +317,11 @@ class RoundProgress(ProgressBar):
         ranks = {name: rank for rank, name in enumerate(SHOWN_FIRST)}
         shown = [name for name in metrics if name not in HIDDEN]
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
-        return [f"{name} {float(metrics[name]):.4f}" for name in shown]  # type: ignore[arg-type]
+        return [f"{name} {self._written(trainer, name, metrics[name])}" for name in shown]
+
+    @staticmethod
+    def _written(trainer: Trainer, name: str, value: Any) -> str:
+        """Write a metric's value; one of the updates that rules have changed as "before → after" their correction."""
+        before = f"{float(value):.4f}"
+        after = f"{float(trainer.callback_metrics.get(name + AFTER, value)):.4f}"
+        return before if after == before else f"{before} → {after}"

@@ -19,6 +19,7 @@ from toy import GivenData, Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.display.progress
 from fl_lightning import FederatedCallback, FederatedOrchestrator
+from fl_lightning.callbacks import ConflictMonitor, GradientHarmonization
 from fl_lightning.runs.display.progress import Display, Fitting, RoundProgress
 from fl_lightning.runs.display.timer import RoundTimer
 
@@ -98,6 +99,16 @@ def test_plain_lines_where_nobody_watches(monkeypatch: pytest.MonkeyPatch) -> No
     for round, left, line in zip((1, 2), (r"  \d:\d\d:\d\d left", ""), out[3:5], strict=True):
         assert re.fullmatch(rf"round {round}/2  {metrics}  {SPOKEN}{left}", line), line
     assert out[5].startswith("run folder: ")
+
+
+@pytest.mark.parametrize(("rules", "shown"), [([], "1.0000"), ([GradientHarmonization()], "1.0000 → 0.0000")])
+def test_conflict_is_shown_before_and_after_correction(
+    rules: list[FederatedCallback], shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Updates (1, -1) and (0, 2), product -2, become (1, 0) and (1, 1), product 1: of one pair, one and then none."""
+    rows = torch.tensor([[-1.0, 1.0], [0.0, -2.0]]).double()
+    train(*rules, ConflictMonitor(), rounds=1, data=GivenData(rows))
+    assert f"  conflict/ratio {shown}  " in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_long_round_has_a_line_for_each_tenth(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
