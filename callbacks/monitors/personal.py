@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
 from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
+from fl_lightning.engine.federation.clients import remedy
 from fl_lightning.errors import check_at_least
 from fl_lightning.runs.catalogue import Metric, lower_is_better
 
@@ -124,7 +125,7 @@ class PersonalEvaluation(Monitor):
         if not any(True for k in range(data.num_clients) for _ in data.held_out_batches(k)):
             raise ConfigurationError(
                 f"PersonalEvaluation evaluates on data that clients hold out, but no client of {type(data).__name__} "
-                "holds data out: set data.held_out, or define held_out_batches(client)"
+                f"holds data out: {remedy(data, 'held_out_batches(client)', 'held_out', 'test_share')}"
             )
 
     @override

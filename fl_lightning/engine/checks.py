@@ -25,7 +25,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
-from fl_lightning.engine.federation.clients import names_of
+from fl_lightning.engine.federation.clients import names_of, remedy
 from fl_lightning.engine.federation.data import FederatedData
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.rules.callback import FederatedCallback, Part, overrides
@@ -169,8 +169,8 @@ def check_rules(rules: Sequence[FederatedCallback], data: FederatedData) -> None
     needy = [type(rule).__name__ for rule in rules if rule.needs_proxy]
     if needy and data.proxy_dataloader() is None:
         raise ConfigurationError(
-            f"{', '.join(needy)} learns on a proxy set, but {type(data).__name__} has none: set data.proxy_per_class, "
-            "or define proxy_dataloader()"
+            f"{', '.join(needy)} learns on a proxy set, but {type(data).__name__} has none: "
+            f"{remedy(data, 'proxy_dataloader()', 'proxy_per_class')}"
         )
 
 

@@ -1,5 +1,6 @@
 """Any client rule goes with any server rule, and two server rules with each other or are refused with the reason."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from itertools import cycle, permutations
@@ -171,6 +172,6 @@ def test_the_witnesses_are_of_all_kinds() -> None:
 @pytest.mark.parametrize("name", [name for name in SERVER_RULES if SERVER_RULES[name]().needs_proxy])
 def test_a_rule_that_learns_on_a_proxy_set_needs_one(name: str) -> None:
     rule = SERVER_RULES[name]()
-    message = f"{type(rule).__name__} learns on a proxy set, but ToyData has none"
-    with pytest.raises(ConfigurationError, match=message):
+    message = f"{type(rule).__name__} learns on a proxy set, but ToyData has none: define proxy_dataloader() in ToyData "
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
         train(rule)

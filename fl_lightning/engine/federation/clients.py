@@ -150,6 +150,18 @@ def unchanged(batch: Any) -> Any:
     return batch
 
 
+def remedy(data: ClientData, method: str, *options: str) -> str:
+    """Say how a data module gets examples that it lacks: by the options that it has, or by a method.
+
+    Args:
+        data: the data module.
+        method: the method that returns the examples, as "proxy_dataloader()".
+        options: options that set such examples aside, of which the data module may have some or none.
+    """
+    ways = [f"set data.{name} (now {getattr(data, name)})" for name in options if hasattr(data, name)]
+    return ", or ".join([*ways, f"define {method} in {type(data).__name__} or a subclass"])
+
+
 def names_of(data: ClientData) -> list[str] | None:
     """Return the names of a data module's clients, as texts; None if the clients have none.
 

@@ -1,23 +1,28 @@
 """PersonalEvaluation by hand on two participants of three clients, and that it changes nothing."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from command import TINY, fit_on
 from hand_made import Row
+from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from resumed import assert_same
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy
 from toy import Capture, GivenData, InTurn, Linear, close, trainer
 
-from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FaultInjection, PersonalEvaluation
 from fl_lightning.callbacks.monitors.personal import over_clients
+from fl_lightning.datamodules import Digits, Table
 from fl_lightning.engine.module.state import Buffers
 
 UPDATES = torch.tensor([[2.0, 0.0], [0.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
@@ -214,13 +219,37 @@ class Silent(Watched):
     ("client", "data", "message"),
     [
         (Linear(2), Points(), "Linear has none: define validation_step, or remove PersonalEvaluation"),
-        (Watched(2), Points([[], [], []]), "no client of Points holds data out: set data.held_out"),
+        (Watched(2), Points([[], [], []]), r"out: define held_out_batches\(client\) in Points or a subclass$"),
         (Silent(2), Points(), "Silent.validation_step logs nothing"),
     ],
 )
 def test_refuses_a_run_that_it_cannot_evaluate(client: LightningModule, data: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         trainer(PersonalEvaluation()).fit(FederatedOrchestrator(client), datamodule=data)
+
+
+TABLE = pd.DataFrame({"site": [0, 0, 1, 1], "x": [0.0, 1.0, 2.0, 3.0], "y": [0.5, 1.0, 1.5, 2.0]})
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (Digits(num_clients=2), ["held_out"]),
+        (Table(TABLE, client="site", target="y"), ["test_share"]),
+        (FederatedDataModule.from_loaders(TensorDataset(torch.zeros(4, 2)), num_clients=2), []),
+        (Points([[], [], []]), []),
+    ],
+)
+def test_the_refusal_names_only_options_that_the_data_have(data: FederatedDataModule, options: list[str]) -> None:
+    """The command line accepts every option that is named."""
+    with pytest.raises(ConfigurationError, match="holds data out: ") as refused:
+        trainer(PersonalEvaluation()).fit(FederatedOrchestrator(Watched(2)), datamodule=data)
+    ways = str(refused.value).partition("holds data out: ")[2]
+    assert re.findall(r"set data\.(\w+)", ways) == options
+    assert f"define held_out_batches(client) in {type(data).__name__} or a subclass" in ways
+    parser = ArgumentParser()
+    parser.add_class_arguments(type(data), "data")
+    assert {f"data.{option}" for option in options} <= set(parser.get_defaults(skip_validation=True).keys())
 
 
 @pytest.mark.filterwarnings("ignore:.*left out")
