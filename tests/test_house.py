@@ -15,7 +15,6 @@ from typing import Any
 import grimp
 import lists
 import measures
-import pages
 import pytest
 import yaml
 
@@ -141,8 +140,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
         if not link.startswith("https://"):
             name, _, anchor = link.partition("#")
             target = page.parent / name if name else page
-            made = target.with_suffix(".md") if name.endswith(".ipynb") else None  # by tools/pages.py
-            assert target.exists() or made in [REPOSITORY / "docs" / notebook for notebook in pages.NOTEBOOKS], link
+            assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
 
 

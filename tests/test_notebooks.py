@@ -1,8 +1,10 @@
 """The tutorials that are notebooks run as notebooks, in a kernel of their own and an empty folder."""
 
 import os
+import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nbformat
@@ -44,9 +46,21 @@ def test_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not [text for text in PRINTED[page] if text not in printed], printed
 
 
+@pytest.mark.parametrize("page", [*pages.NOTEBOOKS, "tutorials/own-data.md"])
+def test_the_site_alone_links_to_notebooks(page: str) -> None:
+    """The link is the second paragraph of those pages that are notebooks, and leads to the file beside the page."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    file = SimpleNamespace(src_uri=page)
+    shown = pages.on_page_markdown(text, page=SimpleNamespace(file=file), config=SimpleNamespace(repo_url=SITE))
+    links = [f"[This page as a notebook]({Path(page).stem}.ipynb)"] if page in pages.NOTEBOOKS else []
+    assert re.findall(r"\[[^\]]*\]\([^)]*\.ipynb\)", shown) == links
+    assert shown.split("\n\n")[1:2] == (links or text.split("\n\n")[1:2])
+    assert ".ipynb" not in text
+
+
 def test_cells() -> None:
     """Python and commands become cells, blocks with a name become files, printed text and links stay readable."""
-    text = "# A\n\n[This page as a notebook](a.ipynb) · five minutes\n\n[b](../b.md#c) ![d](../d.png) [e](https://e.org)\n\n"
+    text = "# A\n\nfive minutes\n\n[b](../b.md#c) ![d](../d.png) [e](https://e.org)\n\n"
     text += "```python\n# f.py\nx = 1\n```\n\n```yaml\n# g.yaml\nx: 1\n```\n\n```bash\nls\n```\n\n```text\nf.py\n```\n"
     cells = nbformat.reads(pages.notebook(text, "tutorials/a.md", SITE), as_version=4).cells
     code = [cell.source for cell in cells if cell.cell_type == "code"]

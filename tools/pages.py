@@ -1,7 +1,8 @@
 """Hooks of mkdocs for the documentation's site: links to files of the repository, and tutorials as notebooks.
 
 A page links to a file outside of ``docs/`` as Markdown in a repository does, ``../../examples/text.py``; on the site,
-such a link leads to the repository. The tutorials in ``NOTEBOOKS`` are also written as ``.ipynb``, from the same text.
+such a link leads to the repository. The tutorials in ``NOTEBOOKS`` are also written as ``.ipynb``, from the same text;
+the pages of the site alone link to them, because a clone has none.
 """
 
 import re
@@ -15,8 +16,6 @@ from mkdocs.structure.files import File, Files
 NOTEBOOKS = ("tutorials/compare.md", "tutorials/server-rule.md")
 LINK = re.compile(r"(?<=\]\()(\.\./[^)\s#]+)")
 RELATIVE = re.compile(r"(?<=\]\()([\w./-]+\.\w+)(?=[#)])")  # a link to a file, without its anchor
-# Jupyter asks all programs for colours, which a terminal's live displays take for a terminal.
-HERE = re.compile(r"^\[This page as a notebook\]\([\w-]+\.ipynb\) · ", re.M)
 YAML = re.compile(r"^```yaml\n(?=# [\w-]+\.yaml\n)", re.M)  # the beginning of a YAML block that is a file
 FILE = re.compile(r"^# ([\w-]+\.(?:py|yaml|csv))\n")  # the first line of a code block that is a file
 
@@ -31,8 +30,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links to files outside of ``docs/`` to the repository."""
-    folder = PurePosixPath("docs", page.file.src_uri).parent
+    """Lead links to files outside of ``docs/`` to the repository, and a tutorial's first line to its notebook."""
+    uri = page.file.src_uri
+    folder = PurePosixPath("docs", uri).parent
+    if uri in NOTEBOOKS:
+        title, _, text = markdown.partition("\n")
+        markdown = f"{title}\n\n[This page as a notebook]({PurePosixPath(notebook_name(uri)).name})\n{text}"
 
     def absolute(link: re.Match[str]) -> str:
         path = _normal(folder / link[1])
@@ -57,7 +60,7 @@ def notebook(text: str, page: str, repository: str) -> str:
         raw = "?raw=true" if link[1].endswith((".png", ".svg")) else ""
         return f"{repository}/blob/main/{_normal(folder / link[1])}{raw}"
 
-    text = RELATIVE.sub(absolute, HERE.sub("", text))
+    text = RELATIVE.sub(absolute, text)
     made = jupytext.reads(YAML.sub(r"```python\n", text), fmt="md")  # else YAML would be text
     for cell in made.cells:
         if cell.cell_type == "code" and (name := FILE.match(cell.source)):
