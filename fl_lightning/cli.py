@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fl_lightning.commands import whole_number
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.messages import reported
+from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
 
 class Command(NamedTuple):
@@ -139,6 +140,7 @@ def _import(module: str) -> Any:
     print(words, end="", file=sys.stderr, flush=True)
     try:
         importlib.import_module("lightning.pytorch")
+        hide_unhelpful()
         return importlib.import_module(f"fl_lightning.{module}")
     finally:
         print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)

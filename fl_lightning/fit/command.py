@@ -261,16 +261,18 @@ class FederatedCLI(LightningCLI):
             self._say(f"loading {type(self.datamodule).__name__} …")
         super()._run_subcommand(subcommand)
 
-    def after_fit(self) -> None:
-        """Print the path of the run folder. LightningCLI calls this after ``fit``."""
+    def before_fit(self) -> None:
+        """Say that nothing is left to train, if so. LightningCLI calls this before ``fit``."""
         if 0 < (self.trainer.max_epochs or 0) <= self.done_before:
             more = f"--trainer.max_epochs {self.done_before + 1} or more goes on"
             self._say(f"all {counted(self.done_before, 'round')} were done before, none was trained: {more}")
-        if isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken:
+
+    def after_fit(self) -> None:
+        """Say how a run that a signal has stopped goes on. LightningCLI calls this after ``fit``."""
+        recorded = isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken
+        if recorded and self.stopping.stopped_by and self.trainer.is_global_zero:
             folder = Path(os.path.relpath(self.folder.log_dir))
-            if self.stopping.stopped_by and self.trainer.is_global_zero:
-                print(_stopped(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
-            self._say(f"run folder: {folder}")
+            print(_stopped(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
     def _say(self, words: str) -> None:
         """Print a text on the first device, unless the progress bar is off."""

@@ -1,11 +1,17 @@
-"""Hide unhelpful messages of Lightning and torch. Imports neither."""
+"""Hide unhelpful messages of Lightning and torch, and the source of this package's warnings. Imports neither."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 # Unhelpful messages of Lightning and torch: log lines by their beginnings, warnings by patterns.
 CHATTER = r"Seed set to|💡|(GPU|TPU|HPU) available|.*litlogger|`Trainer.fit` stopped: `max_epochs"
 CHATTER += "|Trainer already configured with model summary"
@@ -23,11 +29,24 @@ UNHELPFUL = (
 
 
 def hide_unhelpful() -> None:
-    """Hide the messages in this process, for good; hiding them twice changes nothing."""
+    """Hide the messages in this process, for good; hiding them twice changes nothing.
+
+    Warnings of this package lose the file and line that give them, if this is called after the import of Lightning,
+    which formats warnings in a way of its own.
+    """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
         warnings.filterwarnings("ignore", pattern)
+    if getattr(warnings.formatwarning, "func", None) is not _written:
+        warnings.formatwarning = partial(_written, warnings.formatwarning)
+
+
+def _written(others: Callable[..., str], message: object, category: type, filename: str, *place: Any) -> str:
+    """Write a warning of this package as a line for users; ``others`` writes all other warnings, with their place."""
+    if filename.startswith(PACKAGE):
+        return f"fl-lightning: warning: {message}\n"
+    return others(message, category, filename, *place)
 
 
 def _no_chatter(record: logging.LogRecord) -> bool:

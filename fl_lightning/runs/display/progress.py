@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,7 @@ from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import AFTER
 from fl_lightning.runs.display.timer import RoundTimer
+from fl_lightning.runs.folder.run_folder import RunFolder
 
 SHOWN_FIRST = ("val/top1", "conflict/ratio", "train/loss")  # the most important first
 HIDDEN = ("v_num",)
@@ -159,7 +161,8 @@ class RoundProgress(ProgressBar):
 
     A narrow terminal shows fewer metrics. Prints one line per round when the output is not a terminal, and one per
     tenth of the clients in a long round. A line says once how long a round and the run take: after the first client, or
-    group of clients, that ends ``SOON_S`` after the start, or else after the first round.
+    group of clients, that ends ``SOON_S`` after the start, or else after the first round. The last line names the run
+    folder, if the Trainer has the logger :class:`RunFolder`.
 
     Args:
         timer: the run's timer, which must come before RoundProgress among the Trainer's callbacks.
@@ -248,6 +251,12 @@ class RoundProgress(ProgressBar):
         if self._display:
             self._display.stop()
             self._display = None
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if self._enabled and isinstance(logger, RunFolder):
+                print(f"run folder: {os.path.relpath(logger.log_dir)}", flush=True)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

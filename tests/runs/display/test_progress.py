@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from toy import GivenData, Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.display.progress
-from fl_lightning import FederatedCallback, FederatedOrchestrator
+from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, run_callbacks
 from fl_lightning.callbacks import ConflictMonitor, GradientHarmonization
 from fl_lightning.runs.display.progress import Display, Fitting, RoundProgress
 from fl_lightning.runs.display.timer import RoundTimer
@@ -159,6 +159,21 @@ def test_lines_go_on_with_the_round_that_is_due(capsys: pytest.CaptureFixture[st
     made.fit(made.lightning_module, datamodule=made.datamodule)
     out = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in out] == ["training rounds 3 to 3, 2 clients each …", "round 3/3"]
+
+
+def test_a_run_from_python_names_its_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the end of each fit, that of a finished run, too; in a display that is off, nothing."""
+    logger = RunFolder("runs", "mine")
+    callbacks = [*run_callbacks(checkpoints=False)]
+    made = trainer(*callbacks, rounds=1, enable_progress_bar=True, logger=[logger])
+    for _ in range(2):
+        made.fit(FederatedOrchestrator(Linear(2)), datamodule=clients(2, 3))
+        assert capsys.readouterr().out.splitlines()[-1] == "run folder: runs/mine/version_0"
+    assert sorted(path.name for path in Path("runs/mine").iterdir()) == ["version_0"]
+    trainer(*run_callbacks(checkpoints=False, progress=False), rounds=1, logger=[RunFolder("runs", "off")]).fit(
+        FederatedOrchestrator(Linear(2)), datamodule=clients(2, 3)
+    )
+    assert capsys.readouterr().out == ""
 
 
 def test_without_a_last_round_there_is_no_total(capsys: pytest.CaptureFixture[str]) -> None:
