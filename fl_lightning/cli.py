@@ -18,6 +18,9 @@ from fl_lightning.fit.messages import reported
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
 
+LIGHTNING = "PyTorch and Lightning"
+
+
 class Command(NamedTuple):
     """A command of the command line.
 
@@ -25,13 +28,13 @@ class Command(NamedTuple):
         about: a sentence on what the command does, which ``--help`` shows.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that check the arguments and answer ``--help``, without importing torch.
-        trains: whether the command needs Lightning.
+        imports: what the command imports for seconds, as a line says meanwhile.
     """
 
     about: str
     module: str = "fit.command"
-    arguments: tuple[str, str] = ("fit.configs", "resolve_configs")
-    trains: bool = True
+    arguments: tuple[str, str] = ("fit.configs", "check_options")
+    imports: str = LIGHTNING
 
 
 TOPICS = {
@@ -56,7 +59,10 @@ TOPICS = {
     },
     "Finished runs": {
         "report": Command(
-            "write one HTML page about runs", "report.command", ("report.arguments", "report_arguments"), trains=False
+            "write one HTML page about runs",
+            "report.command",
+            ("report.arguments", "report_arguments"),
+            imports="pandas and Plotly",
         ),
         "export": Command(
             "write the global model to a file that needs no fl-lightning",
@@ -72,7 +78,6 @@ TOPICS = {
 }
 COMMANDS = {name: command for topic in TOPICS.values() for name, command in topic.items()}
 TITLE = "Federated learning as plain Lightning: an epoch is a round, a batch is a client"
-IMPORTING = "importing PyTorch and Lightning …"
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -114,9 +119,7 @@ def _dispatch(args: Sequence[str]) -> int:
     except FileNotFoundError:
         raise ConfigurationError("the working directory has been deleted: change to another one, by cd") from None
     # Only the module of the given command is imported: importing pandas takes a while.
-    if command.trains:
-        return int(_import(command.module).command(args))
-    return int(importlib.import_module(f"fl_lightning.{command.module}").command(args))
+    return int(_import(command.module, command.imports).command(args))
 
 
 def overview() -> str:
@@ -130,17 +133,18 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _import(module: str) -> Any:
-    """Import one of the package's modules; meanwhile, a terminal shows that PyTorch and Lightning are imported."""
+def _import(module: str, slow: str = LIGHTNING) -> Any:
+    """Import one of the package's modules; meanwhile, a terminal shows the slow packages that are imported with it."""
     if threads := os.environ.pop(THREADS, ""):  # checked here, because libraries print a line of their own on import
         os.environ[THREADS] = str(whole_number(THREADS, threads))
     # Print without rich, which must not be imported before Lightning: typing caches equal unions, whatever their order,
     # so the parser would get ``float | int`` where Lightning declares ``int | float``, and 2 epochs would become 2.0.
-    words = IMPORTING if sys.stderr.isatty() else ""
+    words = f"importing {slow} …" if sys.stderr.isatty() else ""
     print(words, end="", file=sys.stderr, flush=True)
     try:
-        importlib.import_module("lightning.pytorch")
-        hide_unhelpful()
+        if slow == LIGHTNING:
+            importlib.import_module("lightning.pytorch")
+            hide_unhelpful()
         return importlib.import_module(f"fl_lightning.{module}")
     finally:
         print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)

@@ -66,6 +66,9 @@ QUICK = {  # command lines that are answered at once: exit status, and words of 
     "reproduse --list": (2, "did you mean reproduce?"),
     "fit --config cifar10_ghh": (2, "such as cifar10_gh.yaml, cifar100_gh.yaml, cifar10_fedmgc.yaml: there is no cif"),
     "test --config=CIFAR10_ghh.yaml": (2, "a shipped config, such as cifar10_gh.yaml, "),
+    "fit --config digits_gh.yaml --rounds 3": (2, "--rounds; the number of rounds is --trainer.max_epochs 3"),
+    "fit digits_gh.yaml": (2, "expected an option, got digits_gh.yaml: a config is --config digits_gh.yaml"),
+    "sweep --config digits_gh.yaml --model.local_epoch=2": (2, "did you mean --model.local_epochs?"),
     "sweep --config nowhere.yaml": (2, "there is no nowhere.yaml, and fl-lightning fit --config.help lists what"),
     "reproduce": (2, "reproduce needs the id of an experiment"),
     "reproduce --help": (0, "usage: fl-lightning reproduce"),
@@ -136,6 +139,9 @@ def test_a_terminal_shows_what_takes_long_and_forgets_it(monkeypatch: pytest.Mon
     assert cli._import("errors").ConfigurationError is fl_lightning.ConfigurationError
     words = "importing PyTorch and Lightning …"
     assert terminal.getvalue() == f"{words}\r{' ' * len(words)}\r"
+    terminal.truncate(0)
+    cli._import("errors", cli.COMMANDS["report"].imports)
+    assert terminal.getvalue().lstrip("\0").startswith("importing pandas and Plotly …\r")
 
 
 def test_nobody_else_sees_it(capfd: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,9 @@ A new rule, attack or monitor needs three files only: the class in ``callbacks/s
 a class in ``datamodules/images`` or ``tables`` and a test. This script makes all lists of callbacks from the classes:
 from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the
 catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
-is printed. A test checks that the files are up to date.
+is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is refused before
+Lightning is imported: after a change of the orchestrator's arguments, a new one is refused until this script has run.
+A test checks that the files are up to date.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ import pkgutil
 import re
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +31,10 @@ from fl_lightning import FederatedCallback, FederatedDataModule, RoundTimer, Tra
 from fl_lightning.cli import COMMANDS, main
 from fl_lightning.fit.class_lists import KINDS as OPTIONS
 from fl_lightning.fit.class_lists import first_sentence
+from fl_lightning.fit.command import FederatedCLI
+from fl_lightning.fit.configs import OPTIONS as OPTIONS_FILE
+from fl_lightning.fit.parser import options_of
+from fl_lightning.fit.read_config import parser_of
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.runs.catalogue import FILE, Metric
 
@@ -279,6 +286,16 @@ def pages() -> dict[Path, dict[str, list[str]]]:
     }
 
 
+def options() -> str:
+    """Make the text of the list of the options that each command of one run has, with this version of Lightning."""
+    named = {command: set(options_of(parser_of(command))) for command in FederatedCLI.subcommands()}
+    everywhere = set.intersection(*named.values())
+    lists = {"all": everywhere, **{command: names - everywhere for command, names in named.items()}}
+    facts = {"lightning": version("lightning"), **{name: sorted(names) for name, names in lists.items()}}
+    text = yaml.safe_dump(facts, sort_keys=False, width=110, default_flow_style=None)
+    return f"# make lists writes this file: the options of the commands of one run, without those of classes\n{text}"
+
+
 def with_lists(text: str, lists: dict[str, list[str]]) -> str:
     """Replace the lists in a page's text; each list stands between two comments."""
     for name, lines in lists.items():
@@ -293,7 +310,12 @@ def with_lists(text: str, lists: dict[str, list[str]]) -> str:
 def written() -> dict[Path, str]:
     """Return the up-to-date text of every file that holds a list."""
     files = {page: with_lists(page.read_text(), lists) for page, lists in pages().items()}
-    return {**{ROOT / room / "__init__.py": exports(room) for room in ROOMS}, FILE: catalogue(), **files}
+    return {
+        **{ROOT / room / "__init__.py": exports(room) for room in ROOMS},
+        FILE: catalogue(),
+        OPTIONS_FILE: options(),
+        **files,
+    }
 
 
 def write_all() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
+from fl_lightning.fit.messages import unknown_option
 from fl_lightning.runs.folder.files import NOT_RECORDED
 from fl_lightning.runs.folder.yaml_text import read_yaml
 
@@ -22,7 +26,8 @@ KEYS = {  # what each says in the help
     SCALE: "smaller versions of the experiment; unused in a single run",
     PAPER: "what a paper prints and claims; unused in a single run",
 }
-PARTS = ("trainer", "model", "data")
+PARTS = ("trainer", "model", "data")  # the options below the first two are known, those below data depend on its class
+OPTIONS = Path(__file__).with_name("options.yaml")
 LIST = "--config.help"  # the option that lists the shipped configs
 
 
@@ -78,6 +83,30 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
         else:
             resolved += [f"--config={each}" for each, _ in layers(find_config(name))]
     return resolved
+
+
+def check_options(args: Sequence[str]) -> None:
+    """Refuse what is no option of a command of one run, in the words of its parser, whose import takes long.
+
+    Options of classes are left to the parser, and all options if help or a printed config is asked for.
+
+    Raises:
+        ConfigurationError: there is no such option or config.
+    """
+    command, *rest = resolve_configs(args)
+    listed = read_yaml(OPTIONS, OPTIONS.read_text())
+    left = re.compile(r"--$|-h$|--print_config|--([\w.]+\.)?help\b")
+    if command not in listed or any(map(left.match, rest)) or listed["lightning"] != version("lightning"):
+        return
+    options = {*listed["all"], *listed[command]}
+    known = {option.split()[-1] for option in options}  # the name of a linked option stands last
+    for place, (argument, following) in enumerate(pairwise([*rest, ""])):
+        unknown = place == 0 and not argument.startswith("-")
+        if named := re.fullmatch(r"--([\w.-]+)(=\S*)?", argument):
+            prefixes = accumulate(named[1].split("."), "{}.{}".format)
+            unknown = named[1] not in known and (known - set(PARTS[:2])).isdisjoint(prefixes)
+        if unknown and (message := unknown_option(f"Unrecognized arguments: {argument} {following}", options)):
+            raise ConfigurationError(message)
 
 
 def layers(path: str | Path, below: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:

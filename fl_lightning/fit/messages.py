@@ -184,13 +184,13 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     text = " ".join(error.message.split())
     keys = re.findall(r'Parser key "([^"]+)":', text)  # the nested options that lead to the mistake
     where = f"{'.'.join(keys)}: " if keys else ""
-    if unknown := _unknown_option(text, error.options):
+    if unknown := unknown_option(text, error.options):
         return unknown
     said = _option_of_another(text, keys, innermost) or _refused_class(text, keys) or _refused_value(text, keys)
     return f"{where}{said}" if said else text[:400]
 
 
-def _unknown_option(text: str, options: Iterable[str]) -> str | None:
+def unknown_option(text: str, options: Iterable[str]) -> str | None:
     """Name the option that an unknown one may mean."""
     if found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", text):
         return f"there is no option --{found[1]}; {meant(found[1], found[2]) or _like(found[1], options)}"

@@ -35,7 +35,7 @@ class Parser(LightningArgumentParser):
     @override
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an error; the parser would print its usage and exit."""
-        raise ParsingError(message, _options(self), next(iter(self.groups or ()), "")) from ex
+        raise ParsingError(message, options_of(self), next(iter(self.groups or ()), "")) from ex
 
     @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:
@@ -134,8 +134,8 @@ def _load(text: str) -> Any:
     return LOAD(text)
 
 
-def _options(parser: Any) -> list[str]:
+def options_of(parser: Any) -> list[str]:
     """Name the options of a parser and its subcommands, without leading ``--``."""
     own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
     below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
-    return own + [option for sub in below for option in _options(sub)]
+    return own + [option for sub in below for option in options_of(sub)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fl_lightning.commands import CommandParser, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.fit.configs import check_options
 from fl_lightning.fit.messages import meant
 from fl_lightning.reproduce.experiments.grid import option, option_name
 
@@ -65,6 +66,7 @@ def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PART
     read, unknown = parser.parse_known_args(own)
     if unknown:
         raise ConfigurationError(_unknown(unknown[0], vars(read)))
+    check_options(["fit", *passed_on])
     given = {"trainer.max_epochs": read.rounds, "trainer.accelerator": read.accelerator}
     more = [option(name, value) for name, value in given.items() if value is not None]
     return read, RunOptions(

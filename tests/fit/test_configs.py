@@ -1,4 +1,4 @@
-"""Config files that build on others, and the grid of an experiment."""
+"""Config files that build on others, the grid of an experiment, and options known before the parser is."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,20 @@ import yaml
 from command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.fit.configs import CONFIGS, bases, find_config, name_of, resolve_configs, shipped_configs
-from fl_lightning.fit.read_config import config_of
+from fl_lightning.fit.command import FederatedCLI
+from fl_lightning.fit.configs import (
+    CONFIGS,
+    OPTIONS,
+    bases,
+    check_options,
+    find_config,
+    name_of,
+    resolve_configs,
+    shipped_configs,
+)
+from fl_lightning.fit.messages import ParsingError, mistake_in
+from fl_lightning.fit.parser import options_of
+from fl_lightning.fit.read_config import config_of, parser_of
 from fl_lightning.reproduce.experiments.grid import grid
 
 TABLE = """
@@ -196,3 +208,46 @@ def test_a_base_with_several_grids_gives_its_labels() -> None:
         Path("grid.yaml").write_text(f"base: base.yaml\ngrid: {axes}")
         with pytest.raises(ConfigurationError, match=r"or list labels of its base"):
             grid("grid.yaml")
+
+
+# Wrong options
+
+WRONG = [
+    *("fit --rounds 3", "fit --lr -1", "fit --verbose --experiment x", "fit --rounds=a=b", "fit --trainer.max_epoch 3"),
+    *("fit --model.local_epoch=3", "fit table.yaml --rounds 3", "fit 10", "fit --ckpt_pth last", "fit --x.y.z"),
+    *("data --ckpt_path last", "test --resume_changed true", "predict --verbose", "validate --callbacks FedProx"),
+]
+LEFT = [  # to the parser
+    *("fit --data.rounds 3", "fit --trainer.callbacks.muu 1", "fit --model.client.lr 1", "fit --model.seed 3"),
+    *("fit --rounds 3 --help", "fit --rounds 3 --print_config", "fit --rounds 3 --data.help", "fit -- --rounds 3"),
+    *("fit --trainer.callbacks+=FedProx", "fit -c table.yaml", "--rounds 3", "fit --trainer t.yaml --model=m.yaml"),
+]
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_option_is_refused_in_the_words_of_the_parser(words: str) -> None:
+    """Those of the command line that Lightning parses."""
+    with pytest.raises(ConfigurationError) as refused:
+        check_options(words.split())
+    with pytest.raises(ParsingError) as by_parser:
+        FederatedCLI(resolve_configs([*words.split(), "--config", "table.yaml"]))
+    assert mistake_in(by_parser.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("words", LEFT)
+def test_what_a_class_decides_is_left_to_the_parser(words: str) -> None:
+    check_options(words.split())
+
+
+@pytest.mark.parametrize("command", FederatedCLI.subcommands())
+def test_no_option_of_a_command_is_refused(command: str) -> None:
+    """Every name that its parser has."""
+    for name in options_of(parser_of(command)):
+        check_options([command, f"--{name}", "table.yaml"])
+
+
+def test_with_another_version_of_lightning_the_parser_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = re.sub("^lightning: .*$", "lightning: 0.1", OPTIONS.read_text(), flags=re.MULTILINE)
+    (tmp_path / "options.yaml").write_text(text)
+    monkeypatch.setattr("fl_lightning.fit.configs.OPTIONS", tmp_path / "options.yaml")
+    check_options(["fit", "--rounds", "3"])
