@@ -17,8 +17,8 @@ from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.messages import reported
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
-
 LIGHTNING = "PyTorch and Lightning"
+PANDAS = "pandas and Plotly"
 
 
 class Command(NamedTuple):
@@ -59,10 +59,7 @@ TOPICS = {
     },
     "Finished runs": {
         "report": Command(
-            "write one HTML page about runs",
-            "report.command",
-            ("report.arguments", "report_arguments"),
-            imports="pandas and Plotly",
+            "write one HTML page about runs", "report.command", ("report.arguments", "report_arguments"), PANDAS
         ),
         "export": Command(
             "write the global model to a file that needs no fl-lightning",

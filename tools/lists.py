@@ -7,9 +7,9 @@ A new rule, attack or monitor needs three files only: the class in ``callbacks/s
 a class in ``datamodules/images`` or ``tables`` and a test. This script makes all lists of callbacks from the classes:
 from the first sentence of each docstring, the arguments, ``settles`` and ``metrics``. The metrics also go to the
 catalogue, which reports read without importing torch. The page of commands gets the ``--help`` of each command as it
-is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is refused before
-Lightning is imported: after a change of the orchestrator's arguments, a new one is refused until this script has run.
-A test checks that the files are up to date.
+is printed. The options of the commands go to ``fl_lightning/fit/options.yaml``, by which a wrong option is refused
+before Lightning is imported: a new argument of the orchestrator is refused, too, until this script has run. A test
+checks that the files are up to date.
 """
 
 import contextlib

@@ -86,9 +86,7 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
 
 
 def check_options(args: Sequence[str]) -> None:
-    """Refuse what is no option of a command of one run, in the words of its parser, whose import takes long.
-
-    Options of classes are left to the parser, and all options if help or a printed config is asked for.
+    """Refuse what is no option of a command of one run, in its parser's words; leave options of classes to the parser.
 
     Raises:
         ConfigurationError: there is no such option or config.

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # it sh
 
 from fl_lightning.report.compared.experiments import Experiment
 from fl_lightning.report.compared.methods import CONFLICT, Method, logged
-from fl_lightning.report.compared.verdict import conflicts, table, verdict
+from fl_lightning.report.compared.verdict import conflict, table, verdict
 from fl_lightning.report.content import arrays, charts, clients, resources, tables
 from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
@@ -145,7 +145,7 @@ def _summary(experiment: Experiment, metrics: Sequence[str]) -> Section:
         "Summary",
         tables=[table(each) for each in compared],
         charts=_some(*(charts.curve(metric, experiment.methods) for metric in metrics)),
-        sentences=[*map(verdict, compared), *_some(conflicts(experiment.methods))],
+        sentences=[*map(verdict, compared), *_some(conflict(experiment.methods) if experiment.methods[1:] else "")],
         folded=[tables.last_and_best(experiment.methods)],
     )
 

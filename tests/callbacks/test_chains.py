@@ -172,8 +172,6 @@ def test_the_witnesses_are_of_all_kinds() -> None:
 @pytest.mark.parametrize("name", [name for name in SERVER_RULES if SERVER_RULES[name]().needs_proxy])
 def test_a_rule_that_learns_on_a_proxy_set_needs_one(name: str) -> None:
     rule = SERVER_RULES[name]()
-    message = (
-        f"{type(rule).__name__} learns on a proxy set, but ToyData has none: define proxy_dataloader() in ToyData "
-    )
+    message = f"{type(rule).__name__} learns on a proxy set, but ToyData has none: define proxy_dataloader() in ToyData"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         train(rule)

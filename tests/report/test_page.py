@@ -139,12 +139,13 @@ def test_the_summary_tells_conflict_before_and_after_correction(tmp_path: Path) 
     ]
     page = report(*runs, out=tmp_path / "page.html").replace(NBSP, " ")
     assert (
-        "<strong>Pairs of clients in conflict (mean over the rounds, before → after correction): "
+        "<strong>Pairs of clients in conflict (mean over the rounds, → after correction): "
         "FedAvg 45.00 % and GradientHarmonization 45.00 % → 15.00 %.</strong>"
     ) in page
     alone = report(runs[1], out=tmp_path / "alone.html").replace(NBSP, " ")
-    assert "Pairs of clients in conflict" not in alone
-    assert "45.00 % are in conflict, 15.00 % after correction" in alone
+    paragraph = alone.partition('class="verdict"')[2].partition("</p>")[0]
+    assert paragraph.count("Pairs of clients in conflict") == 1
+    assert "after correction): GradientHarmonization 45.00 % → 15.00 %." in paragraph
 
 
 def test_what_never_changes_is_a_sentence(tmp_path: Path) -> None:

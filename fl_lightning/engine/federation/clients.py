@@ -151,13 +151,7 @@ def unchanged(batch: Any) -> Any:
 
 
 def remedy(data: ClientData, method: str, *options: str) -> str:
-    """Say how a data module gets examples that it lacks: by the options that it has, or by a method.
-
-    Args:
-        data: the data module.
-        method: the method that returns the examples, as "proxy_dataloader()".
-        options: options that set such examples aside, of which the data module may have some or none.
-    """
+    """Say how a data module gets examples that it lacks: by those of some options that it has, or by a method."""
     ways = [f"set data.{name} (now {getattr(data, name)})" for name in options if hasattr(data, name)]
     return ", or ".join([*ways, f"define {method} in {type(data).__name__} or a subclass"])
 

@@ -63,7 +63,7 @@ class _Words:
         last, mean = (with_interval(*each, self.percent) + self.unit for each in (standing.last, standing.mean))
         seeds = counted(len(standing.method.runs), "seed")
         said = f"{self.base} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
-        said += _conflict(standing.method)
+        said = f"{said} {conflict([standing.method])}".rstrip()
         return said if standing.method.settings.get(RULES, BASELINE) == BASELINE else f"{said}\n{NO_BASELINE}"
 
     def too_few(self) -> str:
@@ -128,31 +128,14 @@ class _Words:
         return with_interval(value, half, self.percent, "+").partition(" ±")[0]
 
 
-def _conflict(method: Method) -> str:
-    """Write the conflict ratio as a sentence after another one; empty if the ratio was not measured."""
-    before, after = _conflict_ratios(method)
-    corrected = f", {after} after correction" if after else ""
-    return f" Of all pairs of clients, {before} are in conflict{corrected} (mean over the rounds)." if before else ""
-
-
-def conflicts(methods: Sequence[Method]) -> str:
-    """Say how often clients conflict under each of several methods, before and, if rules correct, after correction.
-
-    Returns:
-        A sentence; empty for a single method, whose verdict has the ratio, and if no method's ratio was measured.
-    """
-    ratios = {method.name: _conflict_ratios(method) for method in methods}
-    told = [f"{name} {before}{after and f' → {after}'}" for name, (before, after) in ratios.items() if before]
-    if len(methods) == 1 or not told:
-        return ""
-    corrected = ", before → after correction" if any(after for _, after in ratios.values()) else ""
-    return f"Pairs of clients in conflict (mean over the rounds{corrected}): {_joined(told)}."
-
-
-def _conflict_ratios(method: Method) -> tuple[str, str]:
-    """Write the mean conflict ratio, and that after correction: empty if not measured, or if nothing was corrected."""
-    before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
-    return ("" if before == "–" else before), ("" if after in ("–", before) else after)
+def conflict(methods: Sequence[Method]) -> str:
+    """Write the conflict ratio of each method, and what the rules have left of it; empty if no ratio was measured."""
+    told = []
+    for method in methods:
+        before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
+        if before != "–":
+            told.append(f"{method.name} {before}" + (f" → {after}" if after not in ("–", before) else ""))
+    return f"Pairs of clients in conflict (mean over the rounds, → after correction): {_joined(told)}." if told else ""
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -29,10 +29,9 @@ UNHELPFUL = (
 
 
 def hide_unhelpful() -> None:
-    """Hide the messages in this process, for good; hiding them twice changes nothing.
+    """Hide the messages, and the source of warnings, in this process, for good; hiding them twice changes nothing.
 
-    Warnings of this package lose the file and line that give them, if this is called after the import of Lightning,
-    which formats warnings in a way of its own.
+    Lightning's import sets another format of warnings: only a call after the import hides their source.
     """
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)

@@ -161,8 +161,7 @@ class RoundProgress(ProgressBar):
 
     A narrow terminal shows fewer metrics. Prints one line per round when the output is not a terminal, and one per
     tenth of the clients in a long round. A line says once how long a round and the run take: after the first client, or
-    group of clients, that ends ``SOON_S`` after the start, or else after the first round. The last line names the run
-    folder, if the Trainer has the logger :class:`RunFolder`.
+    group of clients, that ends ``SOON_S`` after the start, or else after the first round. The last names the folder.
 
     Args:
         timer: the run's timer, which must come before RoundProgress among the Trainer's callbacks.
@@ -326,11 +325,9 @@ class RoundProgress(ProgressBar):
         ranks = {name: rank for rank, name in enumerate(SHOWN_FIRST)}
         shown = [name for name in metrics if name not in HIDDEN]
         shown.sort(key=lambda name: (not name.startswith("val"), ranks.get(name, len(ranks))))
-        return [f"{name} {self._written(trainer, name, metrics[name])}" for name in shown]
-
-    @staticmethod
-    def _written(trainer: Trainer, name: str, value: Any) -> str:
-        """Write a metric's value; one of the updates that rules have changed as "before → after" their correction."""
-        before = f"{float(value):.4f}"
-        after = f"{float(trainer.callback_metrics.get(name + AFTER, value)):.4f}"
-        return before if after == before else f"{before} → {after}"
+        words = []
+        for name in shown:
+            before = f"{float(metrics[name]):.4f}"  # type: ignore[arg-type]
+            after = f"{float(trainer.callback_metrics.get(name + AFTER, metrics[name])):.4f}"  # type: ignore[arg-type]
+            words.append(f"{name} {before}" if after == before else f"{name} {before} → {after}")
+        return words

@@ -27,8 +27,7 @@ def run_callbacks(
 
     With these callbacks and the logger :class:`RunFolder`, a run from Python writes the same run folder as the command
     line; its ``config.yaml`` is a record, see :func:`record_of`. Messages of Lightning that help nobody here are hidden
-    in this process, such as tips and a warning that each round has few batches; warnings of this package are shown
-    without their place in the source.
+    in this process, such as tips and a warning that each round has few batches, and the source of our own warnings.
 
     Args:
         own: the rules, monitors and other callbacks of the run, in their order.

@@ -120,13 +120,11 @@ def test_one_method_is_described(tmp_path: Path) -> None:
     assert said(other).startswith("FedAvg ends with a val/mae of 2.0000; the mean over the rounds is 2.5000 ")
     assert said(found) == (
         "FedAvg ends with a validation accuracy of 62.0 ± 5.0 %; the mean over the rounds is 56.0 ± 4.3 % (3 seeds). "
-        "Of all pairs of clients, 56.00 % are in conflict (mean over the rounds)."
+        "Pairs of clients in conflict (mean over the rounds, → after correction): FedAvg 56.00 %."
     )
 
 
-@pytest.mark.parametrize(
-    ("after", "corrected"), [([0.2, 0.1], ", 15.00 % after correction"), ([0.5, 0.4], ""), (None, "")]
-)
+@pytest.mark.parametrize(("after", "corrected"), [([0.2, 0.1], " → 15.00 %"), ([0.5, 0.4], ""), (None, "")])
 def test_one_run_tells_its_conflict_and_how_to_get_a_baseline(
     tmp_path: Path, after: list[float] | None, corrected: str
 ) -> None:
@@ -136,7 +134,8 @@ def test_one_run_tells_its_conflict_and_how_to_get_a_baseline(
     write(tmp_path / "run", metrics, config("GradientHarmonization", "ConflictMonitor"))
     (found,) = compare(group(read_runs([tmp_path]))[0])
     assert said(found).partition("(1 seed). ")[2] == (
-        f"Of all pairs of clients, 45.00 % are in conflict{corrected} (mean over the rounds).\nNo baseline: add "
+        "Pairs of clients in conflict (mean over the rounds, → after correction): GradientHarmonization 45.00 %"
+        f"{corrected}.\nNo baseline: add "
         "`--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
     )
 

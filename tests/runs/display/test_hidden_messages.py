@@ -35,7 +35,7 @@ trainer.fit(FederatedOrchestrator(Mine()), datamodule=data)
 
 
 def test_a_warning_is_a_line_for_users_and_their_own_keeps_its_place(tmp_path: Path) -> None:
-    """Two warnings of this package, of the round and of the fit, without a file; the module's own with file and line."""
+    """Two warnings of this package, of the round and the fit, without a file; the module's own with its line."""
     (tmp_path / "mine.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=True
