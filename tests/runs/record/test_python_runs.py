@@ -252,6 +252,6 @@ def test_a_fit_is_quiet_unless_asked_to_tell(
         chatterer.removeHandler(handler)
     out = capsys.readouterr().out
     assert ("Trainable params" in out) == bool(own or asked)
-    assert own or asked or [line.split()[0] for line in out.splitlines()] == ["training", "round"]
+    assert own or asked or [line.split()[0] for line in out.splitlines()] == ["training", "round", "run"]
     assert not logged
     assert not warned
