@@ -93,9 +93,9 @@ def check_options(args: Sequence[str]) -> None:
     """
     command, *rest = resolve_configs(args)
     listed = read_yaml(OPTIONS, OPTIONS.read_text())
-    left = re.compile(r"--$|-h$|--print_config|--([\w.]+\.)?help\b")
-    if command not in listed or any(map(left.match, rest)) or listed["lightning"] != version("lightning"):
-        return
+    shows = re.compile(r"--$|-h$|--print_config|--([\w.]+\.)?help\b")  # in place of a run, or takes no options
+    if command not in listed or any(map(shows.match, rest)) or listed["lightning"] != version("lightning"):
+        return  # another version's Trainer may have other options
     options = {*listed["all"], *listed[command]}
     known = {option.split()[-1] for option in options}  # the name of a linked option stands last
     for place, (argument, following) in enumerate(pairwise([*rest, ""])):

@@ -29,10 +29,7 @@ UNHELPFUL = (
 
 
 def hide_unhelpful() -> None:
-    """Hide the messages, and the source of warnings, in this process, for good; hiding them twice changes nothing.
-
-    Lightning's import sets another format of warnings: only a call after the import hides their source.
-    """
+    """Hide the messages in this process, for good, and after the import of Lightning the source of our warnings, too."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
