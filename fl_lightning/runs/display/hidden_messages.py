@@ -29,7 +29,7 @@ UNHELPFUL = (
 
 
 def hide_unhelpful() -> None:
-    """Hide the messages in this process, for good, and after the import of Lightning the source of our warnings, too."""
+    """Hide the messages in this process, for good, and, once Lightning is imported, the source of our warnings."""
     for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed"):
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
