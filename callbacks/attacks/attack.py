@@ -70,6 +70,8 @@ class LocalAttack(_Attack):
     the update that the rules before it in the list have made; the attacker's own model stays what it has learned.
     """
 
+    post_processes = True
+
     @abstractmethod
     def forge(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
         """Return the (P,) update that an attacker sends, given the update (P,) that it has learned."""

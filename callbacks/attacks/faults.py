@@ -28,6 +28,8 @@ class FaultInjection(FederatedCallback):
         ConfigurationError: ``fault`` is none of these four.
     """
 
+    post_processes = True
+
     def __init__(
         self,
         fault: Literal["raise", "nan", "inf", "huge"],

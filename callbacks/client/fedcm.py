@@ -27,6 +27,7 @@ class FedCM(FederatedCallback):
 
     settles = frozenset({"local gradient"})
     broadcasts = ("direction",)
+    reads = frozenset({"steps"})
     streams = True
     stacks = True
 

@@ -72,6 +72,7 @@ class Scaffold(FederatedCallback):
 
     settles = frozenset({"base weights"})
     broadcasts = ("c",)
+    reads = frozenset({"steps"})
     stacks = True
 
     def __init__(self, option: Literal["I", "II"] = "II", server_lr: float = 1.0) -> None:

@@ -15,6 +15,8 @@ class ErrorFeedback(FederatedCallback, ABC):
     A client sends the compression of its update and of what its earlier compressions have left out, and keeps the rest.
     """
 
+    post_processes = True
+
     @abstractmethod
     def compress(self, run: LocalRun, vector: Tensor) -> Tensor:
         """Return the (P,) vector that the server gets for a vector (P,), and set ``run.upload_bytes``."""

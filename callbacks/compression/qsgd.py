@@ -24,6 +24,8 @@ class QSGD(FederatedCallback):
         ConfigurationError: ``levels`` is less than 1.
     """
 
+    post_processes = True
+
     def __init__(self, levels: int = 16) -> None:
         check_at_least(1, levels=levels)
         self.levels = levels

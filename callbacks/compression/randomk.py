@@ -16,11 +16,13 @@ class RandomK(FederatedCallback):
     Client and server draw the entries from the same seed, anew for each client and round: no index is sent.
 
     Args:
-        share: share of the parameters that is sent, in (0, 1].
+        share: share of the shared parameters that is sent, in (0, 1].
 
     Raises:
         ConfigurationError: ``share`` is out of range.
     """
+
+    post_processes = True
 
     def __init__(self, share: float = 0.01) -> None:
         check_within("(0, 1]", share=share)
@@ -28,7 +30,8 @@ class RandomK(FederatedCallback):
 
     @override
     def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
-        count, draw = ceil(self.share * len(update)), orchestrator.generator("random k", run.round, run.client)
-        chosen = torch.randperm(len(update), generator=draw)[:count].to(update.device)
+        shared, draw = run.shared, orchestrator.generator("random k", run.round, run.client)
+        count = ceil(self.share * len(shared))
+        chosen = shared[torch.randperm(len(shared), generator=draw)[:count]].to(update.device)
         run.upload_bytes = count * update.element_size()
-        return torch.zeros_like(update).index_copy_(0, chosen, update[chosen] * (len(update) / count))
+        return torch.zeros_like(update).index_copy_(0, chosen, update[chosen] * (len(shared) / max(count, 1)))

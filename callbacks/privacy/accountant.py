@@ -1,13 +1,15 @@
-"""The ε of a sum of clipped vectors with Gaussian noise, and the noise for an ε, by the library dp-accounting."""
+"""The ε of sums of clipped vectors with Gaussian noise, and the noise for an ε, by the library dp-accounting."""
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 from fl_lightning import ConfigurationError
+
+Sampling = Literal["poisson", "uniform", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,8 @@ class Accountant:
     Args:
         sampling: the kind of draw, one of those of :attr:`ClientSampler.sampling`. With "poisson", neighbouring data
             differ by one vector that is there or not, which moves a sum by S at most; else by one vector that is
-            another one, which moves it by 2 S. "fixed" counts as if every vector were in every sum.
+            another one, which moves it by 2 S. "fixed" counts as if every vector were in every sum; so does "uniform"
+            where that gives the smaller ε, as for large shares.
         drawn: number of vectors in a sum, on average.
         of: number of vectors of which these are drawn.
 
@@ -32,45 +35,106 @@ class Accountant:
         8.97
     """
 
-    sampling: Literal["poisson", "uniform", "fixed"]
+    sampling: Sampling
     drawn: int = 1
     of: int = 1
 
-    def epsilon(self, noise_multiplier: float, times: int, delta: float) -> float:
-        """Return ε after ``times`` sums with noise of the standard deviation ``noise_multiplier`` times S."""
-        event, accountant = self._parts()
-        spent = accountant()
-        spent.compose(event(noise_multiplier), times)
-        return float(spent.get_epsilon(delta))
+    def epsilon(self, noise_multiplier: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
+        """Return ε after ``times`` sums with noise of the standard deviation ``noise_multiplier`` times S.
 
-    def noise_for(self, epsilon: float, times: int, delta: float) -> float:
-        """Return the noise multiplier with which ``times`` sums have an ε of at most ``epsilon``, and hardly less."""
+        Args:
+            noise_multiplier: the noise of each sum.
+            times: number of sums.
+            delta: δ.
+            before: other releases, which count, too.
+        """
+        return spent([*before, (self, noise_multiplier, times)], delta)
+
+    def noise_for(self, epsilon: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
+        """Return the noise multiplier with which ``times`` sums have an ε of at most ``epsilon``, and hardly less.
+
+        The arguments are those of :meth:`epsilon`.
+        """
         from dp_accounting import LowerEndpointAndGuess, calibrate_dp_mechanism  # type: ignore[import-untyped]
-        from dp_accounting.dp_event import SelfComposedDpEvent  # type: ignore[import-untyped]
+        from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
 
-        event, accountant = self._parts()
+        def composed(noise_multiplier: float, bound: Sampling) -> Any:
+            releases = [*before, (self, noise_multiplier, times)]
+            return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
 
-        def composed(noise_multiplier: float) -> Any:
-            return SelfComposedDpEvent(event(noise_multiplier), times)
+        bounds = _bounds([*before, (self, 1.0, times)])
+        guess = LowerEndpointAndGuess(0.01, 1.0)
+        return min(
+            float(calibrate_dp_mechanism(partial(_new, bound), partial(composed, bound=bound), epsilon, delta, guess))
+            for bound in bounds
+        )
 
-        return float(calibrate_dp_mechanism(accountant, composed, epsilon, delta, LowerEndpointAndGuess(0.01, 1.0)))
 
-    def _parts(self) -> tuple[Callable[[float], Any], Callable[[], Any]]:
-        """Return functions that make the event of one sum, given its noise multiplier, and an accountant."""
-        from dp_accounting import NeighboringRelation, dp_event
-        from dp_accounting.rdp import RdpAccountant  # type: ignore[import-untyped]
+#: Some sums: how their vectors were drawn, the noise multiplier, and their number.
+Release = tuple[Accountant, float, int]
 
-        logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out, which costs nothing
-        if self.sampling == "fixed":
-            return (lambda noise: dp_event.GaussianDpEvent(noise / 2)), RdpAccountant
-        if self.sampling == "poisson":
-            share = self.drawn / self.of
-            return (lambda noise: dp_event.PoissonSampledDpEvent(share, dp_event.GaussianDpEvent(noise))), RdpAccountant
 
-        def subset(noise: float) -> Any:
-            return dp_event.SampledWithoutReplacementDpEvent(self.of, self.drawn, dp_event.GaussianDpEvent(noise / 2))
+def spent(releases: Sequence[Release], delta: float) -> float:
+    """Return the ε of all of some releases, at δ; infinite if one has no noise.
 
-        return subset, partial(RdpAccountant, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    If all are "poisson", neighbouring data differ by one vector that is there or not; else by one that is another one,
+    for which a "poisson" sum counts as if every vector were in it.
+
+    >>> from fl_lightning.callbacks.privacy.accountant import Accountant, spent
+    >>> fixed = Accountant("fixed")
+    >>> round(spent([(fixed, 8.0, 8), (fixed, 4.0, 1)], delta=1e-5), 4)  # 8 / 8² + 1 / 4² = 3 / 4²
+    4.0784
+    >>> round(spent([(fixed, 4.0, 3)], delta=1e-5), 4)
+    4.0784
+    """
+    from dp_accounting.rdp import compute_epsilon  # type: ignore[import-untyped]
+
+    made = [release for release in releases if release[2]]
+    if not made:
+        return 0.0
+    if any(noise == 0 for _, noise, _ in made):
+        return math.inf
+    found = []
+    for bound in _bounds(made):
+        total = sum(times * _rdp(accountant, noise, bound) for accountant, noise, times in made)
+        found.append(float(compute_epsilon(_new(bound).orders, total, delta)[0]))
+    return min(found)
+
+
+def _bounds(releases: Sequence[Release]) -> list[Sampling]:
+    """Return the kinds of draw whose bound may count: the others' sums count as if every vector were in them."""
+    if all(accountant.sampling == "poisson" for accountant, _, _ in releases):
+        return ["poisson"]
+    return ["uniform", "fixed"]
+
+
+@cache
+def _rdp(accountant: Accountant, noise_multiplier: float, bound: Sampling) -> Any:
+    """Compute the Rényi divergences of one sum, which takes up to half a second, once."""
+    return _new(bound).compose(_event(accountant, noise_multiplier, bound)).rdp
+
+
+def _new(bound: Sampling) -> Any:
+    """Return an accountant of the library, without any sum."""
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of orders that it leaves out, which costs nothing
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE if bound == "poisson" else NeighboringRelation.REPLACE_ONE
+    return RdpAccountant(neighboring_relation=relation)
+
+
+def _event(accountant: Accountant, noise_multiplier: float, bound: Sampling) -> Any:
+    """Return the library's event of one sum."""
+    from dp_accounting import dp_event
+
+    if bound == "poisson":
+        share = accountant.drawn / accountant.of
+        return dp_event.PoissonSampledDpEvent(share, dp_event.GaussianDpEvent(noise_multiplier))
+    replaced = dp_event.GaussianDpEvent(noise_multiplier / 2)
+    if bound == "uniform" and accountant.sampling == "uniform":
+        return dp_event.SampledWithoutReplacementDpEvent(accountant.of, accountant.drawn, replaced)
+    return replaced
 
 
 def adaptive_noise(noise_multiplier: float, count_noise: float) -> float:

@@ -11,27 +11,29 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.callbacks.client.fedcm import FedCM
 from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
-from fl_lightning.callbacks.privacy.noisy_clients import EPSILON, refuse_beside_the_update
+from fl_lightning.callbacks.privacy.private_rule import EPSILON, SAMPLINGS, PrivateRule, refuse_beside_the_update
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
 from fl_lightning.engine.rules.callback import overrides, rules_of, streams
 from fl_lightning.errors import check_positive, check_within
 from fl_lightning.runs.catalogue import Metric
 
 DELTA_POWER = -1.1  # of the number of clients (McMahan et al., 2018)
+MUCH_NOISE = 1e4  # a noise multiplier with which a round tells nothing that counts
 CLIP_RATE = 0.2  # of the adaptive clip (Andrew et al., 2021)
 UNSAFE = {"updates", "weights", "shrinking", "reduction"}  # what no rule beside ClientDP may settle
 
 
-class ClientDP(FederatedCallback):
+class ClientDP(PrivateRule):
     """Clips each update, and adds noise to their sum: client-level differential privacy (McMahan et al., 2018).
 
     The update is (Σ_k Δ_k min(1, S / ‖Δ_k‖) + z S N(0, 1)) / C, where C is the number of clients that take part on
     average, so that a round without clients moves the model by noise, too. ``privacy/epsilon`` is the ε of all models
     so far, at δ: what they tell of one client's whole data. It covers neither the logged losses and accuracies, nor the
     choice among runs. ε is smallest with the :class:`PoissonSampler`, where neighbours are federations with and without
-    a client; with other samplers, they are federations with another client in its place.
+    a client; with other samplers, they are federations with another client in its place. A run that goes on with other
+    noise, or another sampler, logs the ε of all its rounds together; rounds before the rule was in the list make ε
+    infinite.
 
     A chain in which ε would be false is refused: with a rule that reads single updates or changes their weights, or
     with anything that clients send beside their updates. What a rule of your own does with the norms, weights or
@@ -41,7 +43,8 @@ class ClientDP(FederatedCallback):
     Args:
         clip: S > 0, largest norm of an update; the first one if ``quantile`` is given.
         noise_multiplier: z > 0; the noise on the sum has the standard deviation z S in each coordinate.
-        target_epsilon: ε > 0 after the last round; it sets the noise multiplier in place of ``noise_multiplier``.
+        target_epsilon: ε > 0 after the last round; it sets the noise multiplier in place of ``noise_multiplier``, of a
+            run that goes on with other settings that of the rounds that are left.
         delta: δ in (0, 1); by default N^-1.1 for N clients.
         quantile: share of the clients, in (0, 1), whose updates are to be within S: S then follows that quantile of
             the norms (Andrew et al., 2021, Algorithm 1). None for a fixed S.
@@ -50,7 +53,7 @@ class ClientDP(FederatedCallback):
 
     Raises:
         ConfigurationError: an argument is out of range; both or none of ``noise_multiplier`` and ``target_epsilon`` are
-            given; the chain or the draw of the cohorts would make ε false; a resumed run has other noise.
+            given; the chain or the draw of the cohorts would make ε false; the rounds so far have spent the target.
     """
 
     metrics = (
@@ -89,20 +92,15 @@ class ClientDP(FederatedCallback):
         self._before = list(takewhile(lambda rule: rule is not self, rules))
         self._check_chain(server, rules)
         rounds, clients, self._drawn = trainer.max_epochs or 0, data.num_with_data, data.cohort_size
+        super().on_train_start(trainer, pl_module)
         self._accountant = Accountant(data.sampler.sampling, self._drawn, clients)
-        self._delta, noise = self.delta or clients**DELTA_POWER, self.noise_multiplier
-        if noise is None:
-            if rounds < 1:
-                raise ConfigurationError(
-                    f"target_epsilon needs the number of rounds, got trainer.max_epochs {trainer.max_epochs}: set it"
-                )
-            noise = self._accountant.noise_for(self.target_epsilon or 0.0, rounds, self._delta)
+        self._delta, left = self.delta or clients**DELTA_POWER, rounds - server.rounds_done
+        noise = self._noise_for_target(rounds, left) if self.noise_multiplier is None else self.noise_multiplier
         self._noise, self._sum_noise = noise, noise
         if self.quantile is not None:
             self._count_noise = max(self._drawn / 20, noise) if self.count_noise is None else self.count_noise
             self._sum_noise = adaptive_noise(noise, self._count_noise)
-        self._check_same_noise()
-        self._tell(type(data.sampler).__name__, rounds, clients)
+        self._tell(type(data.sampler).__name__, rounds, left)
 
     def _check_chain(self, server: Any, rules: list[FederatedCallback]) -> None:
         """Refuse what would make ε false, from what the other rules, the sampler and the orchestrator declare."""
@@ -124,32 +122,48 @@ class ClientDP(FederatedCallback):
                     settled,
                     f"{name} settles the {', '.join(settled)}, so one client may move the sum further: leave it out",
                 ),
-                (isinstance(rule, FedCM), "FedCM divides by weights and steps, which have no noise: leave it out"),
+                (
+                    rule.reads,
+                    f"{name} reads the clients' {', '.join(sorted(rule.reads))}, which have no noise: leave it out",
+                ),
                 (weighs and rule not in self._before, f"{name} changes the weights after the clip: leave it out"),
             ]
         for applies, reason in refusals:
             if applies:
                 raise ConfigurationError(f"ClientDP: the guarantee would be false: {reason}")
 
-    def _check_same_noise(self) -> None:
-        now = torch.tensor([self._noise, self._drawn / self._accountant.of], dtype=torch.float64)
-        before = self.state.get("noise", now)
-        if not torch.equal(before, now):
+    def _noise_for_target(self, rounds: int, left: int) -> float:
+        """Return the noise of the rounds that are left; of a run that only goes on, the noise that it had."""
+        if rounds < 1:
             raise ConfigurationError(
-                f"ClientDP: the rounds so far had the noise multiplier {float(before[0])!r} and the share of clients "
-                f"{float(before[1]):g}, the next would have {self._noise!r} and {float(now[1]):g}, for which no ε is "
-                "known: set noise_multiplier and data.participation as before"
+                f"target_epsilon needs the number of rounds, got trainer.max_epochs {rounds}: set it"
             )
-        self.state["noise"] = now
+        target, accountant = self.target_epsilon or 0.0, self._accountant
+        number = SAMPLINGS.index(accountant.sampling)
+        wanted = torch.tensor(
+            [target, self._delta, rounds, number, accountant.drawn, accountant.of], dtype=torch.float64
+        )
+        found = self.state.get("found", torch.zeros(len(wanted) + 1, dtype=torch.float64))
+        if not torch.equal(found[:-1], wanted):
+            before, left = self.released(), max(left, 1)
+            if before and accountant.epsilon(MUCH_NOISE, left, self._delta, before) >= target:
+                raise ConfigurationError(
+                    f"ClientDP: the rounds so far have spent ε = {self.epsilon(self._delta):.3f} of the target_epsilon "
+                    f"{target:g}: raise it"
+                )
+            noise = accountant.noise_for(target, left, self._delta, before)
+            self.state["found"] = found = torch.cat([wanted, wanted.new_tensor([noise])])
+        return float(found[-1])
 
-    def _tell(self, sampler: str, rounds: int, clients: int) -> None:
+    def _tell(self, sampler: str, rounds: int, left: int) -> None:
         """Print the noise and the ε at the end of the run, and what the PoissonSampler would save."""
         told = f"ClientDP: noise multiplier {self._noise:.4g}"
         if rounds > 0:
-            spent = self._accountant.epsilon(self._noise, rounds, self._delta)
+            accountant, before = self._accountant, self.released()
+            spent = accountant.epsilon(self._noise, left, self._delta, before)
             told += f", ε = {spent:.3f} at δ = {self._delta:.2g} after {rounds} rounds"
-            if self._accountant.sampling != "poisson":
-                other = Accountant("poisson", self._drawn, clients).epsilon(self._noise, rounds, self._delta)
+            poisson = Accountant("poisson", self._drawn, accountant.of)
+            if (other := poisson.epsilon(self._noise, left, self._delta, before)) < spent:
                 rank_zero_warn(
                     f"ClientDP: with {sampler} ε will be {spent:.3f}, with data.sampler: PoissonSampler {other:.3f}"
                 )
@@ -168,7 +182,8 @@ class ClientDP(FederatedCallback):
             factor = math.exp(-CLIP_RATE * (off / self._drawn + 0.5 - self.quantile))
             self.state["clip"] = torch.tensor(clip * factor, dtype=torch.float64)
             orchestrator.log_round("privacy/clip", clip)
-        orchestrator.log_round(EPSILON.name, self._accountant.epsilon(self._noise, round, self._delta))
+        self.record(self._accountant, self._noise, clip, torch.ones(1, dtype=torch.int64))
+        orchestrator.log_round(EPSILON.name, self.epsilon(self._delta))
         if not cohort.clients:
             return cohort.plus(noise)
         return cohort.replace(weights=clipping_factors(cohort.norms, clip) / self._drawn).plus(noise)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning import ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
@@ -31,15 +31,29 @@ class _Step(nn.Module):
         return outputs["loss"] if isinstance(outputs, dict) else outputs  # type: ignore[no-any-return]
 
 
+def _without_loss(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Let a step's closure, its first argument, return nan in place of a loss, for a hook before the step."""
+
+    def closure() -> Tensor | None:
+        loss: Tensor | None = args[1]()
+        return None if loss is None else torch.full_like(loss, torch.nan)
+
+    return (args[0], closure, *args[2:]), kwargs
+
+
 class ExampleDP(NoisyClients):
     """Clips the gradient of each example, and adds noise to their sum, in every local step (Abadi et al., 2016).
 
     A step follows (Σ_i g_i min(1, S / ‖g_i‖) + z S N(0, 1)) / B for the B examples of a batch. ``privacy/epsilon`` is
-    what the models tell of one example of a client, of the client with most local epochs so far. It counts each pass
-    over the data as one sum in which every example is, and in which another example moves the sum by at most 2 S: so it
-    holds for shuffled batches, and leaves out what sampled batches would save. Training losses are not covered, so add
-    no server rule that reads them (FedFV, DominantGradientCorrection). Gradients take memory for B × P numbers, and the
-    clients train one by one.
+    what the models tell of one example of a client, of the client with most noisy sums so far. It counts each local
+    epoch as one sum in which every example is, and in which another example moves the sum by at most 2 S: so it holds
+    for shuffled batches in which an epoch has each example once, and leaves out what sampled batches would save. Where
+    gradients of a batch are evaluated several times for a step, an epoch counts as often as the batch with most of
+    them. A client that is left out of a round counts all the same.
+
+    The optimizer gets nan as the loss, which has no noise: a line search is refused. Server rules that read training
+    losses or class counts are refused, too. What a module of your own does with its losses and gradients is not seen.
+    Gradients take memory for B × P numbers, and the clients train one by one.
 
     Args:
         clip: S > 0, largest norm of an example's gradient.
@@ -47,8 +61,9 @@ class ExampleDP(NoisyClients):
         delta: δ in (0, 1).
 
     Raises:
-        ConfigurationError: an argument is out of range; another rule changes the loss or evaluates gradients; the
-            module has BatchNorm, which mixes examples; clients send more than their updates.
+        ConfigurationError: an argument is out of range; another rule changes the loss or evaluates gradients, or reads
+            more than updates; the module has BatchNorm, which mixes examples; clients send more than their updates; an
+            optimizer searches along a line.
     """
 
     settles = frozenset({"local gradient", "loss"})
@@ -66,11 +81,7 @@ class ExampleDP(NoisyClients):
             raise ConfigurationError(
                 f"ExampleDP: {mixing} is BatchNorm, which mixes the examples of a batch: set the network WithGroupNorm"
             )
-
-    @override
-    def sums(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        batches = [orchestrator.data.num_batches(int(size)) for size in cohort.num_samples]
-        return torch.ceil(cohort.num_steps / torch.tensor(batches)).long()
+        super().on_train_start(trainer, pl_module)
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
@@ -84,6 +95,14 @@ class ExampleDP(NoisyClients):
 
         self._gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
         self._draw = orchestrator.generator("example dp", run.round, run.client)
+        self._most: dict[int, int] = {}  # by local epoch, how often the batch of most sums has been summed
+        optimizer = run.optimizers[0]
+        if any(group.get("line_search_fn") for group in optimizer.param_groups):
+            raise ConfigurationError(
+                f"ExampleDP: the line search of {type(optimizer).__name__} reads the loss, which has no noise: set "
+                "line_search_fn to None"
+            )
+        optimizer.register_step_pre_hook(_without_loss)
 
     @override
     def loss(self, run: LocalRun, batch: Any, outputs: Any, loss: Tensor) -> Tensor:
@@ -92,7 +111,13 @@ class ExampleDP(NoisyClients):
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
+        count = 0
+
         def noisy() -> Tensor:
+            nonlocal count
+            count += 1
+            self._most[run.epoch] = max(count, self._most.get(run.epoch, 0))
+            self.made[run.client] = sum(self._most.values())
             tensors: list[Tensor] = []
             apply_to_collection(self._batch, Tensor, tensors.append)
             with run.at(run.params), run.module.trainer.precision_plugin.train_step_context():

@@ -1,22 +1,30 @@
 """LocalDP: clients add noise to their updates before they send them."""
 
-import torch
+from collections.abc import Mapping
+
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
+from fl_lightning.engine.rules.callback import overrides, rules_of
+from fl_lightning.engine.rules.declared import declares
 
 
 class LocalDP(NoisyClients):
     """Clips each client's update, and adds noise before it is sent: local privacy (Kasiviswanathan et al., 2011).
 
-    A client sends Δ min(1, S / ‖Δ‖) + z S N(0, 1). All that the server does with it costs no more privacy: any server
-    rule goes with it. What the server knows beside it is not covered: the number of examples, by which FedAvg weighs,
-    of steps (FedNova), and the training loss (FedFV, DominantGradientCorrection). ``privacy/epsilon`` is what the
-    updates of the client that took part most often tell of its data, whatever the server knows of all others; no
-    sampling makes it smaller. Two updates of a client differ by at most 2 S. List the rule after those that compress or
-    correct the update.
+    A client sends Δ min(1, S / ‖Δ‖) + z S N(0, 1). All that the server does with it costs no more privacy. What the
+    server knows beside it is not covered: the number of examples, by which FedAvg weighs, and of steps (FedNova,
+    FedCM). Rules that read training losses or class counts are refused. ``privacy/epsilon`` is what the updates of the
+    client that sent most often tell of its data, whatever the server knows of all others; no sampling makes it smaller.
+    An update that arrives late, or is left out when it has arrived, counts as sent; that it is not finite is not
+    covered. Two updates of a client differ by at most 2 S.
+
+    List the rule after those that correct the update, and before those that compress it: they then cost no privacy, and
+    noise does not fill what they leave out. A rule after it whose ``upload`` reads more than the update that it gets is
+    refused, unless it declares ``post_processes``.
 
     Args:
         clip: S > 0, largest norm of an update.
@@ -24,14 +32,29 @@ class LocalDP(NoisyClients):
         delta: δ in (0, 1).
 
     Raises:
-        ConfigurationError: an argument is out of range; clients send more than their updates.
+        ConfigurationError: an argument is out of range; clients send more than their updates, a rule reads more, or a
+            rule changes the update after the noise.
     """
 
     @override
-    def sums(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        return torch.ones(len(cohort.clients), dtype=torch.int64)
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rules = rules_of(trainer)
+        for rule in rules[rules.index(self) + 1 :]:
+            if overrides(rule, "upload") and not declares(rule, "post_processes", ["upload"]):
+                name = type(rule).__name__
+                raise ConfigurationError(
+                    f"LocalDP: {name} changes the update after the noise, from what may have none: list {name} before "
+                    f"LocalDP, or declare post_processes = True in {name} if its upload reads the update alone"
+                )
+        super().on_train_start(trainer, pl_module)
+
+    @override
+    def sums(self, orchestrator: Server) -> Mapping[int, int]:
+        late = orchestrator.data.turnout(orchestrator.rounds_done).late
+        return self.made | dict.fromkeys(late, 1)
 
     @override
     def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        self.made[run.client] = 1
         draw = orchestrator.generator("local dp", run.round, run.client)
         return self.add_noise(update * self.factors(update), draw)

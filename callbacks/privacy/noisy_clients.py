@@ -1,50 +1,29 @@
 """NoisyClients: base of the rules with which clients add noise themselves."""
 
-from abc import ABC, abstractmethod
-from typing import ClassVar
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, Server
 from fl_lightning.callbacks.privacy.accountant import Accountant
+from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
+from fl_lightning.engine.devices.strategy import largest
+from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.errors import check_positive, check_within
-from fl_lightning.runs.catalogue import Metric
 
-EPSILON = Metric(
-    "privacy/epsilon",
-    "Privacy spent, ε",
-    "ε of differential privacy at the rule's δ, for the models of all rounds so far.",
-    panel="privacy spent",
-)
+COVERED = {"steps"}  # what a rule may read beside the updates: ε says that it does not cover these
 
 
-def refuse_beside_the_update(rule: FederatedCallback, orchestrator: Server, cohort: Cohort) -> None:
-    """Refuse what clients send beside their updates, since it has no noise.
-
-    Raises:
-        ConfigurationError: a rule has sent a tensor, or buffers have changed that do not stay with the clients.
-    """
-    name, known = type(rule).__name__, orchestrator.read_buffers()
-    for result in cohort.results:
-        if result.vectors:
-            raise ConfigurationError(
-                f"{name}: clients send {', '.join(result.vectors)} beside their updates, without noise: leave out the "
-                "rule that sends it"
-            )
-        triples = zip(orchestrator.buffer_names, result.buffers, known, strict=True)
-        if moved := [buffer for buffer, new, old in triples if new is not old]:
-            raise ConfigurationError(
-                f"{name}: the server averages {', '.join(moved[:2])}, without noise: set the network WithGroupNorm, or "
-                "list FedBN, with which they stay with the clients"
-            )
-
-
-class NoisyClients(FederatedCallback, ABC):
+class NoisyClients(PrivateRule, ABC):
     """Base of rules whose clients send nothing but noise added to what is clipped; it logs ``privacy/epsilon``.
 
-    ε is that of the client from which most sums of noisy vectors have come.
+    ε is that of the client from which most can be told. A client counts when it adds noise, whatever becomes of its
+    update.
 
     Args:
         clip: S > 0, largest norm.
@@ -52,7 +31,7 @@ class NoisyClients(FederatedCallback, ABC):
         delta: δ in (0, 1).
 
     Raises:
-        ConfigurationError: an argument is out of range; clients send more than their updates.
+        ConfigurationError: an argument is out of range; clients send more than their updates, or a rule reads more.
     """
 
     metrics: ClassVar = (EPSILON,)
@@ -63,9 +42,24 @@ class NoisyClients(FederatedCallback, ABC):
         check_within("(0, 1)", delta=delta)
         self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
 
-    @abstractmethod
-    def sums(self, orchestrator: Server, cohort: Cohort) -> Tensor:
-        """Return how many sums with noise each of the K clients of a cohort has made in this round, (K,) int64."""
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for rule in rules_of(trainer):
+            if read := rule.reads - COVERED:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: {type(rule).__name__} reads the clients' {', '.join(sorted(read))}, which "
+                    "have no noise, so ε would be false: leave it out"
+                )
+        super().on_train_start(trainer, pl_module)
+        self.made: dict[int, int] = {}  # sums with noise of this device's clients in this round
+
+    @override
+    def units(self, server: Server) -> int:
+        return server.data.num_clients
+
+    def sums(self, orchestrator: Server) -> Mapping[int, int]:
+        """Return how many sums with noise clients have released in the round that has ended, by client."""
+        return self.made
 
     def factors(self, vectors: Tensor) -> Tensor:
         """Return the factors (…,) that clip vectors (…, P) to the norm S."""
@@ -83,10 +77,15 @@ class NoisyClients(FederatedCallback, ABC):
         return cohort
 
     @override
-    def on_round_end(self, orchestrator: Server, cohort: Cohort) -> None:
-        none = torch.zeros(orchestrator.data.num_clients, dtype=torch.int64)
-        made = self.state.get("sums", none).clone()
-        made[list(cohort.clients)] += self.sums(orchestrator, cohort)
-        self.state["sums"] = made
-        spent = Accountant("fixed").epsilon(self.noise_multiplier, int(made.max()), self.delta)
-        orchestrator.log_round(EPSILON.name, spent)
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        server: Any = pl_module
+        if server.rounds_before + server.rounds_done == int(self.state["rounds"]):
+            return  # the round goes on
+        sums = torch.zeros(self.units(server), dtype=torch.int64)
+        for client, count in self.sums(server).items():
+            sums[client] = count
+        self.record(Accountant("fixed"), self.noise_multiplier, self.clip, largest(trainer, sums))
+        self.made = {}
+        server.log_round(EPSILON.name, self.epsilon(self.delta))

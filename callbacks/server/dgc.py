@@ -61,6 +61,7 @@ class DominantGradientCorrection(FederatedCallback):
     """
 
     settles = frozenset({"updates", "base weights"})
+    reads = frozenset({"losses"})
 
     def __init__(self, ratio: float = 0.7) -> None:
         check_within("(0, 1]", ratio=ratio)

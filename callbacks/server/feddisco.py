@@ -29,6 +29,7 @@ class FedDisco(FederatedCallback):
     """
 
     settles = frozenset({"base weights"})
+    reads = frozenset({"class counts"})
     streams = True
 
     def __init__(self, a: float = 0.5, b: float = 0.1) -> None:

@@ -88,6 +88,7 @@ class FedFV(FederatedCallback):
     """
 
     settles = frozenset({"updates", "base weights"})
+    reads = frozenset({"losses"})
 
     def __init__(self, alpha: float = 0.1, tau: int = 1) -> None:
         if not (0 <= alpha <= 1 and tau >= 0):

@@ -22,6 +22,7 @@ class FedNova(FederatedCallback):
     """
 
     settles = frozenset({"updates"})
+    reads = frozenset({"steps"})
     streams = True
 
     @override

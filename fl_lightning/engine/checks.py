@@ -175,12 +175,15 @@ def check_rules(rules: Sequence[FederatedCallback], data: FederatedData) -> None
 
 
 def _check_chain(rules: Sequence[FederatedCallback]) -> None:
-    """Refuse two rules that settle the same part of a round, or that stand in the wrong order."""
+    """Refuse two rules that settle the same part of a round, log one metric, or stand in the wrong order."""
     for pair in combinations(rules, 2):
         first, second = (type(rule).__name__ for rule in pair)
         # A rule with ``reduce`` always settles the reduction.
         one, other = (rule.settles if rule.reduce is None else rule.settles | {"reduction"} for rule in pair)
         reasons = [f"both {what}; keep one" for part, what in ONCE.items() if part in one & other]
+        logged = [{metric.name for metric in getattr(rule, "metrics", ())} for rule in pair]
+        if both := ", ".join(sorted(logged[0] & logged[1])):
+            reasons.append(f"both log {both}, whose mean would mean nothing; keep one")
         if "weights" in one and other & {"updates", "base weights"}:
             reasons.append(f"{first} weighs the updates as they are; put {second} before {first}")
         if "reduction" in one and other & {"weights", "shrinking"}:

@@ -194,6 +194,7 @@ class FederatedOrchestrator(ClientHost):
             start_from(self.client, self.init_from)
         self._started = True  # a second fit goes on from the first
         if stage == "fit":
+            self.rounds_before += max(0, self.rounds_done - self.trainer.current_epoch)
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             checks.check_rules(federated(self.trainer), self.data)
             self._local_data = LocalData(self, self.settings)
@@ -221,7 +222,7 @@ class FederatedOrchestrator(ClientHost):
     def on_fit_start(self) -> None:
         super().on_fit_start()
         self._hooks, precision = Hooks(self, federated(self.trainer)), self.trainer.precision_plugin
-        self.flat.num_local = self._hooks.num_local
+        self.flat.local = self._hooks.local
         self.personal_model = self._hooks.personal if self._hooks.defines(*START_HOOKS, "personal") else None
         checks.check_client(self.client, self.settings, precision, self._hooks.callbacks)
         checks.warn_of_slow_precision(precision, self.device)
@@ -442,7 +443,7 @@ class FederatedOrchestrator(ClientHost):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rounds_done"] = self.rounds_done
+        checkpoint["rounds_done"], checkpoint["rounds_before"] = self.rounds_done, self.rounds_before
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
         metrics = {kind: dict(getattr(self.trainer, kind)) for kind in METRICS}
         checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
@@ -457,7 +458,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.rounds_done = checkpoint["rounds_done"]
+        self.rounds_done, self.rounds_before = checkpoint["rounds_done"], checkpoint.get("rounds_before", 0)
         self._saved = {name: checkpoint.get(name) for name in SAVED}
         if "loops" in checkpoint:  # continue with the first client of the next round
             lightning_private.begin_epoch(checkpoint["loops"]["fit_loop"], self.rounds_done)

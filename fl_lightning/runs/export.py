@@ -32,10 +32,8 @@ SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers"}
 OF_THE_RUN |= {
     "rounds_done",
-    "clients_at_once",
-    "server_settings",
-    "memory_orders",
-    "trainer_metrics",
+OF_THE_RUN |= {"rounds_done", "rounds_before", "clients_at_once", "server_settings", "memory_orders"}  # its own
+OF_THE_RUN |= {"trainer_metrics"}
 }  # the orchestrator's own
 OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
 HYPER_PARAMETERS, NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningModule.CHECKPOINT_HYPER_PARAMS_NAME

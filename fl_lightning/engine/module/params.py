@@ -33,19 +33,18 @@ class FlatParameters:
         parameters: the trainable parameters in the order of ``module.parameters()``.
         names: the names of the parameters.
         orders: the order of each parameter's dimensions in memory, as :func:`memory_order` returns it.
-        num_local: number of entries of the vector that stay with each client, and are not sent.
+        local: (L,) the places in the vector of what stays with each client, and is not sent.
 
     Raises:
         ConfigurationError: no parameter is trainable, the dtypes differ or are neither float32 nor float64, a parameter
             has no shape yet, or two parameters share memory.
     """
 
-    num_local = 0
-
     def __init__(self, module: nn.Module) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
         self._module, self.names = module, [name for name, _ in named]
+        self.local = torch.empty(0, dtype=torch.int64)
         self._tree = Tree(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
         _refuse_lazy(module)

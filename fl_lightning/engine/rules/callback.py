@@ -71,6 +71,14 @@ class FederatedCallback(Callback):
     #: :meth:`LocalRun.send`.
     broadcasts: ClassVar[tuple[str, ...]] = ()
 
+    #: What the server hooks read of clients besides updates and numbers of examples, all of which has no noise where
+    #: clients add noise to their updates: private rules refuse what their ε does not cover.
+    reads: ClassVar[frozenset[Literal["losses", "class counts", "steps"]]] = frozenset()
+
+    #: Whether ``upload`` computes from the update that it gets, and from such updates of earlier rounds, alone: then it
+    #: may come after the noise of :class:`LocalDP`.
+    post_processes: ClassVar[bool] = False
+
     #: True for a rule that learns on the server's proxy set: a run without a proxy set is refused at the start.
     needs_proxy: ClassVar[bool] = False
 
@@ -189,7 +197,8 @@ class FederatedCallback(Callback):
     def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
         """Return the (P,) update that leaves the client, given the ``update`` so far, after all ``on_client_end``.
 
-        Set ``run.upload_bytes`` to its size in bytes if the update is compressed.
+        Set ``run.upload_bytes`` to its size in bytes if the update is compressed; a new update that a later rule
+        returns has its whole size, unless that rule sets the size anew.
         """
         return update
 
@@ -232,7 +241,7 @@ class Monitor(FederatedCallback):
     """
 
     _FOR_RULES = (
-        *("settles", "broadcasts", "closure", "on_before_client_step", "on_after_client_step"),
+        *("settles", "broadcasts", "reads", "closure", "on_before_client_step", "on_after_client_step"),
         *("stream_weights", "reduce", "update", "refine", "local_part", "start", "personal", "upload"),
     )
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
@@ -60,9 +61,10 @@ class Hooks:
         return any(overrides(callback, name) for callback in self.callbacks for name in names)
 
     @property
-    def num_local(self) -> int:
-        """Number of the P parameters that stay with each client."""
-        return len({column for part in self.parts for column in part.columns.tolist()})
+    def local(self) -> Tensor:
+        """(L,) the places of the P parameters that stay with each client."""
+        columns = [part.columns.cpu() for part in self.parts]
+        return torch.cat(columns).unique() if columns else torch.empty(0, dtype=torch.int64)
 
     def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return the model that a client starts from, given the global model."""

@@ -109,7 +109,14 @@ class LocalRun:
     @property
     def num_shared(self) -> int:
         """Number of the P parameters that do not stay with the client."""
-        return len(self.anchor) - self._flat.num_local
+        return len(self.anchor) - len(self._flat.local)
+
+    @property
+    def shared(self) -> Tensor:
+        """(num_shared,) the places in (P,) vectors of the parameters that do not stay with the client; on the CPU."""
+        shared = torch.ones(len(self.anchor), dtype=torch.bool)
+        shared[self._flat.local] = False
+        return shared.nonzero().flatten()
 
     def batches(self, order: torch.Generator) -> Iterable[Any]:
         """Return one epoch of the client's batches in an order that a generator draws, before transfer hooks."""

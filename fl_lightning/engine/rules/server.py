@@ -52,6 +52,7 @@ class Server(LightningModule):
         client: the LightningModule that every client trains.
         seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
+        rounds_before: rounds of earlier fits, from whose model a second fit goes on.
         personal_model: returns the model that serves a client, parameters (P,) and buffers, while a fit lasts (see
             :meth:`FederatedCallback.personal`); None where the global model serves all.
         train_again: trains a second model of a client, for rules in ``on_client_end``: ``train_again(run, start,
@@ -70,7 +71,7 @@ class Server(LightningModule):
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__()
         self.client, self.seed, self.rounds_done = _check_module(client), seed, 0
-        self.seconds_looking = 0.0
+        self.seconds_looking, self.rounds_before = 0.0, 0
 
     @property
     def round(self) -> int:

@@ -141,7 +141,11 @@ class OneByOne:
         for part in self.hooks.parts:
             part.keep(run, update)
         for upload in self.hooks("upload"):
-            update = upload(self.server, run, update)
+            given, size = update, run.upload_bytes
+            run.upload_bytes = None  # a new update has its whole size, unless the hook that makes it says another
+            update = upload(self.server, run, given)
+            if update is given and run.upload_bytes is None:
+                run.upload_bytes = size
         result = run.result(loss_scale)
         for part in self.hooks.parts:
             part.hide(update, result, round.state.buffers)

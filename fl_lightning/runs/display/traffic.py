@@ -114,7 +114,7 @@ class TrafficMonitor(Monitor):
 def _shared(orchestrator: Server) -> int:
     """Return the bytes of the parameters that do not stay with the clients."""
     params = orchestrator.params
-    return (len(params) - orchestrator.flat.num_local) * params.element_size()
+    return (len(params) - len(orchestrator.flat.local)) * params.element_size()
 
 
 def _size(tensors: Iterable[Tensor | None]) -> int:

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
 from hand_made import apply, serve
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
 from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
 from toy import GivenData, Head, Linear, close, trainer
@@ -23,6 +26,7 @@ from fl_lightning import (
     PoissonSampler,
     Server,
     SizeSampler,
+    UniformSampler,
 )
 from fl_lightning.callbacks import (
     ClientDP,
@@ -42,9 +46,10 @@ from fl_lightning.callbacks import (
     TopK,
 )
 from fl_lightning.callbacks.privacy.accountant import Accountant
+from fl_lightning.callbacks.privacy.private_rule import PrivateRule
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
-EPSILON = Accountant.epsilon
+EPSILON, SPENT = Accountant.epsilon, PrivateRule.epsilon
 SILENT = 1e-12  # noise multiplier of a test that looks at the rest
 UPDATES = [[3.0, 4.0], [0.0, 0.5], [6.0, -8.0], [0.3, 0.0]]
 pytestmark = pytest.mark.filterwarnings("ignore:ClientDP. with:UserWarning")
@@ -54,6 +59,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:ClientDP. with:UserWarning")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute no ε, except in the tests that look at it."""
     monkeypatch.setattr(Accountant, "epsilon", lambda *_: 1.0)
+    monkeypatch.setattr(PrivateRule, "epsilon", lambda *_: 1.0)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute ε."""
+    monkeypatch.setattr(Accountant, "epsilon", EPSILON)
+    monkeypatch.setattr(PrivateRule, "epsilon", SPENT)
 
 
 class Probe(FederatedCallback):
@@ -278,11 +291,9 @@ def test_an_adaptive_clip_counts_clients_with_noise() -> None:
     assert float(torch.tensor(logs).std()) == pytest.approx(0.4, abs=4 * 0.4 / math.sqrt(600))
 
 
-def test_epsilon_by_round_and_the_line_before_the_first(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("exact")
+def test_epsilon_by_round_and_the_line_before_the_first(caplog: pytest.LogCaptureFixture) -> None:
     """EarlyStopping ends the run before the target; the accountant's own figures are tried in its test."""
-    monkeypatch.setattr(Accountant, "epsilon", EPSILON)
     stop = EarlyStopping("privacy/epsilon", mode="max", patience=100, stopping_threshold=1.5)
     orchestrator = FederatedOrchestrator(TinyClassifier())
     run = trainer(ClientDP(0.1, target_epsilon=2.0), FedBN(), stop, rounds=5)
@@ -292,8 +303,8 @@ def test_epsilon_by_round_and_the_line_before_the_first(
     assert run.current_epoch < 5
 
 
-def test_cohorts_of_a_fixed_size_say_what_poisson_would_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Accountant, "epsilon", EPSILON)
+@pytest.mark.usefixtures("exact")
+def test_cohorts_of_a_fixed_size_say_what_poisson_would_save() -> None:
     with pytest.warns(
         UserWarning, match=r"with UniformSampler ε will be 8\.973, with data.sampler: PoissonSampler 1\.409"
     ):
@@ -325,16 +336,74 @@ def test_resumed_summed_on_disk_and_on_two_devices(tmp_path: Path) -> None:
     assert all(torch.equal(once, each) for each in found), found
 
 
-def test_a_resumed_run_keeps_its_noise(tmp_path: Path) -> None:
-    def run(noise: float, rounds: int, resume: Any = None) -> None:
-        orchestrator = FederatedOrchestrator(TinyClassifier())
-        data = TinyData(batch_size=4, participation=2, sampler=PoissonSampler())
-        rules = [ClientDP(0.1, noise), FedBN(), LastCheckpoint()]
-        fitting = trainer(*rules, rounds=rounds, default_root_dir=tmp_path, enable_checkpointing=True)
-        fitting.fit(orchestrator, datamodule=data, ckpt_path=resume)
+def goes_on(folder: Path, rounds: int, *rules: Any, sampler: Any = None, drawn: int = 2, resume: bool = True) -> float:
+    """The ε after some rounds in all, of a run that goes on from the last."""
+    data = TinyData(batch_size=4, participation=drawn, sampler=sampler or PoissonSampler())
+    run = trainer(*rules, FedBN(), LastCheckpoint(), rounds=rounds, default_root_dir=folder, enable_checkpointing=True)
+    last = folder / "checkpoints" / "last.ckpt"
+    run.fit(FederatedOrchestrator(TinyClassifier()), datamodule=data, ckpt_path=last if resume else None)
+    return float(run.callback_metrics.get("privacy/epsilon", math.nan))
 
-    run(1.0, 1)
-    with pytest.raises(
-        ConfigurationError, match=r"so far had the noise multiplier 1\.0 and .* the next would have 2\.0"
-    ):
-        run(2.0, 2, tmp_path / "checkpoints" / "last.ckpt")
+
+@pytest.mark.usefixtures("exact")
+def test_a_run_that_goes_on_otherwise_adds_up_what_was_released(tmp_path: Path) -> None:
+    """Two rounds of two of six by Poisson with z = 1, one with z = 3, and one of three, uniformly, with z = 3.
+
+    The first three by the library's own accountant. The last: all as if every client were in every round, and another
+    one could be in its place: Gaussians with z / 2, of which 2 · 2² + 2 · (2/3)² is one with the inverse square root.
+    """
+    delta = 6**-1.1
+    composed = RdpAccountant()
+    for noise, times in ((1.0, 2), (3.0, 1)):
+        composed.compose(dp_event.PoissonSampledDpEvent(1 / 3, dp_event.GaussianDpEvent(noise)), times)
+    goes_on(tmp_path, 2, ClientDP(0.1, 1.0), resume=False)
+    assert goes_on(tmp_path, 3, ClientDP(0.2, 3.0)) == pytest.approx(composed.get_epsilon(delta), rel=1e-5)
+    fixed = RdpAccountant()
+    fixed.compose(dp_event.GaussianDpEvent((2 * 2**2 + 2 * (2 / 3) ** 2) ** -0.5))
+    found = goes_on(tmp_path, 4, ClientDP(0.1, 3.0), sampler=UniformSampler(), drawn=3)
+    assert composed.get_epsilon(delta) < found <= fixed.get_epsilon(delta) * (1 + 1e-5)
+
+
+@pytest.mark.usefixtures("exact")
+def test_rounds_that_are_not_in_the_record(tmp_path: Path) -> None:
+    """Before the rule was in the list, and in an earlier fit: nothing is known of them, so ε is infinite, for ever."""
+    goes_on(tmp_path, 1, resume=False)
+    with pytest.warns(UserWarning, match="ClientDP: 1 rounds of this model are not in the record"):
+        assert goes_on(tmp_path, 2, ClientDP(0.1, 1.0)) == math.inf
+    assert goes_on(tmp_path, 3, ClientDP(0.1, 1.0)) == math.inf
+    with pytest.raises(ConfigurationError, match="have spent ε = inf of the target_epsilon 8"):
+        goes_on(tmp_path, 4, ClientDP(0.1, target_epsilon=8.0))
+
+    orchestrator, data = FederatedOrchestrator(TinyClassifier()), TinyData(batch_size=4, participation=2)
+    data.sampler, rule = PoissonSampler(), ClientDP(0.1, 1.0)
+    for expected in (True, False):
+        run = trainer(rule, FedBN(), rounds=1)
+        run.fit(orchestrator, datamodule=data)
+        assert math.isfinite(float(run.callback_metrics["privacy/epsilon"])) is expected
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_target_for_the_rounds_that_are_left(tmp_path: Path) -> None:
+    """A run that only goes on keeps its noise, bit for bit; one that gets more rounds finds another for the rest."""
+    once = tmp_path / "once"
+    whole_run = goes_on(once, 4, rule := ClientDP(0.1, target_epsilon=4.0), resume=False)
+    assert 3.999 < whole_run <= 4.0
+    goes_on(tmp_path, 4, StopsAfter(1), ClientDP(0.1, target_epsilon=4.0), resume=False)
+    goes_on(tmp_path, 4, StopsAfter(2), again := ClientDP(0.1, target_epsilon=4.0))
+    assert again._noise == rule._noise
+    goes_on(tmp_path, 6, StopsAfter(3), more := ClientDP(0.1, target_epsilon=4.0))
+    assert more._noise > rule._noise
+    assert 3.999 < goes_on(tmp_path, 6, last := ClientDP(0.1, target_epsilon=4.0)) <= 4.0
+    assert last._noise == more._noise
+    with pytest.raises(ConfigurationError, match=r"have spent ε = 4\.000 of the target_epsilon 4: raise it"):
+        goes_on(tmp_path, 7, ClientDP(0.1, target_epsilon=4.0))
+
+
+class StopsAfter(Callback):
+    """Ends a fit after some rounds in all."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = pl_module.rounds_done >= self.rounds
