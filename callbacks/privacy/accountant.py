@@ -40,21 +40,11 @@ class Accountant:
     of: int = 1
 
     def epsilon(self, noise_multiplier: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
-        """Return ε after ``times`` sums with noise of the standard deviation ``noise_multiplier`` times S.
-
-        Args:
-            noise_multiplier: the noise of each sum.
-            times: number of sums.
-            delta: δ.
-            before: other releases, which count, too.
-        """
+        """Return ε after ``times`` sums with noise of the deviation ``noise_multiplier`` times S, and those before."""
         return spent([*before, (self, noise_multiplier, times)], delta)
 
     def noise_for(self, epsilon: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
-        """Return the noise multiplier with which ``times`` sums have an ε of at most ``epsilon``, and hardly less.
-
-        The arguments are those of :meth:`epsilon`.
-        """
+        """Return the noise multiplier with which :meth:`epsilon` is at most ``epsilon``, and hardly less."""
         from dp_accounting import LowerEndpointAndGuess, calibrate_dp_mechanism  # type: ignore[import-untyped]
         from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
 
@@ -62,12 +52,11 @@ class Accountant:
             releases = [*before, (self, noise_multiplier, times)]
             return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
 
-        bounds = _bounds([*before, (self, 1.0, times)])
-        guess = LowerEndpointAndGuess(0.01, 1.0)
-        return min(
-            float(calibrate_dp_mechanism(partial(_new, bound), partial(composed, bound=bound), epsilon, delta, guess))
-            for bound in bounds
-        )
+        found, guess = [], LowerEndpointAndGuess(0.01, 1.0)
+        for bound in _bounds([*before, (self, 1.0, times)]):
+            make = partial(composed, bound=bound)
+            found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
+        return min(found)
 
 
 #: Some sums: how their vectors were drawn, the noise multiplier, and their number.
@@ -79,13 +68,6 @@ def spent(releases: Sequence[Release], delta: float) -> float:
 
     If all are "poisson", neighbouring data differ by one vector that is there or not; else by one that is another one,
     for which a "poisson" sum counts as if every vector were in it.
-
-    >>> from fl_lightning.callbacks.privacy.accountant import Accountant, spent
-    >>> fixed = Accountant("fixed")
-    >>> round(spent([(fixed, 8.0, 8), (fixed, 4.0, 1)], delta=1e-5), 4)  # 8 / 8² + 1 / 4² = 3 / 4²
-    4.0784
-    >>> round(spent([(fixed, 4.0, 3)], delta=1e-5), 4)
-    4.0784
     """
     from dp_accounting.rdp import compute_epsilon  # type: ignore[import-untyped]
 

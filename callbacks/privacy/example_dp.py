@@ -45,15 +45,12 @@ class ExampleDP(NoisyClients):
     """Clips the gradient of each example, and adds noise to their sum, in every local step (Abadi et al., 2016).
 
     A step follows (Σ_i g_i min(1, S / ‖g_i‖) + z S N(0, 1)) / B for the B examples of a batch. ``privacy/epsilon`` is
-    what the models tell of one example of a client, of the client with most noisy sums so far. It counts each local
-    epoch as one sum in which every example is, and in which another example moves the sum by at most 2 S: so it holds
-    for shuffled batches in which an epoch has each example once, and leaves out what sampled batches would save. Where
-    gradients of a batch are evaluated several times for a step, an epoch counts as often as the batch with most of
-    them. A client that is left out of a round counts all the same.
-
-    The optimizer gets nan as the loss, which has no noise: a line search is refused. Server rules that read training
-    losses or class counts are refused, too. What a module of your own does with its losses and gradients is not seen.
-    Gradients take memory for B × P numbers, and the clients train one by one.
+    what the models tell of one example of a client, of the client with most sums so far. It counts each local epoch as
+    one sum in which every example is, and in which another example moves the sum by at most 2 S: so it holds for
+    shuffled batches, where an epoch has each example once, and leaves out what sampled batches would save. An epoch
+    counts as often as its batch with most evaluations, and a client that is left out of a round counts, too. Training
+    losses are not covered: the optimizer gets nan in their place, and a rule that reads them is refused, but not a
+    module of your own. Gradients take memory for B × P numbers, and the clients train one by one.
 
     Args:
         clip: S > 0, largest norm of an example's gradient.
@@ -61,9 +58,8 @@ class ExampleDP(NoisyClients):
         delta: δ in (0, 1).
 
     Raises:
-        ConfigurationError: an argument is out of range; another rule changes the loss or evaluates gradients, or reads
-            more than updates; the module has BatchNorm, which mixes examples; clients send more than their updates; an
-            optimizer searches along a line.
+        ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, or reads
+            more than updates; the module has BatchNorm, which mixes examples, or a line search; clients send more.
     """
 
     settles = frozenset({"local gradient", "loss"})
@@ -95,7 +91,7 @@ class ExampleDP(NoisyClients):
 
         self._gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
         self._draw = orchestrator.generator("example dp", run.round, run.client)
-        self._most: dict[int, int] = {}  # by local epoch, how often the batch of most sums has been summed
+        self._most: dict[int, int] = {}  # by local epoch, the sums of the batch with most
         optimizer = run.optimizers[0]
         if any(group.get("line_search_fn") for group in optimizer.param_groups):
             raise ConfigurationError(

@@ -19,12 +19,10 @@ class LocalDP(NoisyClients):
     server knows beside it is not covered: the number of examples, by which FedAvg weighs, and of steps (FedNova,
     FedCM). Rules that read training losses or class counts are refused. ``privacy/epsilon`` is what the updates of the
     client that sent most often tell of its data, whatever the server knows of all others; no sampling makes it smaller.
-    An update that arrives late, or is left out when it has arrived, counts as sent; that it is not finite is not
-    covered. Two updates of a client differ by at most 2 S.
+    An update that is late or left out has been sent all the same. Two updates of a client differ by at most 2 S.
 
-    List the rule after those that correct the update, and before those that compress it: they then cost no privacy, and
-    noise does not fill what they leave out. A rule after it whose ``upload`` reads more than the update that it gets is
-    refused, unless it declares ``post_processes``.
+    List the rule after those that correct the update, and before those that compress it, which cost no privacy then. A
+    rule after it is refused if its ``upload`` reads more than the update (``post_processes``).
 
     Args:
         clip: S > 0, largest norm of an update.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -12,7 +13,6 @@ from typing_extensions import override
 from fl_lightning import Cohort, ConfigurationError, Server
 from fl_lightning.callbacks.privacy.accountant import Accountant
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
-from fl_lightning.engine.devices.strategy import largest
 from fl_lightning.engine.rules.callback import rules_of
 from fl_lightning.errors import check_positive, check_within
 
@@ -83,9 +83,11 @@ class NoisyClients(PrivateRule, ABC):
         server: Any = pl_module
         if server.rounds_before + server.rounds_done == int(self.state["rounds"]):
             return  # the round goes on
-        sums = torch.zeros(self.units(server), dtype=torch.int64)
+        sums = torch.zeros(self.units(server), dtype=torch.int64, device=server.device)
         for client, count in self.sums(server).items():
             sums[client] = count
-        self.record(Accountant("fixed"), self.noise_multiplier, self.clip, largest(trainer, sums))
+        if trainer.world_size > 1:
+            torch.distributed.all_reduce(sums, torch.distributed.ReduceOp.MAX)
+        self.record(Accountant("fixed"), self.noise_multiplier, self.clip, sums.cpu())
         self.made = {}
         server.log_round(EPSILON.name, self.epsilon(self.delta))

@@ -26,7 +26,7 @@ class PrivateRule(FederatedCallback, ABC):
     """Base of rules that release noisy sums. Their ``state`` is the record of them, from which ε is computed.
 
     ``state["releases"]`` (E, 5) has a row for each kind of sum: the number of its sampling in ``SAMPLINGS``, the number
-    of vectors drawn, of how many, the noise multiplier and the clip. ``state["sums"]`` (E, U) counts how many sums of
+    of vectors drawn, of how many, the noise multiplier and the clip. ``state["made"]`` (E, U) counts how many sums of
     that kind each of U units (clients, or the federation) had a part in, and ``state["rounds"]`` the rounds of the
     global model that the record knows. A model that is older than the record makes ε infinite.
     """
@@ -35,11 +35,13 @@ class PrivateRule(FederatedCallback, ABC):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         server: Any = pl_module
         made = server.rounds_before + server.rounds_done
-        missing = made - int(self.state.get("rounds", torch.tensor(0)))
+        if "made" in self.state and self.state["made"].shape[1] != self.units(server):
+            self.state.clear()  # the record is of other clients
+        missing = made - int(self.state.get("rounds", 0))
         if missing > 0:
             name = type(self).__name__
             rank_zero_warn(
-                f"{name}: {missing} rounds of this model are not in the record of what {name} released, so ε is "
+                f"{name}: the record of what was released lacks {missing} of this model's {made} rounds, so ε is "
                 f"infinite: list {name} from round 1 on, and go on by ckpt_path, not by a second fit"
             )
             self.record(Accountant("fixed"), 0.0, torch.inf, torch.ones(self.units(server), dtype=torch.int64))
@@ -50,30 +52,23 @@ class PrivateRule(FederatedCallback, ABC):
         return 1
 
     def record(self, accountant: Accountant, noise_multiplier: float, clip: float, sums: Tensor) -> None:
-        """Record the sums of a round.
-
-        Args:
-            accountant: how their vectors were drawn.
-            noise_multiplier: their noise.
-            clip: S.
-            sums: (U,) int64, the number of sums that each unit had a part in.
-        """
+        """Record how many sums of a kind each unit had a part in, ``sums`` (U,) int64, in a round."""
         number = SAMPLINGS.index(accountant.sampling)
         row = torch.tensor([[number, accountant.drawn, accountant.of, noise_multiplier, clip]], dtype=torch.float64)
-        rows, counts = self.state.get("releases", row[:0]), self.state.get("sums", sums[None, :][:0])
+        rows, counts = self.state.get("releases", row[:0]), self.state.get("made", sums[None, :][:0])
         known = (rows == row).all(1)
         if known.any():
             counts = counts + known[:, None] * sums
         else:
             rows, counts = torch.cat([rows, row]), torch.cat([counts, sums[None, :]])
-        self.state["releases"], self.state["sums"] = rows, counts
-        self.state["rounds"] = self.state.get("rounds", torch.tensor(0)) + 1
+        self.state["releases"], self.state["made"] = rows, counts
+        self.state["rounds"] = torch.tensor(int(self.state.get("rounds", 0)) + 1)
 
     def released(self) -> list[Release]:
         """Return what the record has of the unit from which most can be told."""
         if "releases" not in self.state:
             return []
-        rows, counts = self.state["releases"], self.state["sums"]
+        rows, counts = self.state["releases"], self.state["made"]
         weights = torch.where(counts > 0, counts / rows[:, 3:4] ** 2, 0.0)  # order sums in which all are as ε does
         times = counts[:, int(weights.sum(0).argmax())].tolist()
         return [

@@ -120,14 +120,6 @@ def finish_work(device: torch.device) -> None:
         torch.get_device_module(device).synchronize()
 
 
-def largest(trainer: Trainer, counts: Tensor) -> Tensor:
-    """Return the largest of the devices' counts, entry by entry, on the CPU."""
-    if trainer.world_size > 1:
-        counts = counts.to(trainer.strategy.root_device)
-        distributed_c10d.all_reduce(counts, distributed_c10d.ReduceOp.MAX)
-    return counts.cpu()
-
-
 def agree(trainer: Trainer, update: Tensor) -> None:
     """Copy the first device's update (P,) to every device, in place: GPUs may sum in different orders."""
     if trainer.world_size > 1:

@@ -113,10 +113,8 @@ class LocalRun:
 
     @property
     def shared(self) -> Tensor:
-        """(num_shared,) the places in (P,) vectors of the parameters that do not stay with the client; on the CPU."""
-        shared = torch.ones(len(self.anchor), dtype=torch.bool)
-        shared[self._flat.local] = False
-        return shared.nonzero().flatten()
+        """(num_shared,) the places in (P,) vectors of the parameters that do not stay with the client, on the CPU."""
+        return torch.ones(len(self.anchor)).index_fill_(0, self._flat.local, 0).nonzero().flatten()
 
     def batches(self, order: torch.Generator) -> Iterable[Any]:
         """Return one epoch of the client's batches in an order that a generator draws, before transfer hooks."""

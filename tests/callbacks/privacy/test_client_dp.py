@@ -368,7 +368,7 @@ def test_a_run_that_goes_on_otherwise_adds_up_what_was_released(tmp_path: Path) 
 def test_rounds_that_are_not_in_the_record(tmp_path: Path) -> None:
     """Before the rule was in the list, and in an earlier fit: nothing is known of them, so ε is infinite, for ever."""
     goes_on(tmp_path, 1, resume=False)
-    with pytest.warns(UserWarning, match="ClientDP: 1 rounds of this model are not in the record"):
+    with pytest.warns(UserWarning, match="ClientDP: the record of what was released lacks 1 of this model's 1 rounds"):
         assert goes_on(tmp_path, 2, ClientDP(0.1, 1.0)) == math.inf
     assert goes_on(tmp_path, 3, ClientDP(0.1, 1.0)) == math.inf
     with pytest.raises(ConfigurationError, match="have spent ε = inf of the target_epsilon 8"):
