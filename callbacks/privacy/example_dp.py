@@ -1,6 +1,7 @@
 """ExampleDP: clients train by gradients that are clipped and have noise: DP-SGD."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,14 +32,15 @@ class _Step(nn.Module):
         return outputs["loss"] if isinstance(outputs, dict) else outputs  # type: ignore[no-any-return]
 
 
-def _without_loss(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Let a step's closure, its first argument, return nan in place of a loss, for a hook before the step."""
+def _without_loss(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Let the closure of a step return nan in place of the loss, as a hook before the step."""
+    itself, *closures = args
 
-    def closure() -> Tensor | None:
-        loss: Tensor | None = args[1]()
+    def unread(closure: Callable[[], Tensor | None]) -> Tensor | None:
+        loss = closure()
         return None if loss is None else torch.full_like(loss, torch.nan)
 
-    return (args[0], closure, *args[2:]), kwargs
+    return (itself, *(partial(unread, closure) for closure in closures)), kwargs
 
 
 class ExampleDP(NoisyClients):

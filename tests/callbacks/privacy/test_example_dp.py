@@ -6,14 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import serve
 from lightning.pytorch import LightningModule
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
-from fl_lightning.callbacks import ExampleDP, FedBN, FedDecorr, FedProx, FedSAM, FocalLoss, Scaffold
+from fl_lightning.callbacks import (
+    ExampleDP,
+    FaultInjection,
+    FedBN,
+    FedDecorr,
+    FedDisco,
+    FedFV,
+    FedProx,
+    FedSAM,
+    FocalLoss,
+    LocalDP,
+    Scaffold,
+)
 from fl_lightning.callbacks.privacy.accountant import Accountant
 
 NONE = {"clip": 1e9, "noise_multiplier": 1e-30}
@@ -109,11 +121,94 @@ def test_epsilon_counts_passes(epochs: dict[str, Any], passes: int) -> None:
     assert float(run.callback_metrics["privacy/epsilon"]) == pytest.approx(expected)
 
 
-def test_a_part_of_a_pass_counts_as_one() -> None:
-    """Clients of two and of four batches of one example, after 1, 2, 3 and 5 steps; the first two have two rounds."""
-    rule, updates = ExampleDP(), torch.zeros(4, 2)
-    serve(updates, rule, samples=[2, 2, 2, 4], steps=[1, 2, 3, 5], cohorts=[[0, 1, 2, 3], [0, 1]])
-    assert rule.state["sums"].tolist() == [2, 2, 2, 2]
+class Points(FederatedDataModule):
+    """Client 0 has 6 points, client 1 has 2, in batches of 2."""
+
+    num_clients = 2
+
+    def client_dataset(self, client: int) -> Any:
+        draw, count = torch.Generator().manual_seed(client), (6, 2)[client]
+        return TensorDataset(torch.randn(count, 4, generator=draw, dtype=torch.float64), torch.arange(count) % 3)
+
+    def class_counts(self) -> Tensor:
+        return torch.tensor([[2, 2, 2], [1, 1, 0]])
+
+
+class Leaves(Net):
+    """Ends an epoch before its second batch."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 1 else None
+
+
+class Twice(Net):
+    """Evaluates the last of three batches twice more."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for _ in range(2 if batch_idx == 2 else 0):
+            optimizer_closure()
+        optimizer.step(closure=optimizer_closure)
+
+
+class Quasi(Net):
+    """LBFGS, which evaluates each batch three times for a step and reads its loss."""
+
+    search: str | None = None
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3, line_search_fn=self.search)
+
+
+class Searches(Quasi):
+    search = "strong_wolfe"
+
+
+RELEASED: list[Any] = [
+    (Net, {}, [1, 1]),
+    (Net, {"local_epochs": 2}, [2, 2]),
+    (Net, {"local_epochs": 0.5}, [1, 1]),
+    (Net, {"local_steps": 4}, [2, 4]),
+    (Leaves, {"local_epochs": 2}, [2, 2]),
+    (Twice, {"local_epochs": 2}, [6, 2]),
+    (Quasi, {"local_epochs": 2}, [6, 6]),
+]
+
+
+@pytest.mark.parametrize(("module", "work", "expected"), RELEASED)
+def test_the_most_sums_that_an_example_may_be_in(module: Any, work: Any, expected: list[int]) -> None:
+    """Client 0 has three batches an epoch, client 1 has one; an epoch counts as its batch with most evaluations."""
+    rule, orchestrator = ExampleDP(), FederatedOrchestrator(module(), **work)
+    trainer(rule).fit(orchestrator, datamodule=Points(batch_size=2))
+    assert rule.state["made"].tolist() == [expected]
+    assert rule.state["releases"].tolist() == [[2.0, 1.0, 1.0, 1.0, 1.0]]
+
+
+def test_an_optimizer_reads_no_loss() -> None:
+    """LBFGS stops its steps where the loss no longer falls; a line search needs nothing but the loss."""
+    seen = list[Any]()
+
+    class Reads(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.append(closure())
+            return super().step()
+
+    class Reader(Net):
+        def configure_optimizers(self) -> Any:
+            return Reads(self.parameters(), lr=0.1)
+
+    run = trainer(ExampleDP())
+    run.fit(FederatedOrchestrator(Reader()), datamodule=Points(batch_size=2))
+    assert len(seen) == 4
+    assert all(loss.isnan() for loss in seen)
+    assert float(run.callback_metrics["train/loss"]) > 0
+    with pytest.raises(ConfigurationError, match="the line search of LBFGS reads the loss, which has no noise"):
+        trainer(ExampleDP()).fit(FederatedOrchestrator(Searches()), datamodule=Points(batch_size=2))
+
+
+def test_a_client_that_is_left_out_counts() -> None:
+    rule, fault = ExampleDP(), FaultInjection("nan", clients=[0])
+    trainer(rule, fault).fit(FederatedOrchestrator(Net(), local_epochs=2), datamodule=Points(batch_size=2))
+    assert rule.state["made"].tolist() == [[2, 2]]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +218,9 @@ def test_a_part_of_a_pass_counts_as_one() -> None:
         (FedSAM, "ExampleDP and FedSAM do not go together"),
         (FedDecorr, "FedDecorr would do nothing: keep one"),
         (partial(Scaffold, "I"), "clients train by ExampleDP: use option II"),
+        (FedFV, "FedFV reads the clients' losses, which have no noise, so ε would be false"),
+        (FedDisco, "FedDisco reads the clients' class counts, which have no noise"),
+        (LocalDP, "ExampleDP and LocalDP do not go together: both log privacy/epsilon"),
     ],
 )
 def test_refused_beside_it(rule: Any, message: str) -> None:
