@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fl_lightning import ConfigurationError
 
+MUCH_NOISE = 1e4  # a noise multiplier with which a sum tells nothing that counts
 Sampling = Literal["poisson", "uniform", "fixed"]
 
 
@@ -44,7 +45,11 @@ class Accountant:
         return spent([*before, (self, noise_multiplier, times)], delta)
 
     def noise_for(self, epsilon: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
-        """Return the noise multiplier with which :meth:`epsilon` is at most ``epsilon``, and hardly less."""
+        """Return the noise multiplier with which :meth:`epsilon` is at most ``epsilon``, and hardly less.
+
+        Raises:
+            ConfigurationError: the releases before have spent ``epsilon``.
+        """
         from dp_accounting import LowerEndpointAndGuess, calibrate_dp_mechanism  # type: ignore[import-untyped]
         from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
 
@@ -53,9 +58,15 @@ class Accountant:
             return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
 
         found, guess = [], LowerEndpointAndGuess(0.01, 1.0)
-        for bound in _bounds([*before, (self, 1.0, times)]):
-            make = partial(composed, bound=bound)
-            found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
+        for bound in _bounds(hardly_more := [*before, (self, MUCH_NOISE, times)]):
+            if not before or _bounded(hardly_more, delta, bound) < epsilon:
+                make = partial(composed, bound=bound)
+                found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
+        if not found:
+            raise ConfigurationError(
+                f"ClientDP: the rounds so far have spent ε = {spent(before, delta):.3f} of the target_epsilon "
+                f"{epsilon:g}: raise it"
+            )
         return min(found)
 
 
@@ -69,18 +80,16 @@ def spent(releases: Sequence[Release], delta: float) -> float:
     If all are "poisson", neighbouring data differ by one vector that is there or not; else by one that is another one,
     for which a "poisson" sum counts as if every vector were in it.
     """
+    made = [release for release in releases if release[2]]
+    return min(_bounded(made, delta, bound) for bound in _bounds(made)) if made else 0.0
+
+
+def _bounded(releases: Sequence[Release], delta: float, bound: Sampling) -> float:
+    """Return the ε of releases by one of the bounds."""
     from dp_accounting.rdp import compute_epsilon  # type: ignore[import-untyped]
 
-    made = [release for release in releases if release[2]]
-    if not made:
-        return 0.0
-    if any(noise == 0 for _, noise, _ in made):
-        return math.inf
-    found = []
-    for bound in _bounds(made):
-        total = sum(times * _rdp(accountant, noise, bound) for accountant, noise, times in made)
-        found.append(float(compute_epsilon(_new(bound).orders, total, delta)[0]))
-    return min(found)
+    total = sum(times * _rdp(accountant, noise, bound) for accountant, noise, times in releases)
+    return float(compute_epsilon(_new(bound).orders, total, delta)[0])
 
 
 def _bounds(releases: Sequence[Release]) -> list[Sampling]:

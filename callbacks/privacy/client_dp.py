@@ -19,7 +19,6 @@ from fl_lightning.errors import check_positive, check_within
 from fl_lightning.runs.catalogue import Metric
 
 DELTA_POWER = -1.1  # of the number of clients (McMahan et al., 2018)
-MUCH_NOISE = 1e4  # a noise multiplier with which a round tells nothing that counts
 CLIP_RATE = 0.2  # of the adaptive clip (Andrew et al., 2021)
 UNSAFE = {"updates", "weights", "shrinking", "reduction"}  # what no rule beside ClientDP may settle
 
@@ -102,6 +101,10 @@ class ClientDP(PrivateRule):
             self._sum_noise = adaptive_noise(noise, self._count_noise)
         self._tell(type(data.sampler).__name__, rounds, left)
 
+    @override
+    def units(self, server: Server) -> int:
+        return 1
+
     def _check_chain(self, server: Any, rules: list[FederatedCallback]) -> None:
         """Refuse what would make ε false, from what the other rules, the sampler and the orchestrator declare."""
         sampler = type(server.data.sampler).__name__
@@ -145,13 +148,7 @@ class ClientDP(PrivateRule):
         )
         found = self.state.get("found", torch.zeros(len(wanted) + 1, dtype=torch.float64))
         if not torch.equal(found[:-1], wanted):
-            before, left = self.released(), max(left, 1)
-            if before and accountant.epsilon(MUCH_NOISE, left, self._delta, before) >= target:
-                raise ConfigurationError(
-                    f"ClientDP: the rounds so far have spent ε = {self.epsilon(self._delta):.3f} of the target_epsilon "
-                    f"{target:g}: raise it"
-                )
-            noise = accountant.noise_for(target, left, self._delta, before)
+            noise = accountant.noise_for(target, max(left, 1), self._delta, self.released())
             self.state["found"] = found = torch.cat([wanted, wanted.new_tensor([noise])])
         return float(found[-1])
 

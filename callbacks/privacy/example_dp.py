@@ -1,6 +1,6 @@
 """ExampleDP: clients train by gradients that are clipped and have noise: DP-SGD."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,10 @@ class ExampleDP(NoisyClients):
                 f"ExampleDP: {mixing} is BatchNorm, which mixes the examples of a batch: set the network WithGroupNorm"
             )
         super().on_train_start(trainer, pl_module)
+
+    @override
+    def sums(self, orchestrator: Server) -> Mapping[int, int]:
+        return self.made
 
     @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:

@@ -1,6 +1,6 @@
 """NoisyClients: base of the rules with which clients add noise themselves."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -57,9 +57,9 @@ class NoisyClients(PrivateRule, ABC):
     def units(self, server: Server) -> int:
         return server.data.num_clients
 
+    @abstractmethod
     def sums(self, orchestrator: Server) -> Mapping[int, int]:
         """Return how many sums with noise clients have released in the round that has ended, by client."""
-        return self.made
 
     def factors(self, vectors: Tensor) -> Tensor:
         """Return the factors (…,) that clip vectors (…, P) to the norm S."""

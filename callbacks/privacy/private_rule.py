@@ -1,6 +1,6 @@
 """PrivateRule: base of the private rules, which record what they release, and compute ε from that record alone."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from typing import Any, get_args
 
 import torch
@@ -47,9 +47,9 @@ class PrivateRule(FederatedCallback, ABC):
             self.record(Accountant("fixed"), 0.0, torch.inf, torch.ones(self.units(server), dtype=torch.int64))
         self.state["rounds"] = torch.tensor(made)
 
+    @abstractmethod
     def units(self, server: Server) -> int:
         """Return U, the number of units that the record tells apart."""
-        return 1
 
     def record(self, accountant: Accountant, noise_multiplier: float, clip: float, sums: Tensor) -> None:
         """Record how many sums of a kind each unit had a part in, ``sums`` (U,) int64, in a round."""

@@ -63,8 +63,8 @@ class Hooks:
     @property
     def local(self) -> Tensor:
         """(L,) the places of the P parameters that stay with each client."""
-        columns = [part.columns.cpu() for part in self.parts]
-        return torch.cat(columns).unique() if columns else torch.empty(0, dtype=torch.int64)
+        columns = {column for part in self.parts for column in part.columns.tolist()}
+        return torch.tensor(sorted(columns), dtype=torch.int64)
 
     def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return the model that a client starts from, given the global model."""

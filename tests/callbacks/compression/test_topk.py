@@ -71,7 +71,7 @@ CHAINS: list[tuple[list[Any], int]] = [
 
 @pytest.mark.parametrize(("rules", "expected"), CHAINS)
 def test_bytes_of_what_leaves(rules: list[Any], expected: int) -> None:
-    """Of 43 numbers of eight bytes: what acts after a compressor sends all of them, unless it says how it sends less."""
+    """Of 43 numbers of eight bytes: a rule after a compressor sends all of them, unless it says how it sends less."""
     capture, data = Capture(), GivenData(torch.randn(1, 43, dtype=torch.float64))
     run = trainer(*(make() for make in rules), capture, TrafficMonitor())
     run.fit(FederatedOrchestrator(Linear(43)), datamodule=data)

@@ -4,13 +4,14 @@ Those of Abadi et al., 2016, and McMahan et al., 2018, are as others quote them:
 """
 
 import math
+from typing import Any
 
 import pytest
-from dp_accounting import dp_event, pld
+from dp_accounting import NeighboringRelation, dp_event, pld
 from dp_accounting.rdp import RdpAccountant
 
 from fl_lightning import ConfigurationError
-from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
+from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise, spent
 
 MNIST = (256, 60000)
 # z, vectors a sum, of, sums, ε by RDP, ε by PLD, the published figure: TensorFlow Privacy's tutorials (three times,
@@ -74,6 +75,57 @@ def test_cohorts_of_a_fixed_size_cost_more(
 def test_sums_in_which_all_are(noise: float, visits: int, expected: float) -> None:
     """The noise in units of the sensitivity, which is twice the clip."""
     assert Accountant("fixed").epsilon(2 * noise, visits, 1e-5) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("drawn", [10, 50, 90])
+def test_the_smaller_of_two_bounds(drawn: int) -> None:
+    """That for subsets, and that as if all took part, of Gaussians with z / 2: 100 sums with z = 2 are one with 1 / 10.
+
+    For 90 of 100 the first is 172 and the second 80 (Rényi's bound for one Gaussian, over whole orders at most).
+    """
+    found = Accountant("uniform", drawn, 100).epsilon(2.0, 100, 0.0063)
+    subsets = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    subsets.compose(dp_event.SampledWithoutReplacementDpEvent(100, drawn, dp_event.GaussianDpEvent(1.0)), 100)
+    gauss = RdpAccountant()
+    gauss.compose(dp_event.GaussianDpEvent(0.1))
+    assert found == pytest.approx(min(subsets.get_epsilon(0.0063), gauss.get_epsilon(0.0063)), rel=1e-9)
+    assert (found < subsets.get_epsilon(0.0063) - 1) == (drawn > 10)
+
+
+def test_the_noise_for_an_epsilon_with_most_clients() -> None:
+    """Of 90 of 100 clients in 100 rounds: 9.30 is enough for ε = 8, where the bound for subsets asks for 17.19."""
+    found = Accountant("uniform", 90, 100).noise_for(8.0, 100, 0.0063)
+    gauss = RdpAccountant()
+    gauss.compose(dp_event.GaussianDpEvent(found / 2), 100)
+    assert gauss.get_epsilon(0.0063) == pytest.approx(8.0, abs=1e-4)
+    assert found == pytest.approx(9.304, abs=1e-3)
+
+
+def test_releases_of_several_kinds_add_up() -> None:
+    """Gaussians: 8 / 8² + 1 / 4² = 3 / 4². Without noise nothing is private, and without a release everything is."""
+    fixed, poisson = Accountant("fixed"), Accountant("poisson", 10, 100)
+    assert spent([(fixed, 8.0, 8), (fixed, 4.0, 1)], 1e-5) == pytest.approx(spent([(fixed, 4.0, 3)], 1e-5))
+    assert spent([(fixed, 4.0, 3), (poisson, 1.0, 0)], 1e-5) == spent([(fixed, 4.0, 3)], 1e-5)
+    assert spent([(fixed, 4.0, 3), (fixed, 0.0, 1)], 1e-5) == math.inf
+    assert spent([], 1e-5) == 0
+    two = RdpAccountant()
+    for noise, times in ((1.0, 20), (2.0, 80)):
+        two.compose(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(noise)), times)
+    assert poisson.epsilon(2.0, 80, 1e-5, before=[(poisson, 1.0, 20)]) == pytest.approx(two.get_epsilon(1e-5))
+    assert spent([(poisson, 4.0, 3), (fixed, 4.0, 1)], 1e-5) == spent([(fixed, 4.0, 4)], 1e-5), "one may be replaced"
+    rest = poisson.noise_for(8.0, 80, 1e-5, before=[(poisson, 1.0, 20)])
+    assert 7.999 < poisson.epsilon(rest, 80, 1e-5, before=[(poisson, 1.0, 20)]) <= 8.0
+
+
+def test_each_kind_of_sum_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 50 rounds, and not in each of them anew."""
+    calls = list[Any]()
+    compose = RdpAccountant.compose
+    monkeypatch.setattr(RdpAccountant, "compose", lambda self, *args: calls.append(args) or compose(self, *args))
+    accountant = Accountant("uniform", 7, 50)
+    rising = [accountant.epsilon(1.7, rounds, 1e-3) for rounds in range(1, 51)]
+    assert rising == sorted(rising)
+    assert len(calls) <= 2
 
 
 @pytest.mark.parametrize(("target", "noise"), [(1.0, 2.542), (3.0, 1.251), (8.0, 0.769)])
