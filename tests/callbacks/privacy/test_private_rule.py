@@ -182,7 +182,8 @@ class Chain:
     def __init__(self, seed: int, folder: Path) -> None:
         self.draw, self.folder = random.Random(seed), folder
         self.kind: Any = (LocalDP, ExampleDP, ClientDP)[seed % 3]
-        self.sums: dict[Any, Counter[Sum]] = {}
+        self.sums: dict[Any, Counter[Sum]] = {}  # by client or example
+        self.most: dict[Any, Counter[Sum]] = {}  # by client, for a bound above: an example may be in all of its sums
         self.now = Sum(1.0, False, 1.0)
         self.bare = self.lost = False  # whether a round had no noise, or is not in the record
         self.compared: list[tuple[float, float, float]] = []
@@ -190,14 +191,16 @@ class Chain:
     def release(self, units: Any) -> None:
         for unit in units:
             self.sums.setdefault(unit, Counter())[self.now] += 1
+        for client in {name // 100 if self.kind is ExampleDP else name for name in units}:
+            self.most.setdefault(client, Counter())[self.now] += 1
 
     def logs(self, epsilon: float) -> None:
         """The logged ε, and between which bounds it must be."""
         if self.bare or self.lost:
             self.compared.append((math.inf, epsilon, math.inf))
             return
-        least, most = zip(*[(at_least(each), at_most(each)) for each in self.sums.values()], strict=True)
-        self.compared.append((max(least), epsilon, max(most)))
+        least, most = max(map(at_least, self.sums.values())), max(map(at_most, self.most.values()))
+        self.compared.append((least, epsilon, most))
 
     def run(self) -> None:
         draw, orchestrator, rounds = self.draw, None, 0
@@ -237,8 +240,9 @@ class Chain:
             last = self.folder / "checkpoints" / "last.ckpt"
             try:
                 run.fit(orchestrator, datamodule=data, ckpt_path=last if part and not again else None)
-            except TrainingError:
-                return  # nobody's update was left
+            except (TrainingError, RuntimeError) as error:
+                assert "is left out" in str(error)  # and so is everybody else
+                return
             rounds = orchestrator.rounds_done
             self.bare = self.bare or (not private and new > 0)
             if not private:
@@ -286,9 +290,9 @@ def check(seeds: range, folder: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_never_below_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(range(18), tmp_path, monkeypatch)
+    check(range(15), tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 def test_never_below_the_truth_in_many_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(range(18, 200), tmp_path, monkeypatch)
+    check(range(15, 200), tmp_path, monkeypatch)
