@@ -22,9 +22,10 @@ from toy import (
     trainer,
 )
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Monitor
 from fl_lightning.engine.federation.data import ClientIds
 from fl_lightning.engine.module.failures import described
+from fl_lightning.runs.catalogue import Metric
 
 NAN = float("nan")
 
@@ -158,6 +159,22 @@ class Reducer(FederatedCallback):
 
 class OtherReducer(Reducer):
     pass
+
+
+class Counts(Monitor):
+    metrics = (Metric("counts/one", "One"), Metric("counts/two", "Two"))
+
+
+class CountsAgain(Monitor):
+    metrics = (Metric("counts/two", "Another two"), Metric("counts/three", "Three"))
+
+
+def test_two_callbacks_that_log_one_metric_are_refused() -> None:
+    """Lightning would log the mean of the two, which is neither's."""
+    with pytest.raises(
+        ConfigurationError, match="Counts and CountsAgain do not go together: both log counts/two, whose"
+    ):
+        send(UPDATES, Counts(), CountsAgain())
 
 
 def test_a_reducer_replaces_the_sum_and_a_second_one_is_refused() -> None:
