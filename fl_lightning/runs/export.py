@@ -30,7 +30,6 @@ from fl_lightning.seeding import isolated, seed_globals
 SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 # Entries of a run's checkpoint that a module alone has no use for.
 OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers"}
-<<<<<<< HEAD
 OF_THE_RUN |= {"rounds_done", "rounds_before", "clients_at_once", "server_settings", "memory_orders", "trainer_metrics"}
 OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
 HYPER_PARAMETERS, NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
