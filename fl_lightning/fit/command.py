@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -168,7 +169,9 @@ class FederatedCLI(LightningCLI):
             resumes, weights_only = self.config.subcommand == "fit", config.get("weights_only") is not False
             path = Path(config.ckpt_path)
             if config.ckpt_path == "last":
-                path = sound_checkpoint(last_of_experiment(root / experiment), weights_only)
+                run = last_of_experiment(root / experiment)
+                _tell_other_runs(run, config.get("config") or ())
+                path = sound_checkpoint(run, weights_only)
             rounds_done = rounds_of(path, resumes, weights_only)
             config.ckpt_path = str(path)
             self.done_before = rounds_done
@@ -290,6 +293,17 @@ def fetch_missing(data: FederatedDataModule) -> None:
         data.prepare_data()
     if (message := data.missing()) is not None:
         raise ConfigurationError(message)
+
+
+def _tell_other_runs(chosen: Path, configs: Sequence[Any]) -> None:
+    """Say that ``--ckpt_path last`` is not the run whose config.yaml was given, which may be a copy of the last run."""
+    for config in configs:
+        other = last_of_run(Path(str(config)).parent)
+        if other.is_file() and other.parents[1].resolve() != chosen.resolve():
+            rank_zero_warn(
+                f"--ckpt_path last goes on with {chosen}, the experiment's last run, and not with the run of {config}: "
+                f"to go on with that run, give --ckpt_path {other}"
+            )
 
 
 def _stopped(rounds: int, checkpoint: Path) -> str:

@@ -14,7 +14,7 @@ from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.states.disk import DiskState
+from fl_lightning.engine.states.disk import DiskState, check_name
 from fl_lightning.engine.states.sealed import SealedState
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.errors import ConfigurationError
@@ -143,7 +143,11 @@ class FederatedCallback(Callback):
         """Let ``state["name/client"]`` be ``value`` after the round, in which :meth:`recall` finds it; not sent.
 
         A client that is left out of the round leaves its state as it was.
+
+        Raises:
+            ConfigurationError: ``name`` cannot name a file, which keeps the tensor with ``model.client_states: disk``.
         """
+        check_name(f"{name}/{run.client}")
         run.stays[self.state_key, name] = value.detach().clone()
 
     def local_part(self, module: LightningModule) -> Iterable[str]:

@@ -23,6 +23,8 @@ from fl_lightning.inside import inside, within
 
 FOLDER = "states"  # below the run folder
 LARGE = 2 << 20  # bytes above which a file is mapped
+ID = "id"  # the file beside the states that names their run
+LONGEST = 200  # bytes of a part of a name, to which a number and a suffix are added
 MEND = "continue from another checkpoint of the run, or start the run again"
 ALONE = "give each run a folder of its own, by a logger or trainer.default_root_dir"
 COLUMNS = ("numbers", "bytes", "checksums")  # names of an entry's values in a checkpoint
@@ -207,8 +209,7 @@ class DiskState(MutableMapping[str, Tensor]):
             raise RuntimeError(
                 f"client states are set in server hooks, from aggregate to on_round_end: {name} was set too early"
             )
-        if not all(part.strip(".") for part in name.split("/")):
-            raise ValueError(f"client states are named name/client, got {name!r}")
+        check_name(name)
         if (round := self._round()) != self._changed_in:
             self._changed_in = round  # all devices have finished the last round, and its checkpoints are complete
             self._unwritten.clear()
@@ -234,7 +235,22 @@ class DiskState(MutableMapping[str, Tensor]):
         if self._writes and not self._id:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._id = uuid4().hex
-            (self._folder / "id").write_text(self._id)
+            (self._folder / ID).write_text(self._id)
+
+
+def check_name(name: str) -> None:
+    """Refuse the name of a client's tensor that cannot name a file, in memory, too: a run may go on on disk.
+
+    Raises:
+        ConfigurationError: a part of the name is empty, made of dots, or too long, or is taken.
+    """
+    parts = name.split("/")
+    fits = all(part.strip(".") and "\0" not in part and len(os.fsencode(part)) <= LONGEST for part in parts)
+    if not fits or parts[0] == ID:
+        raise ConfigurationError(
+            f"client states are named name/client, and kept in files of that name, got {name!r}: give a name "
+            f'of letters, such as "own", but not "{ID}"'
+        )
 
 
 def client_bytes(state: MutableMapping[str, Tensor]) -> int:
@@ -265,7 +281,7 @@ def _is_odd(file: str) -> bool:
 
 
 def _id(folder: Path) -> str:
-    file = inside(folder, "id")
+    file = inside(folder, ID)
     return file.read_text() if file.is_file() else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +27,7 @@ from fl_lightning.runs.folder.run_folder import RunFolder
 LAST, BEST = "last", "best"  # file names without suffix
 LIGHTNING = "pytorch-lightning_version"
 NEEDED = ("loops", "optimizer_states", "callbacks", LIGHTNING)  # entries of a checkpoint that a resumed run needs
+PATHS = ("best_model_path", "kth_best_model_path", "last_model_path")  # in the state of a ModelCheckpoint
 EXPECTED = {"ckpt_path": "a path to a .ckpt, or 'last'", "export": "a run folder, or a path to a .ckpt"}
 
 
@@ -60,6 +62,40 @@ class BestCheckpoint(ModelCheckpoint):
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Tensor]) -> None:
         if self.monitor in monitor_candidates:  # else Lightning would end the run
             super()._save_topk_checkpoint(trainer, monitor_candidates)
+
+
+def follow_folder(trainer: Trainer, states: dict[str, Any]) -> None:
+    """Let the ModelCheckpoints of a run that goes on find their files where these are now.
+
+    Lightning forgets scores and files if the folder has another path than at the time of saving, since the run folder
+    was moved or copied, or the path is relative to another working directory. A worse round would then overwrite
+    ``best.ckpt``.
+
+    Args:
+        trainer: the Trainer of the run that goes on, whose callbacks are set up.
+        states: the callbacks' states in the checkpoint, by ``state_key``, in which paths are changed.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        key = callback.state_key
+        if isinstance(callback, ModelCheckpoint) and key in states:
+            states[key] = trainer.strategy.broadcast(_moved(states[key], str(callback.dirpath)))
+
+
+def _moved(state: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return a ModelCheckpoint's state with the paths of its files in the folder where they lie now."""
+    before = state.get("dirpath")
+    if not before or before == folder:
+        return state
+
+    def now(path: str) -> str:
+        return str(Path(folder, os.path.relpath(path, before))) if path else ""
+
+    places = {name: now(state.get(name, "")) for name in PATHS}
+    scores = {now(path): score for path, score in state.get("best_k_models", {}).items()}
+    if not any(Path(path).is_file() for path in (*places.values(), *scores)):
+        return state  # the run goes on in a new folder, whose best round is still to come
+    present = {path: score for path, score in scores.items() if Path(path).is_file()}
+    return {**state, **places, "dirpath": folder, "best_k_models": present}
 
 
 def metrics_to_log(trainer: Trainer) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import toy
 from torch import Tensor
 from totals import CLIENTS, SIZE, UPDATES, equal, files, last, train
 
-from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
+from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.engine.states.disk import DiskState, client_bytes
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
@@ -231,9 +231,41 @@ def test_odd_names(state: DiskState, tmp_path: Path, name: str) -> None:
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     state = DiskState(writes=True)
     state.open(tmp_path / "inside", lambda: 1)
-    with pytest.raises(ValueError, match="client states are named name/client, got "):
+    with pytest.raises(ConfigurationError, match="client states are named name/client, and kept in files of that name"):
         state[name] = torch.ones(1)
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+class Keeps(FederatedCallback):
+    """Keeps each client's model under a name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_client_end(self, orchestrator: FederatedOrchestrator, run: LocalRun) -> None:
+        self.keep(run, self.name, run.params)
+
+
+@pytest.mark.parametrize("states", ["memory", "disk"])
+@pytest.mark.parametrize("name", ["..", "a/.", "/own", "", "id", "a\0b", "n" * 300])
+def test_a_name_that_no_file_can_have_is_refused_before_a_round_ends(tmp_path: Path, name: str, states: str) -> None:
+    """On disk and in memory alike, in one line; "id" is a file of the folder's own. Linux's limit is 255 bytes."""
+    orchestrator = FederatedOrchestrator(toy.Quadratic(), client_states=states)
+    with pytest.raises(ConfigurationError, match=r"client states are named name/client, .*, got .*: give a name") as told:
+        toy.trainer(Keeps(name), default_root_dir=tmp_path).fit(orchestrator, datamodule=toy.ToyData())
+    assert "\n" not in str(told.value)
+    assert orchestrator.rounds_done == 0
+
+
+@pytest.mark.parametrize("name", ["a.b", "a/b", ".own", "own.", "α", "ids", "a/id", "n" * 200])
+def test_every_other_name_is_the_same_in_memory_and_on_disk(tmp_path: Path, name: str) -> None:
+    found = []
+    for states in ("memory", "disk"):
+        rule, orchestrator = Keeps(name), FederatedOrchestrator(toy.Quadratic(), client_states=states)
+        toy.trainer(rule, default_root_dir=tmp_path, rounds=2).fit(orchestrator, datamodule=toy.ToyData())
+        found.append({each: rule.state[each].tolist() for each in rule.state})
+    assert found[0] == found[1]
+    assert f"{name}/0" in found[0]
 
 
 @pytest.mark.parametrize(
