@@ -62,7 +62,7 @@ class Bench(Server):
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         return torch.optim.SGD(self.flat.parameters, lr=1.0)
 
-    def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
+    def log_round(self, name: str, value: float, prog_bar: bool = False, logger: bool | None = None) -> None:
         self.logged[name] = value
 
     def take(self, cohort: Cohort) -> None:

@@ -1,5 +1,6 @@
 """PersonalEvaluation: how well the models serve each client."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -163,9 +164,10 @@ class PersonalEvaluation(Monitor):
             with orchestrator.at(*orchestrator.personal_model(client)):
                 rows[client] = self._evaluate(orchestrator, partial(orchestrator.data.held_out_batches, client))
         self._log(orchestrator, "personal/", rows)
-        sizes = orchestrator.data.sizes[clients].double()
         for name in rows[clients[0]]:
-            values = torch.tensor([row[name] for row in rows.values()], dtype=torch.float64)
+            known = {client: row[name] for client, row in rows.items() if not math.isnan(row[name])}
+            sizes = orchestrator.data.sizes[list(known)].double()
+            values = torch.tensor(list(known.values()), dtype=torch.float64)
             orchestrator.log_round(f"personal/{name}", float(sizes @ values / sizes.sum()))
         orchestrator.log_round("personal/new", float((~self.state["seen"][clients]).sum()))
 
@@ -175,10 +177,13 @@ class PersonalEvaluation(Monitor):
         return {name.split("/", 1)[-1]: value for name, value in logged.items()}
 
     def _log(self, orchestrator: Server, prefix: str, rows: Mapping[int, Mapping[str, float]]) -> None:
-        """Log metrics by client and over the clients; a client that holds nothing out has no metrics."""
+        """Log metrics by client and over the clients that have a value; one that holds nothing out has no metrics."""
         for name in dict.fromkeys(name for row in rows.values() for name in row):
-            known = {client: row[name] for client, row in rows.items() if name in row}
+            found = {client: row[name] for client, row in rows.items() if name in row}
+            known = {client: value for client, value in found.items() if not math.isnan(value)}
+            if prefix != OWN:  # clients have logged these, and the round counts them
+                orchestrator.log_left_out(f"{prefix}{name}", [client for client in found if client not in known])
             log_each(orchestrator, f"{prefix}{name}", known, known.values())
-            values = torch.tensor(list(known.values()), dtype=torch.float64)
+            values = torch.tensor(list(known.values()) or [math.nan], dtype=torch.float64)
             for measure, value in over_clients(values, lower_is_better(name)).items():
                 orchestrator.log_round(f"{prefix}{name}_{measure}", value)

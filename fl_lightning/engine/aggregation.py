@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,8 +37,7 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     hooks.settle(cohort)
     for look in hooks("on_round_end"):
         look(server, cohort)
-    for name, value in cohort.metrics.items():
-        server.log_round(name, value, prog_bar=name == "train/loss")
+    _log_metrics(server, cohort)
 
 
 def step_alone(server: Server, hooks: Hooks, round: int) -> None:
@@ -67,6 +67,15 @@ def _refine(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     if refiners:
         agree(server.trainer, server.params)
         check_finite(server.params, server.round, refiners)
+
+
+def _log_metrics(server: Server, cohort: Cohort) -> None:
+    shown: dict[str, dict[str, bool]] = {"train/loss": {"prog_bar": True}}
+    for result in cohort.results:
+        shown |= result.shown
+    for name, value in cohort.metrics.items():
+        server.log_round(name, value, **shown.get(name, {}))
+        server.log_left_out(name, [each.client for each in cohort.results if math.isnan(each.metrics.get(name, 0))])
 
 
 def share_loss_scale(server: Server, results: Sequence[ClientResult]) -> None:

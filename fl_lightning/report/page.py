@@ -49,6 +49,7 @@ HEATS = {
 }
 STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on every page that loads Plotly
 LISTED_METHODS = 6  # largest number of methods that the page's title names
+MOST_CURVES = 100  # in a section; thousands would take minutes, and no browser could show them
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
 NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
 
@@ -121,10 +122,12 @@ def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:
     yield Section("settings", "Settings", tables=_some(differ), folded=_some(same), texts=_configs(methods))
     for key, (title, _) in SECTIONS.items():
         names = [name for name in of_section(key, logged(methods)) if name not in summary]
+        names, others = names[:MOST_CURVES], names[MOST_CURVES:]
         notes = {name: note for name in names if (note := charts.constant(name, methods))}
         curves = [charts.curve(name, methods) for name in names if name not in notes]
         shown = _some(*curves, *_special(key, methods, budget))
-        said = [*notes.values(), *_some(_unchanged(key, methods))]
+        rest = f"{len(others):,} more metrics are in metrics.csv alone, from {others[0]} on." if others else ""
+        said = [*notes.values(), *_some(_unchanged(key, methods), rest)]
         yield Section(key, title, charts=shown, notes=said)
     drawn = _some(clients.scatter(methods), clients.partition(methods))
     yield Section("clients", "Clients", charts=drawn, clients=clients.listed(methods))

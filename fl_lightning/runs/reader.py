@@ -273,4 +273,6 @@ def _table(path: Path) -> pd.DataFrame:
         raise ConfigurationError(
             f"{path} is empty or damaged: expected numbers and a column round, one row per round; {MEND}"
         )
-    return table.set_index("round").astype(float).sort_index()
+    table = table.set_index("round").sort_index()
+    values = table.to_numpy(dtype=float)  # one array: pandas takes a millisecond a column where each is one of its own
+    return pd.DataFrame(values, table.index, table.columns)

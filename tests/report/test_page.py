@@ -384,3 +384,12 @@ def test_a_page_lies_beside_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run("report", *runs).out.startswith("report: runs/report.html (2 runs, 2 methods,")
     assert Path("runs/a/version_0/report.html").is_file()
     assert Path("runs/report.html").is_file()
+
+
+def test_a_section_draws_a_hundred_metrics_and_says_how_many_there_are_besides(tmp_path: Path) -> None:
+    """The first of 103 metrics is in the summary. Thousands of curves would take minutes; metrics.csv has them all."""
+    values = {f"mine/m{number:03}": [float(number), number + 1.0] for number in range(103)}
+    page = report(write(tmp_path / "run", values), out=tmp_path / "page.html")
+    drawn = {key: curves(chart)["run"] for key, chart in charts(page).items()}
+    assert drawn == {name.replace("/", "-"): numbers for name, numbers in [*values.items()][:101]}
+    assert "2 more metrics are in metrics.csv alone, from mine/m101 on." in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,13 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import prints
 
 from fl_lightning.errors import ConfigurationError
 
 Spare = tuple[nn.Module, str, Metric | MetricCollection]  # parent, name in the parent, copy of the metric
 
+UNDEFINED = ("should be meaningless", "recall is undefined")  # in torchmetrics' warnings that it returns 0
 REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -29,6 +32,7 @@ class _Entry:
 
     reduction: str
     forked: bool
+    shown: dict[str, bool]
     values: list[Any] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
@@ -79,8 +83,8 @@ class MetricLog:
         Args:
             name: the metric's name.
             value: a number, a tensor of one element or a torchmetrics object.
-            prog_bar: unused.
-            logger: unused.
+            prog_bar: whether the progress display shows the round's metric.
+            logger: whether the loggers get the round's metric; None for yes.
             on_step: as for Lightning; with ``on_epoch``, the metric is also named ``name_step`` and ``name_epoch``.
             on_epoch: as for Lightning.
             reduce_fx: the reduction over the steps: mean, sum, min or max.
@@ -94,7 +98,8 @@ class MetricLog:
         if entry is None:
             by_step = self._training and in_batch is not None if on_step is None else on_step
             forked = bool(by_step and (not self._training if on_epoch is None else on_epoch))
-            entry = self._entries[name] = _Entry(reduction_named(reduce_fx), forked)
+            shown = ({"prog_bar": True} if prog_bar else {}) | ({} if logger is None else {"logger": logger})
+            entry = self._entries[name] = _Entry(reduction_named(reduce_fx), forked, shown)
         entry.values.append(value.detach().clone() if isinstance(value, Tensor) else value)
         entry.weights.append(float(batch_size or in_batch or 1))
 
@@ -117,6 +122,12 @@ class MetricLog:
         others = {name: entry for name, entry in self._entries.items() if entry.reduction != "mean"}
         return {n: e.reduction for name, e in others.items() for n in (name, *([f"{name}_epoch"] if e.forked else []))}
 
+    def shown(self) -> dict[str, dict[str, bool]]:
+        """Return ``prog_bar`` and ``logger`` by name, where ``self.log`` was given them."""
+        endings = {False: ("",), True: ("", "_step", "_epoch")}
+        shown = {name: entry for name, entry in self._entries.items() if entry.shown}
+        return {name + ending: entry.shown for name, entry in shown.items() for ending in endings[entry.forked]}
+
 
 def reduction_named(reduce_fx: Any) -> str:
     """Return the name of a reduction: "mean", "sum", "min" or "max", given the name or a function such as torch.sum."""
@@ -127,11 +138,31 @@ def reduction_named(reduce_fx: Any) -> str:
 
 
 def _computed(metric: Metric) -> float:
+    """Compute a metric on this device; nan where its examples lack a class, for which torchmetrics returns 0."""
     available, metric.distributed_available_fn = metric.distributed_available_fn, bool  # bool() is False
+    rank, prints.rank_zero_only.rank = prints.rank_zero_only.rank, 0  # type: ignore[attr-defined]  # so that all warn
+    metric._computed = None  # a value that torchmetrics remembers comes without its warning
     try:
-        return float(metric.compute())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            value = float(metric.compute())
     finally:
         metric.distributed_available_fn = available
+        prints.rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as above
+    if _lacks_class(metric) or any(words in str(each.message) for each in told for words in UNDEFINED):
+        return math.nan
+    for each in told if rank == 0 else ():
+        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    return value
+
+
+def _lacks_class(metric: Any) -> bool:
+    """Tell whether a curve at given thresholds, or an area below one, lacks a class; torchmetrics does not warn."""
+    if getattr(metric, "thresholds", None) is None or not hasattr(metric, "confmat"):
+        return False
+    negatives, positives = metric.confmat[0].sum(-1).unbind(-1)  # scalars, or of each class (C,)
+    needs_negatives = "Precision" not in type(metric).__name__
+    return not (positives.all() and (negatives.all() or not needs_negatives))
 
 
 def examples_in(batch: Any) -> int:

@@ -142,10 +142,7 @@ class FederatedCallback(Callback):
     def keep(self, run: LocalRun, name: str, value: Tensor) -> None:
         """Let ``state["name/client"]`` be ``value`` after the round, in which :meth:`recall` finds it; not sent.
 
-        A client that is left out of the round leaves its state as it was.
-
-        Raises:
-            ConfigurationError: ``name`` cannot name a file, which keeps the tensor with ``model.client_states: disk``.
+        A client that is left out of the round leaves its state as it was. A name that no file can have is refused.
         """
         check_name(f"{name}/{run.client}")
         run.stays[self.state_key, name] = value.detach().clone()

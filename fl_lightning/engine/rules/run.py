@@ -302,6 +302,7 @@ class LocalRun:
             buffers=list(self.buffers),
             metrics=self.metrics,
             reductions=self._logged.reductions(),
+            shown=self._logged.shown(),
             loss_scale=loss_scale,
             learning_rate=self.learning_rate,
             vectors=self._vectors,

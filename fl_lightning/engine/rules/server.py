@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -25,6 +26,8 @@ from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import log_again, transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
+
+NAMED = 10  # clients in a line
 
 
 @contextlib.contextmanager
@@ -124,12 +127,24 @@ class Server(LightningModule):
         """Make a CPU generator keyed by the seed, the purpose and the indices, for a rule that draws random numbers."""
         return generator(self.seed, purpose, *indices)
 
-    def log_round(self, name: str, value: float, prog_bar: bool = False) -> None:
+    def log_round(self, name: str, value: float, prog_bar: bool = False, logger: bool | None = None) -> None:
         """Log a metric of this round, from ``aggregate`` to ``on_round_end``; loggers get the round as their step."""
         # A tensor on the CPU, since Lightning would put a number on the device, and wait for it there.
         scalar = torch.tensor(value, dtype=torch.get_default_dtype())
         if not log_again(self, name, scalar):
-            self.log(name, scalar, prog_bar=prog_bar, on_step=False, on_epoch=True, batch_size=1)
+            self.log(name, scalar, prog_bar, logger, on_step=False, on_epoch=True, batch_size=1)
+
+    def log_left_out(self, name: str, clients: Sequence[int]) -> None:
+        """Log how many clients a metric leaves out, since it is nan on them; a line names those of the first time."""
+        count = f"left_out/{name}"
+        if clients and count not in self.trainer.callback_metrics:
+            named = [*map(self.data.client_label, clients[:NAMED]), *["…"][: len(clients) - NAMED]]
+            rank_zero_warn(
+                f"round {self.round}: {name} leaves out client {', '.join(named)}, on whose examples it is not defined "
+                f"(nan), as AUROC on those of one class; {count} counts such clients"
+            )
+        if clients:
+            self.log_round(count, float(len(clients)))
 
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""

@@ -23,8 +23,6 @@ from fl_lightning.inside import inside, within
 
 FOLDER = "states"  # below the run folder
 LARGE = 2 << 20  # bytes above which a file is mapped
-ID = "id"  # the file beside the states that names their run
-LONGEST = 200  # bytes of a part of a name, to which a number and a suffix are added
 MEND = "continue from another checkpoint of the run, or start the run again"
 ALONE = "give each run a folder of its own, by a logger or trainer.default_root_dir"
 COLUMNS = ("numbers", "bytes", "checksums")  # names of an entry's values in a checkpoint
@@ -235,21 +233,17 @@ class DiskState(MutableMapping[str, Tensor]):
         if self._writes and not self._id:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._id = uuid4().hex
-            (self._folder / ID).write_text(self._id)
+            (self._folder / "id").write_text(self._id)
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a client's tensor that cannot name a file, in memory, too: a run may go on on disk.
-
-    Raises:
-        ConfigurationError: a part of the name is empty, made of dots, or too long, or is taken.
-    """
+    """Refuse the name of a client's tensor that cannot name a file, or names the folder's own file ``id``."""
     parts = name.split("/")
-    fits = all(part.strip(".") and "\0" not in part and len(os.fsencode(part)) <= LONGEST for part in parts)
-    if not fits or parts[0] == ID:
+    fits = all(part.strip(".") and "\0" not in part and len(os.fsencode(part)) <= 200 for part in parts)
+    if not fits or parts[0] == "id":
         raise ConfigurationError(
             f"client states are named name/client, and kept in files of that name, got {name!r}: give a name "
-            f'of letters, such as "own", but not "{ID}"'
+            'of letters, such as "own", but not "id"'
         )
 
 
@@ -281,7 +275,7 @@ def _is_odd(file: str) -> bool:
 
 
 def _id(folder: Path) -> str:
-    file = inside(folder, ID)
+    file = inside(folder, "id")
     return file.read_text() if file.is_file() else ""
 
 

@@ -29,6 +29,7 @@ class ClientResult:
             the module has set to None.
         metrics: the logged metrics, each reduced over the local steps.
         reductions: "sum", "min" or "max" for each logged metric that is not averaged.
+        shown: ``prog_bar`` and ``logger`` of each metric that was logged with them.
         loss_scale: scale and growth tracker of the client's GradScaler at its end; None without a GradScaler.
         learning_rate: η_k, the client's learning rate; ``normalizer`` is in units of it.
         vectors: tensors that rules sent with :meth:`LocalRun.send`, by name.
@@ -44,6 +45,7 @@ class ClientResult:
     buffers: list[Tensor | None] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     reductions: dict[str, str] = field(default_factory=dict)
+    shown: dict[str, dict[str, bool]] = field(default_factory=dict)
     loss_scale: tuple[float, int] | None = None
     learning_rate: float = 0.0
     vectors: dict[str, Tensor] = field(default_factory=dict)
@@ -98,7 +100,8 @@ class Cohort:
         buffers: buffers and frozen parameters of the new global model: the mean weighted by n_k of float tensors, the
             maximum of integer tensors.
         metrics: means of the training loss and of the logged metrics, weighted by n_k, over the clients that logged
-            them; the sum, minimum or maximum of a metric logged with such a ``reduce_fx``.
+            them and have a value (nan is none); the sum, minimum or maximum of a metric logged with such a
+            ``reduce_fx``.
         results: one :class:`ClientResult` per client, with the client's own buffers and metrics, and the vectors that
             rules sent.
     """
@@ -241,18 +244,20 @@ class Cohort:
 
 
 def _average_metrics(results: Sequence[ClientResult]) -> dict[str, float]:
-    """Reduce the training loss and each metric over the clients that logged it, by default to the mean by n_k."""
+    """Reduce the training loss and each metric over the clients that have a value, by default to the mean by n_k."""
     columns: dict[str, list[tuple[int, float]]] = {}
     reductions: dict[str, str] = {}
     for result in results:
         trained = {} if math.isnan(result.loss) else {"train/loss": result.loss}
         for name, value in {**trained, **result.metrics}.items():
-            columns.setdefault(name, []).append((result.num_samples, value))
+            columns.setdefault(name, []).extend([] if math.isnan(value) else [(result.num_samples, value)])
         reductions |= result.reductions
     return {name: _reduce(pairs, reductions.get(name, "mean")) for name, pairs in columns.items()}
 
 
 def _reduce(pairs: Sequence[tuple[int, float]], reduction: str) -> float:
+    if not pairs:
+        return math.nan
     if reduction == "mean":
         return sum(n * v for n, v in pairs) / sum(n for n, _ in pairs)
     values = torch.tensor([value for _, value in pairs], dtype=torch.float64)

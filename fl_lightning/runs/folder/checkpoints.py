@@ -46,6 +46,16 @@ class LastCheckpoint(ModelCheckpoint):
                 logger.write()
         super().on_train_epoch_end(trainer, pl_module)
 
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Lightning forgets scores and files where the path of their folder has changed (a run folder that was moved or
+        # copied, another working directory), and a worse round would overwrite best.ckpt.
+        states = checkpoint["callbacks"]
+        for callback in trainer.checkpoint_callbacks:
+            state = states.get(callback.state_key) or {}
+            if isinstance(callback, ModelCheckpoint) and state.get("dirpath") not in (None, callback.dirpath):
+                states[callback.state_key] = trainer.strategy.broadcast(_in_folder(state, str(callback.dirpath)))
+
 
 class BestCheckpoint(ModelCheckpoint):
     """Saves ``checkpoints/best.ckpt`` after the round with the best monitored metric, if the model logs this metric.
@@ -64,38 +74,17 @@ class BestCheckpoint(ModelCheckpoint):
             super()._save_topk_checkpoint(trainer, monitor_candidates)
 
 
-def follow_folder(trainer: Trainer, states: dict[str, Any]) -> None:
-    """Let the ModelCheckpoints of a run that goes on find their files where these are now.
-
-    Lightning forgets scores and files if the folder has another path than at the time of saving, since the run folder
-    was moved or copied, or the path is relative to another working directory. A worse round would then overwrite
-    ``best.ckpt``.
-
-    Args:
-        trainer: the Trainer of the run that goes on, whose callbacks are set up.
-        states: the callbacks' states in the checkpoint, by ``state_key``, in which paths are changed.
-    """
-    for callback in trainer.checkpoint_callbacks:
-        key = callback.state_key
-        if isinstance(callback, ModelCheckpoint) and key in states:
-            states[key] = trainer.strategy.broadcast(_moved(states[key], str(callback.dirpath)))
-
-
-def _moved(state: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Return a ModelCheckpoint's state with the paths of its files in the folder where they lie now."""
-    before = state.get("dirpath")
-    if not before or before == folder:
-        return state
+def _in_folder(state: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return a ModelCheckpoint's state with the paths that its files have in another folder, if any lies there."""
 
     def now(path: str) -> str:
-        return str(Path(folder, os.path.relpath(path, before))) if path else ""
+        return str(Path(folder, os.path.relpath(path, state["dirpath"]))) if path else ""
 
-    places = {name: now(state.get(name, "")) for name in PATHS}
-    scores = {now(path): score for path, score in state.get("best_k_models", {}).items()}
-    if not any(Path(path).is_file() for path in (*places.values(), *scores)):
-        return state  # the run goes on in a new folder, whose best round is still to come
-    present = {path: score for path, score in scores.items() if Path(path).is_file()}
-    return {**state, **places, "dirpath": folder, "best_k_models": present}
+    paths = {name: now(state[name]) for name in PATHS}
+    scores = {now(path): score for path, score in state["best_k_models"].items()}
+    if not any(Path(path).is_file() for path in (*paths.values(), *scores)):
+        return state  # of a run that goes on in a new folder, whose best round is still to come
+    return {**state, **paths, "dirpath": folder, "best_k_models": scores}
 
 
 def metrics_to_log(trainer: Trainer) -> dict[str, Any]:

@@ -30,7 +30,6 @@ from fl_lightning.inside import inside
 from fl_lightning.runs.config.resuming import TRACKERS, changed_settings, check_unchanged
 from fl_lightning.runs.config.secrets import hidden, hidden_arguments
 from fl_lightning.runs.config.settings import RULES
-from fl_lightning.runs.folder.checkpoints import follow_folder
 from fl_lightning.runs.folder.files import CONFIG, ENVIRONMENT, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder.run_folder import RunFolder, run_folder
 from fl_lightning.runs.folder.yaml_text import read_yaml
@@ -97,10 +96,6 @@ class RunTracking(Callback):
             for name in ("round", "epoch", "trainer/global_step"):  # these get no plots
                 run.define_metric(name, hidden=True)
             run.define_metric("*", step_metric="round", step_sync=True)
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        follow_folder(trainer, checkpoint["callbacks"])
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,10 +1,12 @@
 """PersonalEvaluation by hand on two participants of three clients, and that it changes nothing."""
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -13,10 +15,11 @@ from hand_made import Row
 from jsonargparse import ArgumentParser
 from lightning.pytorch import LightningModule
 from resumed import assert_same
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import BinaryAccuracy
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
 from toy import Capture, GivenData, InTurn, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Server
@@ -174,6 +177,67 @@ def test_torchmetrics_objects_begin_anew_on_every_client() -> None:
     means = {"held_out/at50_mean": 2 / 3, "held_out/at70_mean": 1 / 3, "held_out/chance_mean": 1.7 / 3}
     means |= {"own/at50_mean": 1.0, "own/at70_mean": 1 / 2, "own/chance_mean": 0.75}
     assert {name: float(fit.callback_metrics[name]) for name in means} == pytest.approx(means, abs=1e-6)
+
+
+class Ranked(Watched):
+    """A point is a score and a class; logs the AUROC of a client's points, by torchmetrics or by scikit-learn."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__(2)
+        self.by, self.auroc = by, BinaryAUROC(thresholds=11 if by == "thresholds" else None)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        scores, classes = batch[0][:, 0], batch[0][:, 1].long()
+        self.auroc.update(scores, classes)
+        several = len(classes.unique()) > 1
+        by_hand = roc_auc_score(classes, scores) if several else math.nan
+        self.log("val/auroc", by_hand if self.by == "scikit-learn" else self.auroc)
+
+
+RANKED = [[[0.1, 0.0], [0.4, 1.0], [0.6, 0.0], [0.9, 1.0]], [[0.2, 1.0], [0.7, 1.0]], [[0.3, 0.0], [0.8, 1.0]]]
+
+
+class AtOnce(Points):
+    def held_out_batches(self, client: int) -> Iterator[list[Tensor]]:
+        return iter([[torch.tensor(self.points[client], dtype=torch.float64)]])
+
+
+@pytest.mark.parametrize("by", ["torchmetrics", "thresholds", "scikit-learn"])
+def test_a_client_that_cannot_have_a_metric_does_not_count(by: str) -> None:
+    """AUROC of clients 0 and 2, by scikit-learn, and NumPy's mean, least and deviation; client 1 has one class.
+
+    Gini's coefficient of 0.75 and 1: half the mean difference (2 · 0.25 / 4) / 2, in means of 0.875: 1/14. Of the
+    participants, client 0 counts alone; the personal models' mean weighs clients 0 and 2, of one example each.
+    """
+    known = {k: roc_auc_score(*reversed(np.transpose(RANKED[k]))) for k in (0, 2)}
+    values = np.array(list(known.values()))
+    fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
+    with pytest.warns(UserWarning, match="leaves out") as told:
+        fit.fit(FederatedOrchestrator(Ranked(by)), datamodule=AtOnce(RANKED))
+    expected = {"mean": values.mean(), "worst": values.min(), "spread": values.std(), "gini": 1 / 14}
+    expected |= {str(client): value for client, value in known.items()}
+    for group in ("held_out", "personal"):
+        found = {name.removeprefix(f"{group}/auroc")[1:]: value for name, value in row.items() if f"{group}/a" in name}
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+        assert "1" not in found
+    assert row["personal/auroc"] == pytest.approx(values.mean())
+    own = {name: value for name, value in row.items() if name.startswith("own/")}
+    alone = {"auroc": known[0], "auroc/0": known[0], "auroc_mean": known[0], "auroc_worst": known[0]}
+    assert own == pytest.approx({f"own/{name}": v for name, v in {**alone, "auroc_spread": 0, "auroc_gini": 0}.items()})
+    counts = {name: value for name, value in row.items() if name.startswith("left_out/")}
+    assert counts == {f"left_out/{group}/auroc": 1.0 for group in ("held_out", "own", "personal")}
+    lines = [str(each.message) for each in told if "leaves out" in str(each.message)]
+    assert lines[0].startswith("round 1: held_out/auroc leaves out client 1, on whose examples it is not defined")
+    assert len(lines) == 3
+
+
+def test_a_metric_that_no_client_has_is_nan() -> None:
+    fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
+    with pytest.warns(UserWarning, match="held_out/auroc leaves out client 0, 1, 2, on"):
+        fit.fit(FederatedOrchestrator(Ranked("torchmetrics")), datamodule=AtOnce([RANKED[1]] * 3))
+    assert math.isnan(row["held_out/auroc_mean"])
+    assert math.isnan(row["personal/auroc"])
+    assert row["left_out/held_out/auroc"] == 3
 
 
 def test_evaluates_every_second_round() -> None:

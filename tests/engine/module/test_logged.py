@@ -2,10 +2,17 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hand_made import Row
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
-from toy import Linear, ToyData, trainer
+from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision, MulticlassAUROC
+from torchmetrics.utilities import prints
+from toy import Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.module.logged import MetricLog
@@ -71,3 +78,99 @@ def test_evaluate_weighs_batches_and_leaves_the_modules_metrics_alone() -> None:
     trainer(rule).fit(FederatedOrchestrator(Sums()), datamodule=ToyData())
     assert rule.logged == {"val/total": 3.25, "val/seen": 2.0}
     assert rule.left == 100.0
+
+
+class Shows(Quadratic):
+    """Tells Lightning of each metric whether the progress bar and the loggers get it."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("bar", loss, prog_bar=True)
+        self.log("quiet", loss, logger=False)
+        self.log_dict({"bar_alone": loss}, True, False)
+        self.log("often", loss, prog_bar=True, on_step=True, on_epoch=True)
+        self.log("plain", loss)
+        return loss
+
+
+def test_what_the_progress_bar_and_the_loggers_get_is_what_lightning_gives_them() -> None:
+    """In every round, by a plain Trainer on one client's data; "often" itself is a name of ours alone."""
+    alone, plain = trainer(rounds=2, logger=Row(control := {}), log_every_n_steps=1), ToyData().client_dataset(1)
+    alone.fit(Shows(), DataLoader(plain, batch_size=1))
+    names = {"bar", "quiet", "bar_alone", "often_step", "often_epoch", "plain"}
+    assert names <= set(alone.callback_metrics)
+    run = trainer(rounds=2, logger=Row(logged := {}), log_every_n_steps=1)
+    run.fit(FederatedOrchestrator(Shows()), datamodule=ToyData())
+    assert names <= set(run.callback_metrics)
+    assert names & set(run.progress_bar_metrics) == names & set(alone.progress_bar_metrics)
+    assert names & set(logged) == names & set(control) == {"bar", "often_step", "often_epoch", "plain"}
+    assert "train/loss" in run.progress_bar_metrics
+
+
+SCORES, ONE, BOTH = torch.tensor([0.1, 0.4, 0.6, 0.9]), torch.ones(4).long(), torch.tensor([0, 1, 0, 1])
+CHANCES = torch.tensor([[0.2, 0.5, 0.3], [0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.1, 0.2, 0.7]])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("thresholds", [None, 11])
+def test_a_metric_that_needs_a_class_is_nan_without_that_class(
+    thresholds: Any, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scikit-learn says: one class has no AUROC, and precision is not averaged over recall without a positive.
+
+    On every device: torchmetrics warns on the first one alone. Scores lie on the thresholds 0, 0.1, …, 1.
+    """
+    monkeypatch.setattr(prints.rank_zero_only, "rank", rank)
+    cases: dict[str, tuple[Any, Tensor, Tensor, bool]] = {
+        "AUROC": (BinaryAUROC(thresholds=thresholds), SCORES, BOTH, True),
+        "AUROC without negatives": (BinaryAUROC(thresholds=thresholds), SCORES, ONE, False),
+        "AUROC without positives": (BinaryAUROC(thresholds=thresholds), SCORES, 1 - ONE, False),
+        "AP without negatives": (BinaryAveragePrecision(thresholds=thresholds), SCORES, ONE, True),
+        "AP without positives": (BinaryAveragePrecision(thresholds=thresholds), SCORES, 1 - ONE, False),
+        "AUROC of three classes": (
+            MulticlassAUROC(3, thresholds=thresholds),
+            CHANCES,
+            torch.tensor([0, 1, 2, 0]),
+            True,
+        ),
+        "AUROC of two of three": (MulticlassAUROC(3, thresholds=thresholds), CHANCES, BOTH, False),
+    }
+    logged = MetricLog()
+    for name, (metric, scores, targets, _) in cases.items():
+        metric.update(scores, targets)
+        float(metric.compute())  # torchmetrics remembers the value, and does not warn again
+        logged.add(name, metric)
+    for found in (logged.collect(), logged.collect()):
+        assert {name: not np.isnan(value) for name, value in found.items()} == {n: case[3] for n, case in cases.items()}
+        assert found["AUROC"] == pytest.approx(roc_auc_score(BOTH, SCORES)) == 0.75
+        assert found["AP without negatives"] == 1.0
+    assert prints.rank_zero_only.rank == rank
+
+
+class Ranks(Quadratic):
+    """Logs the AUROC of its client's training, of which client 1 has one class alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auroc = BinaryAUROC()
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        one_class = bool(batch[0][0, 0] == 3)
+        self.auroc.update(SCORES, ONE if one_class else BOTH)
+        self.log("train/auroc", self.auroc, on_epoch=True, on_step=False)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_client_without_a_metric_is_named_once_and_counted() -> None:
+    """The mean is that of the other client, as scikit-learn computes it, in place of (0.75 + 3·0)/4."""
+    run = trainer(rounds=2, logger=Row(logged := {}))
+    with pytest.warns(UserWarning, match="leaves out") as told:
+        run.fit(FederatedOrchestrator(Ranks()), datamodule=ToyData())
+    lines = [str(each.message) for each in told if "leaves out" in str(each.message)]
+    assert lines == [
+        "round 1: train/auroc leaves out client 1, on whose examples it is not defined (nan), as AUROC on those of one "
+        "class; left_out/train/auroc counts such clients"
+    ]
+    assert logged["train/auroc"] == pytest.approx(roc_auc_score(BOTH, SCORES))
+    assert logged["left_out/train/auroc"] == 1
+    assert not [each for each in told if "meaningless" in str(each.message)], "said by the line"

@@ -251,7 +251,9 @@ class Keeps(FederatedCallback):
 def test_a_name_that_no_file_can_have_is_refused_before_a_round_ends(tmp_path: Path, name: str, states: str) -> None:
     """On disk and in memory alike, in one line; "id" is a file of the folder's own. Linux's limit is 255 bytes."""
     orchestrator = FederatedOrchestrator(toy.Quadratic(), client_states=states)
-    with pytest.raises(ConfigurationError, match=r"client states are named name/client, .*, got .*: give a name") as told:
+    with pytest.raises(
+        ConfigurationError, match=r"client states are named name/client, .*, got .*: give a name"
+    ) as told:
         toy.trainer(Keeps(name), default_root_dir=tmp_path).fit(orchestrator, datamodule=toy.ToyData())
     assert "\n" not in str(told.value)
     assert orchestrator.rounds_done == 0

@@ -1,7 +1,9 @@
 """Cohort: the Gram matrix, the update, changes without recomputing, by hand; and who is in it."""
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ MIXING = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.5, 2.0]], dtype
 def collect(deltas: Any = UPDATES, samples: tuple[int, ...] = (1, 1, 2), **fields: list[Any]) -> Cohort:
     """A cohort of clients 0, 1, … with the given fields of ClientResult, one value a client."""
     rows = torch.as_tensor(deltas, dtype=torch.float64)
-    plain = {"num_steps": 1, "loss": 1.0, "normalizer": 1.0, "buffers": [], "metrics": {}}
+    plain = {"num_steps": 1, "loss": 1.0, "normalizer": 1.0, "buffers": [], "metrics": {}, "reductions": {}}
     results = [
         ClientResult(k, n, **{name: fields[name][k] if name in fields else value for name, value in plain.items()})
         for k, n in zip(range(len(rows)), samples, strict=True)
@@ -40,6 +42,16 @@ def test_metrics_are_averaged_over_the_clients_that_logged_them() -> None:
     """Loss (0.5 + 1 + 2·2)/4; a: clients 0 and 2 with n = 1, 2: (3 + 2·6)/3; b: client 1 alone."""
     cohort = collect(loss=[0.5, 1.0, 2.0], metrics=[{"a": 3.0}, {"b": 7.0}, {"a": 6.0}])
     assert cohort.metrics == pytest.approx({"train/loss": 1.375, "a": 5.0, "b": 7.0})
+
+
+def test_a_metric_that_a_client_does_not_have_is_left_out() -> None:
+    """NumPy's means without nan. a: (3 + 2·6)/3; the largest b: 7; no client has c."""
+    rows = [{"a": 3.0, "b": 2.0, "c": math.nan}, {"a": math.nan, "b": 7.0, "c": math.nan}, {"a": 6.0, "b": math.nan}]
+    found = collect(metrics=rows, reductions=[{"b": "max"}] * 3).metrics
+    known = np.ma.masked_invalid([row["a"] for row in rows])
+    assert found["a"] == pytest.approx(np.ma.average(known, weights=[1, 1, 2])) == 5.0
+    assert found["b"] == np.nanmax([row["b"] for row in rows])
+    assert math.isnan(found["c"])
 
 
 @pytest.mark.parametrize("tile", [(1, 1), (2, 7), (3, 20), (5, 50), (16, 64)])

@@ -68,6 +68,7 @@ def compare(
             assert x.normalizer == pytest.approx(y.normalizer)
             assert x.loss == pytest.approx(y.loss, rel=max(tolerance, 1e-7))
             assert x.metrics == pytest.approx(y.metrics, rel=1e-6)
+            assert x.shown == y.shown
             assert x.stays.keys() == y.stays.keys()
             for name in x.stays:
                 near(x.stays[name], y.stays[name], tolerance)
