@@ -139,9 +139,10 @@ class Server(LightningModule):
         count = f"left_out/{name}"
         if clients and count not in self.trainer.callback_metrics:
             named = [*map(self.data.client_label, clients[:NAMED]), *["…"][: len(clients) - NAMED]]
+            plural = "s" if len(named) > 1 else ""
             rank_zero_warn(
-                f"round {self.round}: {name} leaves out client {', '.join(named)}, on whose examples it is not defined "
-                f"(nan), as AUROC on those of one class; {count} counts such clients"
+                f"round {self.round}: {name} leaves out client{plural} {', '.join(named)}, where it is not defined "
+                f"(nan), as AUROC is not on examples of one class; {count} counts such clients"
             )
         if clients:
             self.log_round(count, float(len(clients)))

@@ -227,13 +227,13 @@ def test_a_client_that_cannot_have_a_metric_does_not_count(by: str) -> None:
     counts = {name: value for name, value in row.items() if name.startswith("left_out/")}
     assert counts == {f"left_out/{group}/auroc": 1.0 for group in ("held_out", "own", "personal")}
     lines = [str(each.message) for each in told if "leaves out" in str(each.message)]
-    assert lines[0].startswith("round 1: held_out/auroc leaves out client 1, on whose examples it is not defined")
+    assert lines[0].startswith("round 1: held_out/auroc leaves out client 1, where it is not defined (nan)")
     assert len(lines) == 3
 
 
 def test_a_metric_that_no_client_has_is_nan() -> None:
     fit = trainer(PersonalEvaluation(), logger=Row(row := {}))
-    with pytest.warns(UserWarning, match="held_out/auroc leaves out client 0, 1, 2, on"):
+    with pytest.warns(UserWarning, match="held_out/auroc leaves out clients 0, 1, 2, where"):
         fit.fit(FederatedOrchestrator(Ranked("torchmetrics")), datamodule=AtOnce([RANKED[1]] * 3))
     assert math.isnan(row["held_out/auroc_mean"])
     assert math.isnan(row["personal/auroc"])

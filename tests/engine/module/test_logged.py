@@ -168,7 +168,7 @@ def test_a_client_without_a_metric_is_named_once_and_counted() -> None:
         run.fit(FederatedOrchestrator(Ranks()), datamodule=ToyData())
     lines = [str(each.message) for each in told if "leaves out" in str(each.message)]
     assert lines == [
-        "round 1: train/auroc leaves out client 1, on whose examples it is not defined (nan), as AUROC on those of one "
+        "round 1: train/auroc leaves out client 1, where it is not defined (nan), as AUROC is not on examples of one "
         "class; left_out/train/auroc counts such clients"
     ]
     assert logged["train/auroc"] == pytest.approx(roc_auc_score(BOTH, SCORES))
