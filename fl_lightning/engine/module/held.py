@@ -192,7 +192,7 @@ def _keeps_more(kind: Any) -> bool:
     """Tell whether an object of a class takes more memory than its entries, attributes and slots: a state in C."""
     base = next((each for each in kind.__mro__ if each in CONTAINERS), object)
     references = len(_slots(kind)) + 2  # to the attributes, and to weak references
-    return kind.__basicsize__ > base.__basicsize__ + references * tuple.__itemsize__
+    return bool(kind.__basicsize__ > base.__basicsize__ + references * tuple.__itemsize__)
 
 
 def _is_leaf(each: Any) -> bool:
