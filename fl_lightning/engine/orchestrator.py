@@ -166,7 +166,7 @@ class FederatedOrchestrator(ClientHost):
         self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
         self.channels_last = channels_last
         self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
-        self._at_once = [False, False]  # whether clients trained in lock-step in the last round, and compiled
+        self._way: tuple[Any, ...] = (False, False)  # how clients trained in the last round, see ClientTraining
         self._round: Round | None = None
 
     # A fit begins
@@ -237,7 +237,7 @@ class FederatedOrchestrator(ClientHost):
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
-        self._at_once = [self.client_training.at_once, self.client_training.is_compiled]
+        self._way = self.client_training.way
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         group_size, limit = self.client_training.group_size, self.cohort_memory or usual_limit(self.trainer.num_devices)
         bad = self.on_bad_update, self.max_update_norm
@@ -346,7 +346,7 @@ class FederatedOrchestrator(ClientHost):
         step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
         self.log_round_number(self.round)
         self.rounds_done += 1
-        self._at_once, self._round = [self.client_training.at_once, self.client_training.is_compiled], None
+        self._way, self._round = self.client_training.way, None
         round.failures.clear()  # an error refers to the frames that it passed, and these to the round
 
     def _log_turnout(self, round: Round, kept: int) -> None:
@@ -444,7 +444,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"], checkpoint["rounds_before"] = self.rounds_done, self.rounds_before
-        checkpoint["clients_at_once"] = [self.clients_at_once, *self._at_once]
+        checkpoint["clients_at_once"] = [self.clients_at_once, *self._way]
         metrics = {kind: dict(getattr(self.trainer, kind)) for kind in METRICS}
         checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model

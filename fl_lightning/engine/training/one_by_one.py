@@ -39,8 +39,8 @@ class ClientTraining(Protocol):
     at_once: bool
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether ``torch.compile`` compiles local steps."""
+    def way(self) -> tuple[bool, bool, bool | None]:
+        """What a resumed fit keeps: whether clients train at once, compiled, and with batches of one size (or None)."""
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""
@@ -67,7 +67,8 @@ class OneByOne:
         watch: is called with the run of each client that has trained, if set.
     """
 
-    group_size, at_once, is_compiled = 1, False, False
+    group_size, at_once = 1, False
+    way: tuple[bool, bool, bool | None] = (False, False, None)
     watch: Callable[[LocalRun], None] | None = None
 
     def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:

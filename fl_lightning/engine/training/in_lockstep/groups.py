@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -35,10 +36,10 @@ class Groups:
 
     Attributes:
         steps: takes the local steps.
-        padded: whether batches of different sizes are evaluated together, example by example; a trial decides.
+        padded: whether batches of different sizes are evaluated together, example by example; None for undecided.
     """
 
-    padded = False
+    padded: bool | None = None
 
     def __init__(self, alone: OneByOne, compiled: bool) -> None:
         self.alone, self.steps = alone, StackedTraining(alone.local, compiled)
@@ -49,6 +50,14 @@ class Groups:
 
     def train(self, round: Round, clients: Sequence[int]) -> Exception | None:
         """Train a group of clients at once; return an error in their steps, which training one by one will name."""
+        error = self._train(round, clients)
+        if error and self.padded:
+            unpadded = copy(self)
+            unpadded.padded = False
+            return unpadded._train(round, clients)
+        return error
+
+    def _train(self, round: Round, clients: Sequence[int]) -> Exception | None:
         server, label = self.alone.server, self.alone.data.module.client_label
         busy(server.trainer, f"clients {', '.join(map(label, clients[:3]))}, … of round {round.number}")
         runs = [self.new_row(round, client) for client in clients]
@@ -161,6 +170,6 @@ class Groups:
             rows = [each for each in found if each is not None]
             if len(rows) == len(runs) and all(alike(each.dataset, rows[0].dataset) for each in rows):
                 form = partial(self.steps.form, len(runs))
-                return gathered(self.alone.server.prepare_batch, rows, steps, form, self.padded)
+                return gathered(self.alone.server.prepare_batch, rows, steps, form, bool(self.padded))
         epochs = [map(partial(data.batches, run.client, run.round), range(run.work.max_epochs)) for run in runs]
         return map(stacked, in_lockstep(list(map(chain.from_iterable, epochs)), steps))

@@ -20,6 +20,8 @@ from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import ELEMENTWISE
 from fl_lightning.engine.training.one_by_one import OneByOne
 
+SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
+
 Table = Iterator[tuple[object, str]]  # something that is true where clients cannot train at once, and why they cannot
 
 
@@ -71,6 +73,12 @@ def of_loss(module: LightningModule, gradients: Tensor, losses: Tensor) -> Table
     """Judge what a step returned: nothing depends on parameters that the step did not get from the module."""
     beside = f"the loss of {type(module).__name__} uses parameters from beside its layers, such as a list"
     yield gradients.requires_grad or losses.requires_grad, beside
+
+
+def of_means(module: LightningModule, means: Sequence[Tensor]) -> Table:
+    """Judge whether the loss and the logged values were means over the examples of each batch that was filled up."""
+    name = type(module).__name__
+    yield means and not torch.cat(list(means)).all(), f"{name} has values that are no means over a batch's examples"
 
 
 def of_steps(module: LightningModule, asked: set[str], has_drawn: bool, is_changed: bool) -> Table:

@@ -40,6 +40,8 @@ class StackedRun:
         parts: the batches of the current step.
         names: name, value and other arguments of what the module logs in an evaluation; None in place of a tensor.
         traced: the tensors among the values.
+        means: for each evaluation of a step example by example, whether the values of each client are means (n,).
+        is_elsewhere: whether a rule asks for gradients at other points.
         logged: for each evaluation of a step and each of its parts the names, and the tensors (n,) of the n clients.
     """
 
@@ -56,8 +58,9 @@ class StackedRun:
         self.names: list[_Name] = []
         self.traced: list[Tensor] = []
         self.logged: list[tuple[list[_Name], list[Tensor]]] = []
+        self.means: list[Tensor] = []
         self._kept: list[tuple[Part, list[_Name], list[Tensor]]] = []
-        self._elsewhere = False
+        self.is_elsewhere = False
 
     def begin(self, buffers: dict[str, Tensor]) -> None:
         """Begin with the clients' buffers, by name with one row per client."""
@@ -105,7 +108,7 @@ class StackedRun:
 
     def add_logged(self, tensors: list[Tensor]) -> None:
         """Add the tensors (n,) that n clients have logged in an evaluation, unless it was at other points."""
-        if not self._elsewhere:
+        if not self.is_elsewhere:
             self.logged.append((self.names, tensors))
 
     def keep_logged(self) -> None:
@@ -134,13 +137,13 @@ class StackedRun:
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
         """Give the clients other parameters (N, P) inside a ``with`` block; buffers and logs are then as before."""
-        params, elsewhere = self.params, self._elsewhere
+        params, elsewhere = self.params, self.is_elsewhere
         buffers = {name: value.clone() for name, value in self.buffers.items()}
-        self.params, self._elsewhere = point, True
+        self.params, self.is_elsewhere = point, True
         try:
             yield
         finally:
-            self.params, self._elsewhere = params, elsewhere
+            self.params, self.is_elsewhere = params, elsewhere
             for name, value in buffers.items():
                 self.buffers[name].copy_(value)
 

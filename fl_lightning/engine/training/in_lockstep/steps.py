@@ -125,7 +125,7 @@ class StackedTraining:
             batches: the batches of each step, on the device, of the clients that are not done yet.
 
         Raises:
-            Obstacle: the loss depends on parameters that the step did not get from the module.
+            Obstacle: the loss depends on parameters that the step did not get from the module, or is no mean.
         """
         steps = [each.work.total_batches for each in run.runs]  # in descending order
         named = self._module_step.named_buffers()
@@ -144,6 +144,7 @@ class StackedTraining:
             if found is not None:
                 obstacles.clear(obstacles.of_loss(self.training.module, run.params, found))
                 losses.append((found[: len(sizes)], sizes))
+            obstacles.clear(obstacles.of_means(self.training.module, [each[: len(sizes)] for each in run.means]))
         run.finish(mean_losses(losses, len(steps)), steps)
 
     def _take_step(self, run: StackedRun) -> Tensor | None:
@@ -163,7 +164,7 @@ class StackedTraining:
 
     def _step(self, run: StackedRun, rates: Sequence[Any]) -> Tensor | None:
         """Step the clients with some learning rates; return their losses (N,)."""
-        run.logged = []
+        run.logged, run.means = [], []
         losses = self.training.wrapped(run, partial(self._evaluate, run))()  # by rules that say that they take stacks
         for hook in self.training.before_step:
             hook(run)
@@ -194,20 +195,35 @@ class StackedTraining:
         return losses
 
     def _gradients(self, run: StackedRun, *inputs: Any) -> Any:
-        loss, given = (self._loss, inputs[:-1]) if inputs[-1] is None else (self._loss_by_example, inputs)
-        return vmap(grad_and_value(partial(loss, run), has_aux=True), randomness=run.randomness)(*given)
+        by_example = inputs[-1] is not None
+        loss, given = (self._loss_by_example, inputs) if by_example else (self._loss, inputs[:-1])
+        found = vmap(grad_and_value(partial(loss, run), has_aux=True), randomness=run.randomness)(*given)
+        if by_example and not run.is_elsewhere:
+            run.means.append(found[1][1].pop())
+        return found
 
     def _loss_by_example(
         self, run: StackedRun, vector: Tensor, buffers: Any, kept: Any, batch: Any, weights: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """Compute the loss of one client, and what it logs, as means over its examples, of which some count nothing."""
+        """Compute the loss of one client, and what it logs, as means over its examples, of which some count nothing.
+
+        The last tensor says whether all are such means, unless a rule asks for the loss at other points.
+        """
 
         def alone(example: Any) -> tuple[Tensor, list[Tensor]]:
             return self._loss(run, vector, buffers, kept, mapped(lambda tensor: tensor[None], example), False)
 
         losses, logged = vmap(alone, randomness=run.randomness)(batch)
         shares = weights.to(losses)
-        return (losses * shares).sum(), [(each.flatten() * shares).sum() for each in logged]
+        means = [(each.flatten() * shares).sum() for each in logged]
+        if not run.is_elsewhere:
+            # The last example once more, so that neither a sum nor its share of a whole batch passes for a mean.
+            longer = mapped(lambda tensor: torch.cat([tensor, tensor[-1:]]), batch)
+            unchanged = {name: buffer.clone() for name, buffer in buffers.items()}
+            whole, others = self._loss(run, vector.detach(), unchanged, kept, longer, False)
+            compared = zip((whole, *others), (losses, *logged), strict=True)
+            means.append(torch.stack([_is_mean(value, values) for value, values in compared]).all())
+        return (losses * shares).sum(), means
 
     def _loss(
         self, run: StackedRun, vector: Tensor, buffers: Any, kept: Any, batch: Any, shows_gradient: bool = True
@@ -224,6 +240,15 @@ class StackedTraining:
             loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
         tensors, run.traced = run.traced, []
         return loss, tensors
+
+
+def _is_mean(whole: Tensor, values: Tensor) -> Tensor:
+    """Tell whether a value of a batch is the mean of its examples' values (B,), of which it has the last twice."""
+    each = values.detach().flatten().double()
+    mean = (each.sum() + each[-1]) / (len(each) + 1)
+    rounding = torch.finfo(whole.dtype).eps ** obstacles.SURE if whole.is_floating_point() else 0.0
+    near = (whole.detach().flatten()[0].double() - mean).abs() <= rounding * each.abs().mean()
+    return near | (whole.isnan().any() & mean.isnan())
 
 
 def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> list[float]:

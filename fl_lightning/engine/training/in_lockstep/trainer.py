@@ -34,8 +34,8 @@ def choose_training(
         alone: trains one client after another.
         at_once: the number of clients that is asked for.
         compiles: whether ``torch.compile`` compiles local steps; "auto" if that saves time.
-        before: the number that was asked for, whether clients trained at once, and whether steps were compiled, in the
-            run that is resumed, if any.
+        before: the number that was asked for, whether clients trained at once, whether steps were compiled, and whether
+            batches were filled up, in the run that is resumed, if any.
     """
     size, cohort = len(alone.server.params), alone.data.module.cohort_size
     # Groups of one size, since compiled steps have forms for each.
@@ -47,7 +47,7 @@ def choose_training(
         tell = rank_zero_info if at_once == "auto" else rank_zero_warn
         tell(f"clients_at_once: clients train one after another, since {reason}")
 
-    asked, was_at_once, was_compiled = [*(before or [None, None]), None][:3]
+    asked, was_at_once, was_compiled, was_padded = [*(before or [None, None]), None, None][:4]
     if asked == at_once and was_at_once is False:
         reason: str | None = "they did so before the run was stopped"
     elif at_once == "auto" and 2 * size > STACK_ENTRIES:
@@ -59,7 +59,8 @@ def choose_training(
     if reason or wanted == 1:
         return alone
     groups = Groups(alone, compiles is True or (compiles == "auto" and bool(was_compiled)))
-    return InLockstep(groups, wanted, say, at_once == "auto", compiles == "auto")
+    groups.padded = was_padded
+    return InLockstep(groups, wanted, say, at_once == "auto", compiles == "auto", bool(was_at_once))
 
 
 class InLockstep:
@@ -75,6 +76,7 @@ class InLockstep:
         say: says in one line why clients train one after another.
         goes_by_time: whether clients train one after another if that takes less time.
         compiles_by_time: whether steps are compiled if that takes less time.
+        has_trained: whether a run that goes on has trained groups.
 
     Attributes:
         at_once: whether clients train at once.
@@ -88,16 +90,17 @@ class InLockstep:
         say: Callable[[str], None],
         goes_by_time: bool = False,
         compiles_by_time: bool = False,
+        has_trained: bool = False,
     ) -> None:
         self.groups, self.group_size, self._say, self.at_once, self.compared = groups, group_size, say, True, 0
-        self._goes_by_time, self._compiles_by_time = goes_by_time, compiles_by_time
+        self._goes_by_time, self._compiles_by_time, self._has_trained = goes_by_time, compiles_by_time, has_trained
         self._number, self._timed, self._seconds, self._batches = 0, 0, 0.0, 0
         self._alone_s = self._uncompiled_s = 0.0  # seconds of a batch of a client alone, and in a group
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether local steps are compiled."""
-        return self.at_once and self.groups.steps.is_compiled
+    def way(self) -> tuple[bool, bool, bool | None]:
+        """What a resumed fit keeps: whether clients train at once, compiled, and with batches of one size (or None)."""
+        return self.at_once, self.at_once and self.groups.steps.is_compiled, self.groups.padded
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients at once, or one after another where that fails; see :class:`ClientTraining`.
@@ -160,27 +163,21 @@ class InLockstep:
 
     def _try(self, round: Round) -> None:
         """Let clients train one after another from the first round on if a trial shows an obstacle."""
-        first, number, server, groups = self.compared == 0, round.number, self.groups.alone.server, self.groups
+        first, number, groups = self.compared == 0, round.number, self.groups
         newly_compiled = bool(self._uncompiled_s) and self._timed == 0 and groups.steps.is_compiled
         due = first or newly_compiled or (number & (number - 1) == 0 and self.compared < number)
         if not self.at_once or not due or len(round.turnout.arrived) < 2:
             return
         self.compared = number
-        if first and min(sizes := server.data.sizes.tolist()) < max(sizes):
-            compiled, groups.padded = groups.steps.is_compiled, True
-            groups.steps.compile(False)
-            groups.padded = self._obstacle(round) is None
-            groups.steps.compile(compiled)
-        reason = self._obstacle(round)
-        if reason is not None and groups.padded:
-            groups.padded = False
+        with isolated(groups.alone.server.device):
             reason = self._obstacle(round)
         if reason is not None and newly_compiled:
             self._uncompile(reason)
         elif reason is None:
+            self._has_trained = True
             if first:
                 rank_zero_info(f"clients_at_once: {self.group_size} clients train at once")
-        elif server.rounds_done:
+        elif self._has_trained:
             raise TrainingError(
                 f"round {number}: clients can no longer train at once, since {reason}; the rounds before trained them "
                 "at once: start again with model.clients_at_once: 1"
@@ -190,9 +187,14 @@ class InLockstep:
             self._say(reason)
 
     def _obstacle(self, round: Round) -> str | None:
-        """Say why a client in a group differs from the same client alone; None if it does not."""
-        with isolated(self.groups.alone.server.device):
-            trial = Trial(self.groups, round, self.group_size)
-            reason = trial.obstacle()
+        """Say why a client in a group differs from the same client alone; decide in a run's first trial if it pads."""
+        groups, trial = self.groups, Trial(self.groups, round, self.group_size)
         self._alone_s = trial.seconds
-        return reason
+        if reason := trial.hidden():
+            return reason
+        if groups.padded is None:
+            sizes, compiled = groups.alone.server.data.sizes.tolist(), groups.steps.is_compiled
+            groups.steps.compile(False)
+            groups.padded = min(sizes) < max(sizes) and trial.obstacle(pads=True, later=False) is None
+            groups.steps.compile(compiled)
+        return trial.obstacle(groups.padded, self._has_trained)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from math import inf, isnan
 from time import perf_counter
 from typing import Any
 
@@ -19,12 +20,11 @@ from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
-from fl_lightning.engine.training.in_lockstep.obstacles import Obstacle
+from fl_lightning.engine.training.in_lockstep.obstacles import SURE, Obstacle
 from fl_lightning.engine.training.one_by_one import stops
 from fl_lightning.engine.updates.cohort import ClientResult
-from fl_lightning.seeding import derive, seed_globals, torch_state
+from fl_lightning.seeding import derive, others_drawn, seed_globals, torch_state
 
-SURE = 0.5  # a relative difference up to this power of the dtype's rounding is rounding
 MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
 
 
@@ -53,40 +53,45 @@ class Outcome:
             logged: whether logged metrics are compared, too.
 
         Returns:
-            The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes or numbers of steps.
+            The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes, numbers of steps or integers.
         """
         one, two = self._tensors(logged), other._tensors(logged)
         alike = one.keys() == two.keys() and all(one[name].shape == two[name].shape for name in one)
         if not alike or self.result.num_steps != other.result.num_steps:
-            return float("inf")
-        return max(_relative(one[name].double(), two[name].double()) for name in one)
+            return inf
+        return max(_relative(one[name], two[name]) for name in one)
 
     def _tensors(self, logged: bool) -> dict[str, Tensor]:
-        buffers = {f"buffer {number}": each for number, each in enumerate(self.result.buffers) if each is not None}
-        floats = {name: each.to_dense() for name, each in buffers.items() if each.is_floating_point()}
+        found = {f"buffer {place}": each for place, each in enumerate(self.result.buffers) if each is not None}
+        buffers = {name: each.to_dense() for name, each in found.items()}
         metrics = {f"metric {name}": value for name, value in self.result.metrics.items()} if logged else {}
         numbers = {name: self.update.new_tensor(value) for name, value in {"loss": self.result.loss, **metrics}.items()}
-        return {"update": self.update, **numbers, **floats, **self.result.vectors}
+        return {"update": self.update, **numbers, **buffers, **self.result.vectors}
 
 
 def _relative(one: Tensor, other: Tensor) -> float:
-    largest = max(float(one.norm()), float(other.norm()))
-    return float((one - other).norm()) / largest if largest else 0.0
+    wide = torch.promote_types(one.dtype, torch.float64)  # holds integers, too
+    one, other, exact = one.to(wide), other.to(wide), not (one.is_floating_point() or one.is_complex())
+    if torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all():
+        return 0.0
+    distance = float((one - other).norm()) / max(float(one.norm()), float(other.norm()))
+    return inf if exact or isnan(distance) else distance
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """One client's training alone: its start (P,), its outcome, whether it drew random numbers, batches by epoch."""
+    """One client's training alone: its start (P,), outcome, draws of torch, all it has drawn, its batches by epoch."""
 
     client: int
     anchor: Tensor
     outcome: Outcome
     draws: bool
+    drawn: tuple[bytes, bool]
     batches: list[list[tuple[Any, int]]]
 
 
 class Trial:
-    """Trains a client alone and in a group, from the same start and with the same random numbers.
+    """Trains a client alone, once more alone, and in groups: from the same start and with the same random numbers.
 
     Args:
         groups: trains groups of clients.
@@ -105,30 +110,53 @@ class Trial:
         self._groups, self._groups.alone = copy(groups), copy(groups.alone)
         self._groups.alone.hooks = Hooks(self._server, groups.alone.hooks.rules)  # monitors see no client of a trial
         self._seed = derive(self._server.seed, "compared", round.number)
+        self._clients = list(round.turnout.arrived)
+        self._first = self._first_that_trains()
 
-    def obstacle(self) -> str | None:
-        """Say why a client in a group differs from the same client alone; None if only by rounding."""
-        clients = list(self._round.turnout.arrived)
-        if (alone := self._first_that_trains(clients)) is None:
+    def hidden(self) -> str | None:
+        """Say that a client sends something else when it trains alone a second time; None if it sends the same."""
+        if (first := self._first) is None:
             return None
-        # Only whole groups are compiled.
-        width = min(self._group_size if self._groups.steps.is_compiled else 2, len(clients))
-        chosen = [alone.client] * width if alone.draws else clients[-width:]
         try:
-            found = self._in_group(chosen, alone.batches if alone.draws else None)
-            distance = alone.outcome.distance(found, self._groups.padded)
+            again = self._alone(first.client)
+            distance = first.outcome.distance(again.outcome, logged=True)
         except Exception as error:
             if stops(error):
                 raise
-            if self._server.rounds_done:  # the group will fail, too, and its clients train one after another
-                return None
+            distance = inf
+        rounding = torch.finfo(first.outcome.update.dtype).eps ** SURE
+        allowed = 0.0 if self._server.device.type == "cpu" else rounding  # kernels elsewhere need not repeat themselves
+        if distance <= allowed and again.drawn == first.drawn:
+            return None
+        sends = f"what a client of {self._name} sends differs by {distance:.1e} (relative)"
+        return f"{sends} when it trains alone a second time: something beside parameters and buffers stays behind"
+
+    def obstacle(self, pads: bool, later: bool) -> str | None:
+        """Say why a client in a group, with batches filled up or not, differs from the same client alone.
+
+        None says that it differs by rounding, or that groups, which have trained ``later``, will fail, too.
+        """
+        if (alone := self._first) is None:
+            return None
+        # Only whole groups are compiled.
+        width = min(self._group_size if self._groups.steps.is_compiled else 2, len(self._clients))
+        chosen, self._groups.padded = [alone.client] * width if alone.draws else self._clients[-width:], pads
+        try:
+            found = self._in_group(chosen, alone.batches if alone.draws else None)
+            distance = alone.outcome.distance(found, pads)
+        except Exception as error:
+            if stops(error):
+                raise
+            if later:  # batches are then not filled up, or clients train one after another
+                return self.obstacle(False, later) if pads else None
             if isinstance(error, Obstacle):
                 return str(error)
             return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
         return self._judged(alone, distance)
 
-    def _first_that_trains(self, clients: list[int]) -> _Alone | None:
+    def _first_that_trains(self) -> _Alone | None:
         """Train a client alone, another one if it fails; None if all do. The client is then the last of the list."""
+        clients = self._clients
         for _ in list(clients):
             clients.append(clients.pop(self._seed % len(clients)))
             try:
@@ -168,11 +196,12 @@ class Trial:
             alone.local.train(run, given.__getitem__)
             finish_work(device)
             self.seconds = (perf_counter() - began) / max(1, run.global_step)
-            draws |= torch_state(device) != before
+            after = torch_state(device)
+            drawn = after, others_drawn(self._seed)
             for end in alone.hooks("on_client_end"):
                 end(self._server, run)
             outcome = Outcome.of(run)
-        return _Alone(client, run.anchor, outcome, draws, batches)
+        return _Alone(client, run.anchor, outcome, draws or after != before, drawn, batches)
 
     def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
         """Train clients in a group, and return the last one's outcome.

@@ -6,13 +6,14 @@ stopped run ends in the bits of the whole run, two devices in those of one; the 
 """
 
 import logging
+import os
 import random
 import re
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 from covering import covering, every
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from toy import SEEN, trainer
 from two_devices import asked_of, on_two_devices
 
@@ -460,6 +461,116 @@ def test_neither_the_order_of_clients_nor_a_stop_changes_anything(row: Row, at_o
     run = federated(row, at_once, start=tmp_path / "last.ckpt")
     assert torch.equal(run.params, whole(row, at_once).params)
     assert run.at_once == whole(row, at_once).at_once
+
+
+class Replay(Dataset[Any]):
+    """A buffer that replays what was stored, as a Dataset."""
+
+    def __init__(self) -> None:
+        self.stored = list[Tensor]()
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.stored[index]
+
+    def replayed(self, batch: Any) -> Any:
+        self.stored.append(batch[0].detach())
+        return 1 + sum(each.square().mean() for each in self.stored)
+
+
+def cell() -> Any:
+    count = 0
+
+    def counts() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    return counts
+
+
+CALLS = 0
+
+
+def counts_in_global(self: Any, batch: Any) -> float:
+    global CALLS
+    CALLS += 1
+    return 1 + 1 / CALLS
+
+
+def counts_in_default(self: Any, batch: Any, calls: list[int] = [0]) -> float:  # noqa: B006  # the channel
+    calls[0] += 1
+    return 1 + 1 / calls[0]
+
+
+def counts_in_function(self: Any, batch: Any) -> float:
+    calls = vars(counts_in_function).get("calls", 0)
+    counts_in_function.calls = calls + 1  # type: ignore[attr-defined]
+    return 1 / (1 + calls)
+
+
+def counts_in_class(self: Any, batch: Any) -> float:
+    type(self).calls = getattr(type(self), "calls", 0) + 1
+    return 1 + 1 / float(type(self).calls)
+
+
+def counts_in_parameter(self: Any, batch: Any) -> float:
+    weight = self.net[0].weight
+    weight.calls = getattr(weight, "calls", 0) + 1
+    return 1 + 1 / float(weight.calls)
+
+
+def counts_in_environment(self: Any, batch: Any) -> float:
+    os.environ["SIDE_CHANNEL"] = str(int(os.environ.get("SIDE_CHANNEL", "0")) + 1)
+    return 1 + 1 / int(os.environ["SIDE_CHANNEL"])
+
+
+def remembers_draws() -> Any:
+    return lru_cache(lambda size: torch.rand((), dtype=torch.float64))
+
+
+class Grows(Data):
+    """Examples that grow each time they are asked for."""
+
+    factor = 1.0
+
+    def client_dataset(self, client: int) -> TensorDataset:
+        type(self).factor += 0.1
+        inputs, labels = super().client_dataset(client).tensors
+        return TensorDataset(inputs * type(self).factor, labels)
+
+
+HIDDEN = [  # what survives a client and cannot be put back
+    row("Replays", hold=lambda self: Replay(), factor=lambda self, batch: self.held.replayed(batch)),
+    row("BoundBuiltin", hold=lambda self: np.random.default_rng(3).random, factor=lambda self, batch: 1 + self.held()),
+    row("InCell", hold=lambda self: cell(), factor=lambda self, batch: 1 + 1 / self.held()),
+    row("InGlobal", factor=counts_in_global),
+    row("InDefault", factor=counts_in_default),
+    row("InFunction", factor=counts_in_function),
+    row("InClass", factor=counts_in_class),
+    row("InParameter", factor=counts_in_parameter),
+    row("InEnvironment", factor=counts_in_environment),
+    row("Cached", hold=lambda self: remembers_draws(), factor=lambda self, batch: 1 + self.held(len(batch[0]))),
+    row(
+        "Generator",
+        hold=lambda self: (1 + 1 / count for count in range(1, 1000)),
+        factor=lambda self, batch: next(self.held),
+    ),
+    row("RunsOut", hold=lambda self: iter([1.0] * 3), factor=lambda self, batch: next(self.held, 2.0)),
+    Row(type("OfData", (Base,), {}), data=Grows),
+]
+
+
+@pytest.mark.parametrize("row", HIDDEN, ids=lambda row: row.module.__name__)
+def test_a_client_that_does_not_repeat_itself_is_never_grouped(row: Row) -> None:
+    """One after another, each of these ends elsewhere after the same fit, or with another order of clients."""
+    one = federated(row, 1, rounds=1)
+    other = federated(row, 1, rounds=1, order=(3, 1, 2, 0))
+    assert not torch.equal(one.params, other.params)
+    at_once = federated(row, 4)
+    assert not at_once.at_once
+    lines = [line for line in at_once.said if line.startswith("clients_at_once: clients train one after another")]
+    assert len(lines) == 1
+    assert re.search(r"sends differs by .* when it trains alone a second time", lines[0]), lines[0]
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.refused], ids=str)

@@ -36,7 +36,7 @@ def test_a_comparison_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch)
     assert SEEN[with_comparison].at_once
     assert SEEN[with_comparison].tried == 2  # rounds 1, 2, 4, 8, …
     # Clients that draw are not evaluated example by example, as the comparison has found.
-    monkeypatch.setattr(trial.Trial, "obstacle", lambda self: "draws" if self._groups.padded else None)
+    monkeypatch.setattr(trial.Trial, "obstacle", lambda self, pads, later: "draws" if pads else None)
     assert torch.equal(fit(Drops, rule()).params, with_comparison.params)
 
 
@@ -90,6 +90,19 @@ def test_the_distance_of_outcomes() -> None:
     assert outcome(one, c=torch.ones(1)).distance(outcome(other, c=2 * torch.ones(1))) == pytest.approx(0.5)
     assert outcome(one).distance(outcome(one, steps=2)) == outcome(one).distance(outcome(one, c=one)) == float("inf")
     assert outcome(0 * one).distance(outcome(0 * one)) == 0.0
+
+
+@pytest.mark.parametrize("values", [torch.tensor([36]), torch.tensor([True]), torch.tensor([1.0, float("nan")])])
+def test_integers_are_equal_or_infinitely_apart(values: Tensor) -> None:
+    """Rounding changes no count; what is missing in both outcomes is the same."""
+    update = torch.ones(1)
+    one, same, other = (Outcome(update, sent(buffer)) for buffer in (values, values.clone(), torch.zeros_like(values)))
+    assert one.distance(same) == 0.0
+    assert one.distance(other) == float("inf")
+
+
+def sent(buffer: Tensor) -> ClientResult:
+    return ClientResult(0, num_samples=1, num_steps=1, loss=2.0, normalizer=1.0, buffers=[buffer])
 
 
 class Single(TinyClassifier):
