@@ -13,7 +13,9 @@ from fl_lightning.engine.devices.strategy import agree
 from fl_lightning.engine.module.exact import full_float32
 from fl_lightning.engine.rules.callback import overrides
 from fl_lightning.engine.rules.hooks import Hooks
+from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.buffers import derive_buffers
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.errors import values_of
 
@@ -30,10 +32,12 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     with full_float32():
         for change in hooks("aggregate"):
             cohort = change(server, cohort)
-        reducer = next((rule.reduce for rule in hooks.rules if rule.reduce is not None), None)
+        reducer = next((checked(rule, "reduce") for rule in hooks.rules if rule.reduce is not None), None)
         _apply(server, hooks, cohort, cohort.update if reducer is None else reducer(server, cohort))
     server.write_buffers(cohort.buffers)
+    derive_buffers(server.client)
     _refine(server, hooks, cohort)
+    hooks.tell_shortened(cohort)
     hooks.settle(cohort)
     for look in hooks("on_round_end"):
         look(server, cohort)
@@ -45,13 +49,13 @@ def step_alone(server: Server, hooks: Hooks, round: int) -> None:
     nobody = Cohort.collect(round, server.params.clone(), server.params.new_empty(0, len(server.params)), [])
     with full_float32():
         for rule in (each for each in hooks.rules if each.steps_alone):
-            nobody = rule.aggregate(server, nobody)
+            nobody = checked(rule, "aggregate")(server, nobody)
         _apply(server, hooks, nobody, nobody.update)
 
 
 def _apply(server: Server, hooks: Hooks, cohort: Cohort, update: Tensor) -> None:
-    for rule in hooks.rules:
-        update = rule.update(server, cohort, update)
+    for change in hooks("update"):
+        update = change(server, cohort, update)
     agree(server.trainer, update)
     check_finite(update, server.round, hooks.rules)
     local = [(part.columns, server.params[part.columns]) for part in hooks.parts]
@@ -63,8 +67,9 @@ def _apply(server: Server, hooks: Hooks, cohort: Cohort, update: Tensor) -> None
 def _refine(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     refiners = [rule for rule in hooks.rules if overrides(rule, "refine")]
     for rule in refiners:
-        rule.refine(server, cohort)
+        checked(rule, "refine")(server, cohort)
     if refiners:
+        derive_buffers(server.client)
         agree(server.trainer, server.params)
         check_finite(server.params, server.round, refiners)
 

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, streams
+from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.engine.updates.store import Store
@@ -67,5 +68,5 @@ class Policy:
         """Compute the weights (k,) of some updates in the sum, up to a factor that the clients of the round share."""
         weights = cohort.num_samples.double()
         for rule in self._rules:
-            weights = rule.stream_weights(self._server, cohort, weights)
+            weights = checked(rule, "stream_weights")(self._server, cohort, weights)
         return weights

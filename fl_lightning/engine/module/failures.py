@@ -46,12 +46,13 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
         except Exception as error:
             if is_exhaustion(error) or _is_of_step(error):
                 raise
-            found = run or next(each for each in args if hasattr(each, "anchor"))
-            clients = [found.client] if hasattr(found, "client") else found.clients
+            found = run or next((each for each in args if hasattr(each, "anchor")), None)
+            clients = found.clients if hasattr(found, "clients") else [found.client if found else args[1]]
+            owner = getattr(method, "__self__", None)
+            name = f"{type(owner).__name__}.{method.__name__}" if owner else method.__qualname__
             whose = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
             raise RuleError(
-                f"round {found.round}: {type(method.__self__).__name__}.{method.__name__} raises "
-                f"{type(error).__name__} on {whose}: {error}"
+                f"round {(found or args[0]).round}: {name} raises {type(error).__name__} on {whose}: {error}"
             ) from error
 
     return call

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
-from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.state import Buffers
-from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
+from fl_lightning.engine.rules.callback import FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
+from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
+from fl_lightning.engine.updates.buffers import shortened
 from fl_lightning.engine.updates.cohort import Cohort
-
-GUARDED = {*CLIENT_HOOKS, "upload"}
 
 
 class Hooks:
@@ -29,7 +29,7 @@ class Hooks:
     """
 
     def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
-        self._server, self.callbacks = server, callbacks
+        self._server, self.callbacks, self._told = server, callbacks, set[str]()  # names that a warning has named
         self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
         starts = [callback for callback in callbacks if overrides(callback, "start")]
         self._starts: list[Any] = [*starts, *self.parts]  # whatever model a client is given, its own part stays
@@ -41,7 +41,7 @@ class Hooks:
         for callback in self.callbacks:
             if not overrides(callback, name):
                 continue
-            hook = guarded(getattr(callback, name)) if name in GUARDED else getattr(callback, name)
+            hook = checked(callback, name)
             if not isinstance(callback, Monitor):
                 yield hook
                 continue
@@ -69,15 +69,27 @@ class Hooks:
     def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return the model that a client starts from, given the global model."""
         for each in self._starts:
-            params, buffers = guarded(each.start)(self._server, client, params, buffers)
-        return params, buffers
+            params, buffers = checked(each, "start")(self._server, client, params, buffers)
+        live = params.data_ptr() == self._server.params.data_ptr()  # which training will change
+        return (params.clone() if live else params), buffers
 
     def personal(self, client: int) -> tuple[Tensor, Buffers]:
         """Return the model that serves a client, between two rounds."""
         params, buffers = self._server.params, self._server.read_buffers()
         for each in self._personal:
-            params, buffers = each.personal(self._server, client, params, buffers)
+            params, buffers = checked(each, "personal")(self._server, client, params, buffers)
         return params, buffers
+
+    def tell_shortened(self, cohort: Cohort) -> None:
+        """Say once which buffers hold vectors of unit norm on every client, and shorter ones after the mean."""
+        rows = [result.buffers for result in cohort.results]
+        for name in shortened(self._server.buffer_names, rows, self._server.read_buffers()):
+            if name not in self._told:
+                self._told.add(name)
+                rank_zero_warn(
+                    f"{name} holds vectors of unit norm on every client, but shorter ones, their means, in the global "
+                    f"model: keep the buffer on the clients (LocalPart with parts: [{name}]; local_part in a rule)"
+                )
 
     def settle(self, cohort: Cohort) -> None:
         """Put what stays with the clients of a cohort into the states of the rules."""

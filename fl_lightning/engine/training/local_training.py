@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
-from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
+from fl_lightning.engine.rules.returned import checked, wrapped
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import Factors, LocalSettings
@@ -66,11 +66,11 @@ class LocalTraining:
         self.automatic = module.automatic_optimization
 
         def defined(hook: str) -> list[Callable[..., Any]]:
-            return [getattr(callback, hook) for callback in callbacks if overrides(callback, hook)]
+            return [checked(callback, hook) for callback in callbacks if overrides(callback, hook)]
 
-        self.losses, self.closures = list(map(guarded, defined("loss"))), defined("closure")
-        self.before_step = list(map(guarded, defined("on_before_client_step")))
-        self.after_step = list(map(guarded, defined("on_after_client_step")))
+        self.losses, self.before_step = defined("loss"), defined("on_before_client_step")
+        self.after_step = defined("on_after_client_step")
+        self.closing = [callback for callback in callbacks if overrides(callback, "closure")]
         self._first: Sequence[Optimizer] = ()  # those that the module has made when the fit began
 
     def make_first(self, run: LocalRun) -> list[Optimizer]:
@@ -223,8 +223,8 @@ class LocalTraining:
 
     def wrapped(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
-        for wrap in self.closures:
-            closure = guarded(guarded(wrap)(run, closure), wrap, run)
+        for rule in self.closing:
+            closure = wrapped(rule, run, closure)
         return closure
 
     def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:

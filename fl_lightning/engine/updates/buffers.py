@@ -1,4 +1,4 @@
-"""Average the clients' buffers, and detect buffers that a client has made infinite or nan."""
+"""Average the clients' buffers, and treat or name those whose mean is not of their kind."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from fl_lightning.engine.module.state import overwrite
 
 SMALL_BUFFER = 1 << 16  # entries of the largest buffer that is averaged together with others
+POWER_ITERATIONS = 15  # of the spectral norm of an averaged weight, as many as torch takes at the start
+UNIT = 1e-3  # distance from 1 up to which a norm is 1
 
 
 def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None], like: Tensor) -> Tensor:
@@ -99,3 +105,51 @@ def _merge(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor |
         near = value.to(first.device)
         total = total + share * torch.where(near == first, 0, near.to(wide) - first.to(wide))
     return total.to(first.dtype)
+
+
+@torch.no_grad()
+def derive_buffers(module: nn.Module) -> None:
+    """Compute anew the buffers of the global model that follow from its other tensors, where a mean does not.
+
+    These are the singular vectors of both forms of ``spectral_norm``, by power iterations on the averaged weight, and
+    the scale and zero point of a fake quantization, from the averaged range.
+    """
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                for _ in range(POWER_ITERATIONS):
+                    hook.compute_weight(part, do_power_iteration=True)
+        if isinstance(part, ParametrizationList):
+            for norm in (each for each in part if hasattr(each, "_power_method")):
+                mode, norm.training = norm.training, True  # each evaluation then takes an iteration
+                for _ in range(POWER_ITERATIONS):
+                    part()
+                norm.training = mode
+        observer = getattr(part, "activation_post_process", None)
+        if hasattr(part, "zero_point") and hasattr(observer, "min_val") and observer.min_val.isfinite().all():
+            scale, zero_point = part.calculate_qparams()
+            overwrite(part.scale, scale)
+            overwrite(part.zero_point, zero_point)
+
+
+def shortened(names: Sequence[str], rows: Sequence[Sequence[Tensor | None]], now: Sequence[Tensor | None]) -> list[str]:
+    """Name the buffers whose vectors have unit norm on every client, but not in the global model.
+
+    Args:
+        names: the buffers' names.
+        rows: the buffers of each of the K clients.
+        now: the buffers of the global model.
+    """
+    found = []
+    for name, mean, values in zip(names, now, zip(*rows, strict=True), strict=True):
+        dims = () if mean is None else {0, mean.ndim - 1}
+        if any(all(_are_unit(value, dim) for value in values) and not _are_unit(mean, dim) for dim in dims):
+            found.append(name)
+    return found
+
+
+def _are_unit(value: Tensor | None, dim: int) -> bool:
+    """Tell whether all vectors along a dimension of a buffer have unit norm."""
+    if value is None or not value.is_floating_point() or not 0 <= dim < value.ndim or value.shape[dim] < 2:
+        return False
+    return bool(((torch.linalg.vector_norm(value.to_dense(), dim=dim) - 1).abs() <= UNIT).all())
