@@ -19,8 +19,9 @@ class FedProto(FeatureRule):
 
     A client sends its prototypes, the means over its examples of each class after training; the server averages them by
     numbers of examples (uniformly in the released code). The loss gains λ times the mean squared difference of an
-    example's features and its class's global prototype, as in the released code, once a class has one. The client's
-    classifier serves it; the paper predicts the class of the nearest prototype.
+    example's features and its class's global prototype, as in the released code: over all examples of the batch, of
+    which those whose class has no prototype yet count 0. The client's classifier serves it; the paper predicts the
+    class of the nearest prototype.
 
     Args:
         lam: λ >= 0, weight of the term.
@@ -55,7 +56,7 @@ class FedProto(FeatureRule):
         wanted = self.recall("prototypes", unknown)[targets]
         known = ~wanted.isnan().any(1, keepdim=True)
         apart = torch.where(known, features - wanted, 0.0).square().mean(1).sum()
-        return loss + self.lam * apart / known.sum().clamp(min=1)
+        return loss + self.lam * apart / len(targets)
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:

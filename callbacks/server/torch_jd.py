@@ -1,11 +1,12 @@
 """TorchJD: weights that the library of that name finds for conflicting updates."""
 
 from importlib import import_module
+from typing import Any
 
 from typing_extensions import override
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.errors import nearest
+from fl_lightning.errors import nearest, values_of
 
 SUFFIX = "Weighting"
 
@@ -13,31 +14,42 @@ SUFFIX = "Weighting"
 class TorchJD(FederatedCallback):
     """Sets the weights by a weighting of the library TorchJD, which solves conflicts (Quinton & Rey, 2024).
 
-    A weighting makes weights (K,) of the updates' Gram matrix (K, K). What it remembers is lost after each round, and
-    what it draws is seeded by the round.
+    A weighting makes weights (K,) of the updates' Gram matrix (K, K); what it draws is seeded by the round. Weightings
+    with a memory (GradVac, ExcessMTL, …) are refused: their memory is of fixed tasks, and cohorts change.
 
     Args:
         weighting: name of a weighting, such as UPGrad, DualProj, MGDA, IMTLG, AlignedMTL or PCGrad.
-        divide: whether to divide the weights by K: PCGrad, GradVac and Sum add up what others average, to about K.
+        divide: whether to divide the weights by K: PCGrad and Sum add up what others average, to about K.
+        init_args: arguments of the weighting's class, such as ``{"n_byzantine": 1}`` for Krum.
 
     Raises:
-        ConfigurationError: TorchJD has no such weighting.
+        ConfigurationError: TorchJD has no such weighting without a memory; ``init_args`` are not its arguments.
         ModuleNotFoundError: TorchJD is not installed.
     """
 
     settles = frozenset({"weights"})
 
-    def __init__(self, weighting: str = "UPGrad", divide: bool = False) -> None:
+    def __init__(
+        self, weighting: str = "UPGrad", divide: bool = False, init_args: dict[str, Any] | None = None
+    ) -> None:
         found = vars(import_module("torchjd.aggregation"))
-        names = [name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and name != SUFFIX]
+        names = [
+            name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX) and not hasattr(found[name], "reset")
+        ]
+        names = [name for name in names if name not in ("", "Constant")]
         if weighting not in names:
             raise ConfigurationError(
-                f"TorchJD has no weighting {weighting!r}: did you mean {nearest(weighting, names) or ', '.join(names)}?"
+                f"TorchJD has no weighting {weighting!r} without a memory: did you mean "
+                f"{nearest(weighting, names) or ', '.join(names)}?"
             )
-        self._make, self.weighting, self.divide = found[f"{weighting}{SUFFIX}"], weighting, divide
+        try:
+            self._weigh = found[f"{weighting}{SUFFIX}"](**(init_args or {}))
+        except (TypeError, ValueError, AttributeError, ImportError) as error:
+            raise ConfigurationError(f"TorchJD cannot make {weighting} with init_args={init_args}: {error}") from error
+        self.divide = divide
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        with orchestrator.server_side("torchjd"):
-            weights = self._make()(cohort.corrected_gram).double()
+        with orchestrator.server_side("torchjd"), values_of("TorchJD"):
+            weights = self._weigh(cohort.corrected_gram).double()
         return cohort.replace(weights=weights / len(weights) if self.divide else weights)

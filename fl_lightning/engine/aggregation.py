@@ -15,7 +15,7 @@ from fl_lightning.engine.rules.callback import overrides
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.updates.buffers import derive_buffers
+from fl_lightning.engine.updates.buffers import derive_buffers, tell_shortened
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort
 from fl_lightning.errors import values_of
 
@@ -37,7 +37,7 @@ def aggregate(server: Server, hooks: Hooks, cohort: Cohort) -> None:
     server.write_buffers(cohort.buffers)
     derive_buffers(server.client)
     _refine(server, hooks, cohort)
-    hooks.tell_shortened(cohort)
+    tell_shortened(server.buffer_names, cohort.results, server.read_buffers(), hooks.told)
     hooks.settle(cohort)
     for look in hooks("on_round_end"):
         look(server, cohort)

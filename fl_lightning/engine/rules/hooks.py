@@ -16,7 +16,6 @@ from fl_lightning.engine.rules.callback import FederatedCallback, Monitor, overr
 from fl_lightning.engine.rules.local_part import ClientPart
 from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
-from fl_lightning.engine.updates.buffers import shortened
 from fl_lightning.engine.updates.cohort import Cohort
 
 
@@ -29,7 +28,8 @@ class Hooks:
     """
 
     def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
-        self._server, self.callbacks, self._told = server, callbacks, set[str]()  # names that a warning has named
+        self._server, self.callbacks = server, callbacks
+        self.told = set[str]()  # names of buffers that a warning has named
         self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
         starts = [callback for callback in callbacks if overrides(callback, "start")]
         self._starts: list[Any] = [*starts, *self.parts]  # whatever model a client is given, its own part stays
@@ -79,17 +79,6 @@ class Hooks:
         for each in self._personal:
             params, buffers = checked(each, "personal")(self._server, client, params, buffers)
         return params, buffers
-
-    def tell_shortened(self, cohort: Cohort) -> None:
-        """Say once which buffers hold vectors of unit norm on every client, and shorter ones after the mean."""
-        rows = [result.buffers for result in cohort.results]
-        for name in shortened(self._server.buffer_names, rows, self._server.read_buffers()):
-            if name not in self._told:
-                self._told.add(name)
-                rank_zero_warn(
-                    f"{name} holds vectors of unit norm on every client, but shorter ones, their means, in the global "
-                    f"model: keep the buffer on the clients (LocalPart with parts: [{name}]; local_part in a rule)"
-                )
 
     def settle(self, cohort: Cohort) -> None:
         """Put what stays with the clients of a cohort into the states of the rules."""

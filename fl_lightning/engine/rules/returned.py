@@ -34,7 +34,7 @@ def checked(rule: Any, name: str) -> Callable[..., Any]:
             advice = "is a return missing at its end?" if value is None else "correct what the hook returns"
             raise ConfigurationError(f"{whose} must return {expected}, got {_form(value)}: {advice}")
         after = _writes(args[place])
-        written = [] if after == before else [name for name in after if after[name] != before.get(name, after[name])]
+        written = [] if after == before else [part for part in after if after[part] != before.get(part, after[part])]
         if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
             written.append("orchestrator.params")
         if written:
@@ -44,31 +44,10 @@ def checked(rule: Any, name: str) -> Callable[..., Any]:
     return call
 
 
-def wrapped(rule: Any, run: Any, closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Let a rule wrap the closure that evaluates a batch, and refuse what does not hand on the loss."""
-    losses = list[Any]()
-
-    def watched() -> Any:
-        losses.append(closure())
-        return losses[-1]
-
-    outer = guarded(checked(rule, "closure")(run, watched), rule.closure, run)
-
-    def call() -> Any:
-        loss = outer()
-        if loss is None and losses and losses[-1] is not None:
-            raise ConfigurationError(f"the function from {type(rule).__name__}.closure must return a loss, got None")
-        return loss
-
-    return call
-
-
 def _writes(seen: Any) -> dict[str, int]:
     """Count the writes in place to the anchor of a run, or to the tensors of a cohort."""
-    if isinstance(seen, int):  # the client's number, which ``start`` gets
-        return {}
-    if not isinstance(seen, Cohort):
-        return {"run.anchor": seen.anchor._version}
+    if not isinstance(seen, Cohort):  # ``start`` gets the client's number
+        return {} if isinstance(seen, int) else {"run.anchor": seen.anchor._version}
     counts = {f"cohort.{name}": each._version for name, each in vars(seen).items() if isinstance(each, Tensor)}
     counts.setdefault("cohort.gram", 0)  # if not computed yet
     if isinstance(seen.updates, Updates) and seen.updates.order == list(range(len(seen.updates.own))):

@@ -59,9 +59,9 @@ class Server(LightningModule):
         personal_model: returns the model that serves a client, parameters (P,) and buffers, while a fit lasts (see
             :meth:`FederatedCallback.personal`); None where the global model serves all.
         train_again: trains a second model of a client, for rules in ``on_client_end``: ``train_again(run, start,
-            before_step)`` does the client's local work again from the parameters ``start`` (P,), with new optimizers,
-            other draws of batches and no rule's hooks but ``before_step(again)``, which may correct ``again.grads``; it
-            returns the parameters (P,) at the end. The run stays as it was.
+            before_step, epochs)`` does the client's local work, or ``epochs`` epochs, again from the parameters
+            ``start`` (P,), with new optimizers, other draws of batches and no rule's hooks but ``before_step(again)``,
+            which may correct ``again.grads``; it returns the parameters (P,) at the end. The run stays as it was.
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
     """
 

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
+from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
-from fl_lightning.engine.rules.returned import checked, wrapped
+from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import Factors, LocalSettings
@@ -197,21 +198,26 @@ class LocalTraining:
 
     def _batch(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
         """Train on one batch, with an optimizer step if ``stepping``; return the outputs of ``training_step``."""
-        outputs = None
+        outputs = given = None
         if not self.automatic:
             outputs = self._forward(batch, index)
             run.add_loss(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             return outputs
 
         def evaluate() -> Tensor | None:
-            nonlocal outputs
-            outputs, loss = self._evaluate(run, batch, index)
-            return loss
+            nonlocal outputs, given
+            outputs, given = self._evaluate(run, batch, index)
+            return given
 
         wrapped = self.wrapped(run, evaluate)
 
         def closure() -> Tensor | None:
             loss = wrapped()
+            if loss is None and given is not None:
+                names = ", ".join(type(rule).__name__ for rule in self.closing)
+                raise ConfigurationError(
+                    f"{names}.closure must return a function that returns the loss, got None of it"
+                )
             run.add_loss(loss)
             return loss
 
@@ -224,7 +230,7 @@ class LocalTraining:
     def wrapped(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
         for rule in self.closing:
-            closure = wrapped(rule, run, closure)
+            closure = guarded(checked(rule, "closure")(run, closure), rule.closure, run)
         return closure
 
     def _evaluate(self, run: LocalRun, batch: Any, index: int) -> tuple[Any, Tensor | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -177,12 +178,17 @@ class OneByOne:
             self._tell(client, self.put_back(round))
 
     def train_again(
-        self, run: LocalRun, start: Tensor, before_step: Callable[[LocalRun], None] | None = None
+        self,
+        run: LocalRun,
+        start: Tensor,
+        before_step: Callable[[LocalRun], None] | None = None,
+        epochs: int | None = None,
     ) -> Tensor:
         """Train a second model of the client of a run; see :meth:`Server.train_again`."""
         server, local, round, params, buffers = self.server, self._again, self._round, run.params.clone(), run.buffers
         local.before_step = [] if before_step is None else [guarded(before_step)]
-        again = self.new_run(round, run.client, run.work)
+        work = run.work if epochs is None else replace(run.work, epochs=epochs, steps=None)
+        again = self.new_run(round, run.client, work)
         try:
             round.state.restore()
             self.enter(again)

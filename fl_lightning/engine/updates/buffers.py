@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -109,10 +110,9 @@ def _merge(values: Sequence[Tensor | None], shares: Sequence[float]) -> Tensor |
 
 @torch.no_grad()
 def derive_buffers(module: nn.Module) -> None:
-    """Compute anew the buffers of the global model that follow from its other tensors, where a mean does not.
+    """Compute anew the singular vectors of ``spectral_norm``, in both forms, and the numbers of a fake quantization.
 
-    These are the singular vectors of both forms of ``spectral_norm``, by power iterations on the averaged weight, and
-    the scale and zero point of a fake quantization, from the averaged range.
+    The vectors come of power iterations on the averaged weight, scale and zero point of the averaged range.
     """
     for part in module.modules():
         for hook in part._forward_pre_hooks.values():
@@ -132,20 +132,17 @@ def derive_buffers(module: nn.Module) -> None:
             overwrite(part.zero_point, zero_point)
 
 
-def shortened(names: Sequence[str], rows: Sequence[Sequence[Tensor | None]], now: Sequence[Tensor | None]) -> list[str]:
-    """Name the buffers whose vectors have unit norm on every client, but not in the global model.
-
-    Args:
-        names: the buffers' names.
-        rows: the buffers of each of the K clients.
-        now: the buffers of the global model.
-    """
-    found = []
-    for name, mean, values in zip(names, now, zip(*rows, strict=True), strict=True):
-        dims = () if mean is None else {0, mean.ndim - 1}
+def tell_shortened(names: Sequence[str], results: Sequence[Any], now: Sequence[Any], told: set[str]) -> None:
+    """Say once which buffers hold vectors of unit norm on each of the K clients, but not in the global model."""
+    rows = [result.buffers for result in results]
+    for name, mean, *values in zip(names, now, *rows, strict=True):
+        dims = () if mean is None or name in told else {0, mean.ndim - 1}
         if any(all(_are_unit(value, dim) for value in values) and not _are_unit(mean, dim) for dim in dims):
-            found.append(name)
-    return found
+            told.add(name)
+            rank_zero_warn(
+                f"{name} holds vectors of unit norm on every client, but shorter ones, their means, in the global "
+                f"model: keep the buffer on the clients, by LocalPart with parts: [{name}] or a rule's local_part"
+            )
 
 
 def _are_unit(value: Tensor | None, dim: int) -> bool:

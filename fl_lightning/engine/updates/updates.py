@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -24,6 +25,7 @@ TILE = (64, 1 << 11)  # rows and columns that fit into a CPU's cache in float64
 SAME_RATIO = 1e-9  # relative difference up to which two ratios of weights count as equal
 WILL_NEED = 3  # of madvise(2)
 TINY_SHARE = 1e-6  # share of the largest coefficient; a smaller one is not taken as the unit of the others
+LEAST_UNIT = 1e-20  # in units of a smaller one, as clipping gives a huge update, float32 would not hold the others
 
 
 class Updates:
@@ -89,7 +91,9 @@ class Updates:
         first = first_above(weights, least)
         if first is None:  # all are zero, or one is not finite, and so is the sum
             return float(coefficients.sum()) * self.columns.joined(self.own.new_zeros(self.own.shape[1]))
-        return float(coefficients[first]) * self.columns.joined(self.add_to(None, weights / weights[first]))
+        unit = unit_of(float(weights[first]))
+        total = self.columns.joined(self.add_to(None, weights / unit))
+        return float(coefficients[first] * (unit / weights[first])) * total
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
         """Add the updates, each times its coefficient (K,), to a sum over this device's columns (p,), or start one.
@@ -212,13 +216,13 @@ class Summed:
     def __init__(self, columns: Columns) -> None:
         self.shares: Tensor | None = None
         self._columns, self._total = columns, torch.zeros(0)
-        self._unit = 0.0  # the first share that is not zero
+        self._unit = 0.0  # that of the first share that is not zero
 
     def take_in(self, updates: Updates, shares: Tensor) -> None:
         """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
         first, begins = first_above(shares, 0.0), self.shares is None
         if not self._unit and first is not None:
-            self._unit = float(shares[first])
+            self._unit = unit_of(float(shares[first]))
         self._total = updates.add_to(None if begins else self._total, shares / (self._unit or 1.0))
         self.shares = shares if self.shares is None else torch.cat([self.shares, shares])
         if "norms" in updates.__dict__:
@@ -239,7 +243,8 @@ class Summed:
                 "arrived: correct stream_weights, or remove streams = True from the rule's class"
             )
         first = first_above(self.shares, 0.0)
-        return (0.0 if first is None else float(coefficients[first])) * self._columns.joined(self._total)
+        scale = 0.0 if first is None else float(coefficients[first] * (self._unit / self.shares[first]))
+        return scale * self._columns.joined(self._total)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse what :class:`Updates` tells of single updates.
@@ -262,6 +267,11 @@ def proportional(coefficients: Tensor, shares: Tensor) -> bool:
     largest = shares.abs().argmax()
     expected = coefficients[largest] / shares[largest] * shares
     return bool((coefficients - expected).abs().max() <= SAME_RATIO * expected.abs().max())
+
+
+def unit_of(weight: float) -> float:
+    """Return the unit in which the weights of a sum are counted, given the first of them: itself, if not tiny."""
+    return math.copysign(max(abs(weight), LEAST_UNIT), weight)
 
 
 def first_above(weights: Tensor, least: float) -> int | None:
