@@ -12,7 +12,13 @@ from torch.utils.data import Dataset, TensorDataset
 from toy import Capture, close, trainer
 from two_numbers import served
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, TrafficMonitor
+from fl_lightning import (
+    ConfigurationError,
+    FederatedDataModule,
+    FederatedOrchestrator,
+    RoundRobinSampler,
+    TrafficMonitor,
+)
 from fl_lightning.callbacks import FedProto
 
 
@@ -63,6 +69,23 @@ def test_prototypes_and_their_term() -> None:
     assert second == pytest.approx([math.log(3) + 1.0, math.log(3)])
     up, down = 2 * 2 * (6 + 3) * 8, 2 * 6 * 8  # prototypes and counts in two rounds; prototypes in the second
     assert traffic.total == up + down
+
+
+class InTurn(Points):
+    """Client 0 in round 1, and client 1, at (4, 0) of class 0 and (0, 2) of class 1, in round 2."""
+
+    def client_dataset(self, client: int) -> Dataset[Any]:
+        points = [[[1.0, 0.0], [3.0, 0.0]], [[4.0, 0.0], [0.0, 2.0]]][client]
+        return TensorDataset(torch.tensor(points).double(), torch.tensor([[0, 0], [0, 1]][client]))
+
+
+def test_the_mean_is_over_the_whole_batch() -> None:
+    """Class 1 has no prototype yet. (4, 0) is 2 from (2, 0): (4 + 0) / 2, over two examples 1, of which λ = 2 times."""
+    capture, orchestrator = Capture(), FederatedOrchestrator(Plain(), on_bad_update="raise")
+    data = InTurn(batch_size=2, participation=1, sampler=RoundRobinSampler())
+    trainer(FedProto(lam=2.0), capture, rounds=2).fit(orchestrator, datamodule=data)
+    losses = {cohort.clients: cohort.losses.tolist() for cohort in capture.cohorts}
+    assert losses == {(0,): pytest.approx([math.log(3)]), (1,): pytest.approx([math.log(3) + 2.0])}
 
 
 def test_needs_class_counts() -> None:

@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from shares import LEFT_OUT, PARAMETERS, one_device, one_device_with_results, results, sent
@@ -100,6 +101,23 @@ def test_a_tiny_first_coefficient_is_no_measure() -> None:
     rows, coefficients = sent(3), torch.tensor([1e-40, 1.0, 2.0], dtype=torch.float64)
     assert torch.equal(Updates.of(rows).combine(coefficients), rows[1] + 2 * rows[2])
     assert not Updates.of(rows).combine(0 * coefficients).any()
+
+
+@pytest.mark.parametrize("waves", [None, [1, 1, 1], [3]])
+def test_a_huge_first_update_that_clipping_shortens_leaves_room_for_the_others(waves: list[int] | None) -> None:
+    """Clients of 5, 900 and 1 examples, norms clipped to 0.5: NumPy's sum in float64; 900 / (5 · 0.5 / 1e38) is inf."""
+    rows = sent(3)
+    rows[0] = 1e38
+    exact = rows.double().numpy()
+    shares = np.array([5, 900, 1]) * np.minimum(1, 0.5 / np.linalg.norm(exact, axis=1))
+    weights, combined = torch.from_numpy(shares), Updates(rows, Columns(PARAMETERS), range(3), torch.from_numpy(shares))
+    found = combined.combine(weights / 906)
+    if waves:
+        summed = Summed(Columns(PARAMETERS))
+        for part, wave in zip(rows.split(waves), weights.split(waves), strict=True):
+            summed.take_in(Updates.of(part.clone()), wave)
+        assert torch.equal(summed.combine(weights / 906), found)
+    np.testing.assert_allclose(found.numpy(), shares / 906 @ exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
