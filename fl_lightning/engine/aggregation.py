@@ -12,8 +12,7 @@ from fl_lightning.engine.checks import check_finite
 from fl_lightning.engine.devices.strategy import agree
 from fl_lightning.engine.module.exact import full_float32
 from fl_lightning.engine.rules.callback import overrides
-from fl_lightning.engine.rules.hooks import Hooks
-from fl_lightning.engine.rules.returned import checked
+from fl_lightning.engine.rules.hooks import Hooks, checked
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.buffers import derive_buffers, tell_shortened
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort

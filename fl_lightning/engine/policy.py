@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, streams
-from fl_lightning.engine.rules.returned import checked
+from fl_lightning.engine.rules.hooks import checked
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.engine.updates.store import Store

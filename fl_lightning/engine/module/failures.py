@@ -46,7 +46,7 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
         except Exception as error:
             if is_exhaustion(error) or _is_of_step(error):
                 raise
-            found = run or next((each for each in args if hasattr(each, "anchor")), None)
+            found: Any = run or next((each for each in args if hasattr(each, "anchor")), None)
             clients = found.clients if hasattr(found, "clients") else [found.client if found else args[1]]
             owner = getattr(method, "__self__", None)
             name = f"{type(owner).__name__}.{method.__name__}" if owner else method.__qualname__

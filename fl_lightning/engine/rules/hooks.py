@@ -1,4 +1,4 @@
-"""Hooks: the hooks of a run's callbacks, in the order given."""
+"""Hooks: the hooks of a run's callbacks, in the order given, each checked for what it returns and writes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
+from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.state import Buffers
-from fl_lightning.engine.rules.callback import FederatedCallback, Monitor, overrides
+from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
-from fl_lightning.engine.rules.returned import checked
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
+from fl_lightning.engine.updates.updates import Updates
+from fl_lightning.errors import ConfigurationError
+
+GUARDED = {*CLIENT_HOOKS, "upload", "start"}
+LOCAL = ("loss", "closure", "on_before_client_step", "on_after_client_step")  # get the run first
+ACT_IN_PLACE = (*LOCAL[2:], "on_client_start", "on_client_end", "refine", "on_round_end")
+BEFORE_STEP = ("aggregate", "reduce", "update")  # the server holds the model that the clients started from
 
 
 class Hooks:
@@ -86,3 +93,64 @@ class Hooks:
         for result in cohort.results:
             for (key, name), value in result.stays.items():
                 rules[key].state[f"{name}/{result.client}"] = value.cpu()
+
+
+def checked(rule: Any, name: str) -> Callable[..., Any]:
+    """Return a hook that refuses a wrong result, or a write in place; where it is compiled, it has served before."""
+    method, place = getattr(rule, name), 0 if name in LOCAL else 1
+    hook, whose = guarded(method) if name in GUARDED else method, f"{type(rule).__name__}.{name}"
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return hook(*args)
+        before = _writes(args[place])
+        value = hook(*args)
+        if expected := _missed(name, value, args):
+            advice = "is a return missing at its end?" if value is None else "correct what the hook returns"
+            raise ConfigurationError(f"{whose} must return {expected}, got {_form(value)}: {advice}")
+        after = _writes(args[place])
+        written = [] if after == before else [part for part in after if after[part] != before.get(part, after[part])]
+        if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
+            written.append("orchestrator.params")
+        if written:
+            raise ConfigurationError(f"{whose} must leave {written[0]} as it is, but writes to it: change a copy")
+        return value
+
+    return call
+
+
+def _writes(seen: Any) -> dict[str, int]:
+    """Count the writes in place to the anchor of a run, or to the tensors of a cohort."""
+    if not isinstance(seen, Cohort):  # ``start`` gets the client's number
+        return {} if isinstance(seen, int) else {"run.anchor": seen.anchor._version}
+    counts = {f"cohort.{name}": each._version for name, each in vars(seen).items() if isinstance(each, Tensor)}
+    counts.setdefault("cohort.gram", 0)  # if not computed yet
+    if isinstance(seen.updates, Updates) and seen.updates.order == list(range(len(seen.updates.own))):
+        counts["cohort.deltas"] = seen.updates.own._version  # in another order, ``deltas`` sorts them first
+    return counts
+
+
+def _missed(name: str, value: Any, args: Any) -> str | None:
+    """Say what a hook should have returned, given its arguments; None if it has."""
+    given = args[-1]
+    if name == "loss":
+        is_number = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+        fits = is_number and value.requires_grad >= given.requires_grad  # a vmap inside of the gradient hides both
+        return None if fits else "a loss, one floating-point number with a gradient"
+    if name == "closure":
+        return None if callable(value) else "a function that returns the loss"
+    if name in ACT_IN_PLACE:
+        return "nothing (it acts in place)" if isinstance(value, Tensor) else None
+    given = given.anchor if name == "reduce" else args[-2:] if name in ("start", "personal") else given
+    return None if _form(value) == _form(given) else _form(given)
+
+
+def _form(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')} on {value.device}"
+    if isinstance(value, Cohort):
+        added = value.anchor if value.added is None else value.added
+        return f"a Cohort (weights: {_form(value.weights)}; mixing: {_form(value.mixing)}; added: {_form(added)})"
+    if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[1], Sequence):
+        return f"{_form(value[0])} and {len(value[1])} buffers"
+    return "None" if value is None else type(value).__name__

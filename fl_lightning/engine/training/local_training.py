@@ -21,7 +21,7 @@ from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
-from fl_lightning.engine.rules.returned import checked
+from fl_lightning.engine.rules.hooks import checked
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import Factors, LocalSettings

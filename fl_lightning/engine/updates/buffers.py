@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -114,7 +114,8 @@ def derive_buffers(module: nn.Module) -> None:
 
     The vectors come of power iterations on the averaged weight, scale and zero point of the averaged range.
     """
-    for part in module.modules():
+    parts: Iterable[Any] = module.modules()
+    for part in parts:
         for hook in part._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):
                 for _ in range(POWER_ITERATIONS):
@@ -125,7 +126,7 @@ def derive_buffers(module: nn.Module) -> None:
                 for _ in range(POWER_ITERATIONS):
                     part()
                 norm.training = mode
-        observer = getattr(part, "activation_post_process", None)
+        observer: Any = getattr(part, "activation_post_process", None)
         if hasattr(part, "zero_point") and hasattr(observer, "min_val") and observer.min_val.isfinite().all():
             scale, zero_point = part.calculate_qparams()
             overwrite(part.scale, scale)
