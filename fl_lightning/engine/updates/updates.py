@@ -91,9 +91,10 @@ class Updates:
         first = first_above(weights, least)
         if first is None:  # all are zero, or one is not finite, and so is the sum
             return float(coefficients.sum()) * self.columns.joined(self.own.new_zeros(self.own.shape[1]))
-        unit = unit_of(float(weights[first]))
+        weight = float(weights[first])
+        unit = unit_of(weight)
         total = self.columns.joined(self.add_to(None, weights / unit))
-        return float(coefficients[first] * (unit / weights[first])) * total
+        return float(coefficients[first]) * (unit / weight) * total
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
         """Add the updates, each times its coefficient (K,), to a sum over this device's columns (p,), or start one.
@@ -243,7 +244,7 @@ class Summed:
                 "arrived: correct stream_weights, or remove streams = True from the rule's class"
             )
         first = first_above(self.shares, 0.0)
-        scale = 0.0 if first is None else float(coefficients[first] * (self._unit / self.shares[first]))
+        scale = 0.0 if first is None else float(coefficients[first]) * (self._unit / float(self.shares[first]))
         return scale * self._columns.joined(self._total)
 
     def __getattr__(self, name: str) -> NoReturn:

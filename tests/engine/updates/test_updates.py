@@ -103,6 +103,16 @@ def test_a_tiny_first_coefficient_is_no_measure() -> None:
     assert not Updates.of(rows).combine(0 * coefficients).any()
 
 
+def test_the_first_coefficient_is_the_unit_to_the_last_bit() -> None:
+    """As Python's floats divide and multiply; times its reciprocal, 49 is not 1 in float64."""
+    rows = sent(2).double()
+    for first in (49.0, 0.3, 1 / 49):
+        found = Updates.of(rows).combine(torch.tensor([first, 0.7], dtype=torch.float64))
+        assert torch.equal(
+            found, first * torch.zeros(PARAMETERS).double().add_(rows[0]).add_(rows[1], alpha=0.7 / first)
+        )
+
+
 @pytest.mark.parametrize("waves", [None, [1, 1, 1], [3]])
 def test_a_huge_first_update_that_clipping_shortens_leaves_room_for_the_others(waves: list[int] | None) -> None:
     """Clients of 5, 900 and 1 examples, norms clipped to 0.5: NumPy's sum in float64; 900 / (5 · 0.5 / 1e38) is inf."""
