@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor
 
 from fl_lightning.engine.module.failures import described
 from fl_lightning.engine.module.hidden import fingerprints
@@ -21,39 +18,10 @@ from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.local_training import LocalTraining
 from fl_lightning.engine.training.one_by_one import OneByOne, stops
+from fl_lightning.engine.training.outcome import Outcome
 from fl_lightning.errors import ConfigurationError
 
 OnHiddenState = Literal["warn", "raise", "off"]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """What a client has trained: its update (P,), and its loss and buffers."""
-
-    client: int
-    update: Tensor
-    others: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, run: LocalRun) -> Ended:
-        """Return what a client has trained."""
-        buffers = [buffer.to_dense() for buffer in run.buffers if buffer is not None]
-        return cls(run.client, run.params - run.anchor, [run.mean_loss, *buffers])
-
-    def is_same(self, other: Ended) -> bool:
-        """Tell whether two trainings have ended in the same bits."""
-        mine, theirs = [self.update, *self.others], [other.update, *other.others]
-        return len(mine) == len(theirs) and all(map(_is_equal, mine, theirs))
-
-    def distance(self, other: Ended) -> float:
-        """Return the distance of two updates, relative to the larger one."""
-        largest = max(float(self.update.norm()), float(other.update.norm()))
-        return float((self.update - other.update).norm()) / largest if largest else 0.0
-
-
-def _is_equal(one: Tensor, other: Tensor) -> bool:
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 class Repetition:
@@ -70,7 +38,7 @@ class Repetition:
 
     def __init__(self, alone: OneByOne, on_hidden_state: OnHiddenState) -> None:
         self._on_hidden_state = on_hidden_state
-        self._first: Ended | None = None
+        self._first: tuple[int, Outcome] | None = None  # the client that has trained, and how
         if on_hidden_state != "off":
             alone.watch = partial(self._keep, alone)
         rules, local = alone.hooks.rules, alone.local
@@ -80,7 +48,7 @@ class Repetition:
         self._alone.local = LocalTraining(local.module, local.flat, local.settings, local.trainer, rules)
 
     def _keep(self, alone: OneByOne, run: LocalRun) -> None:
-        self._first = Ended.of(run)
+        self._first = run.client, Outcome.of(run)
         alone.watch = None
 
     def check(self, round: Round) -> None:
@@ -92,11 +60,12 @@ class Repetition:
         first, self._first = self._first, None
         if first is None:
             return
-        found = self._difference(round, first)
+        client, outcome = first
+        found = self._difference(round, client, outcome)
         if found is None:
             return
-        changed = self._changed(round, first.client)
-        label = self._alone.data.module.client_label(first.client)
+        changed = self._changed(round, client)
+        label = self._alone.data.module.client_label(client)
         message = f"client {label} of round {round.number} trained a second time, from the same start, {found}: "
         device = self._alone.server.device
         if device.type != "cpu" and not changed and not torch.are_deterministic_algorithms_enabled():
@@ -112,17 +81,15 @@ class Repetition:
             raise ConfigurationError(message)
         warnings.warn(message, stacklevel=2)
 
-    def _difference(self, round: Round, first: Ended) -> str | None:
+    def _difference(self, round: Round, client: int, first: Outcome) -> str | None:
         """Train a client again; say how the training differs from the first one, None if it does not."""
         try:
-            again = self._train(round, first.client)
+            distance = first.distance(self._train(round, client))
         except Exception as error:
             if stops(error):
                 raise
             return f"fails, {described(error, self._alone.server.client)}"
-        if first.is_same(again):
-            return None
-        return f"ends elsewhere, {first.distance(again):.1e} (relative) from where it ended"
+        return f"ends elsewhere, {distance:.1e} (relative) from where it ended" if distance else None
 
     def _changed(self, round: Round, client: int) -> list[str]:
         """Name what changes when a client trains once more."""
@@ -133,8 +100,8 @@ class Repetition:
         after = fingerprints(module, data)
         return [name for name, value in after.items() if before.get(name) != value]
 
-    def _train(self, round: Round, client: int) -> Ended:
+    def _train(self, round: Round, client: int) -> Outcome:
         alone = self._alone
         with alone.training_of(round, client) as run:
             alone.local.train(run, partial(alone.data.batches, client, round.number))
-            return Ended.of(run)
+            return Outcome.of(run)

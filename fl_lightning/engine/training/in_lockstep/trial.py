@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
-from math import inf, isnan
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -17,65 +17,14 @@ from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.hooks import Hooks
-from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part, stacked
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import SURE, Obstacle
 from fl_lightning.engine.training.one_by_one import stops
-from fl_lightning.engine.updates.cohort import ClientResult
+from fl_lightning.engine.training.outcome import Outcome
 from fl_lightning.seeding import derive, others_drawn, seed_globals, torch_state
 
 MARGIN = 100  # how many times as far as a rounding error of the start may training at once lead
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Holds the update and the values that one client sends.
-
-    Attributes:
-        update: (P,) the client's parameters less the global model's.
-        result: the values that the client sends beside its update.
-    """
-
-    update: Tensor
-    result: ClientResult
-
-    @classmethod
-    def of(cls, run: LocalRun) -> Outcome:
-        """Return what a client that has trained sends."""
-        return cls(run.params - run.anchor, replace(run.result(), loss=run.loss))
-
-    def distance(self, other: Outcome, logged: bool = False) -> float:
-        """Compute the largest relative distance of two outcomes' updates, losses, buffers and sent vectors.
-
-        Args:
-            other: the other outcome.
-            logged: whether logged metrics are compared, too.
-
-        Returns:
-            The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes, numbers of steps or integers.
-        """
-        one, two = self._tensors(logged), other._tensors(logged)
-        alike = one.keys() == two.keys() and all(one[name].shape == two[name].shape for name in one)
-        if not alike or self.result.num_steps != other.result.num_steps:
-            return inf
-        return max(_relative(one[name], two[name]) for name in one)
-
-    def _tensors(self, logged: bool) -> dict[str, Tensor]:
-        found = {f"buffer {place}": each for place, each in enumerate(self.result.buffers) if each is not None}
-        buffers = {name: each.to_dense() for name, each in found.items()}
-        metrics = {f"metric {name}": value for name, value in self.result.metrics.items()} if logged else {}
-        numbers = {name: self.update.new_tensor(value) for name, value in {"loss": self.result.loss, **metrics}.items()}
-        return {"update": self.update, **numbers, **buffers, **self.result.vectors}
-
-
-def _relative(one: Tensor, other: Tensor) -> float:
-    wide = torch.promote_types(one.dtype, torch.float64)  # holds integers, too
-    one, other, exact = one.to(wide), other.to(wide), not (one.is_floating_point() or one.is_complex())
-    if torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all():
-        return 0.0
-    distance = float((one - other).norm()) / max(float(one.norm()), float(other.norm()))
-    return inf if exact or isnan(distance) else distance
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from toy import SEEN, trainer
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks import FedAvg
 from fl_lightning.engine.training.in_lockstep import trial
-from fl_lightning.engine.training.in_lockstep.trial import Outcome
+from fl_lightning.engine.training.outcome import Outcome
 from fl_lightning.engine.updates.cohort import ClientResult
 
 
