@@ -44,9 +44,10 @@ OTHERS = {  # private names of other libraries
     "engine/module/logged.py": {"_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch
-    "engine/module/state.py": {"_buffers", "_parameters"},  # torch
-    "engine/module/params.py": {"_modules", "_parameters"},  # torch
+    "engine/module/state.py": {"_buffers"},  # torch
+    "engine/rules/hooks.py": {"_version"},  # torch
     "engine/states/sealed.py": {"_version"},  # torch
+    "engine/updates/buffers.py": {"_forward_pre_hooks"},  # torch
     "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions", "_get_init_args"},  # argparse
     "reproduce/jobs.py": {"_run_exitfuncs", "_exit"},  # atexit; os, where it is public

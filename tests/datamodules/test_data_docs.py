@@ -8,7 +8,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = (DOCS / "how-to" / "own-data.md", DOCS / "reference" / "partitions.md")
-ARRAYS, OWN, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, TEXTS, WORLD = (
+ARRAYS, OWN, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, COUNTIES, TEXTS, WORLD = (
     text for page in PAGES for text in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
 )
 
@@ -27,6 +27,11 @@ ARRAYS, OWN, SPIRALS, ORDINARY, TABLE, HUGGING_FACE, FLOWER, NAMED, TEXTS, WORLD
         ),
         ([ORDINARY, TEXTS], "next(iter(padded.client_batches(0, torch.Generator()))).shape[1]", 3),
         ([ORDINARY, NAMED], "(Cities().sizes.tolist(), Cities().client_label(1))", ([8, 8], "1 (rome)")),
+        (
+            [ORDINARY, NAMED, COUNTIES],
+            "(len(Counties().held_out_batches(0)[0][0]), len(Counties().proxy_dataloader()))",
+            (4, 2),
+        ),
         ([TABLE], "(data.client_names, data.sizes.tolist())", (["bern", "oslo", "rome"], [1, 1, 2])),
         ([HUGGING_FACE], "(writers.client_names, writers.sizes.tolist())", (["al", "bo", "cy"], [2, 4, 2])),
         ([HUGGING_FACE, FLOWER], "(skewed.sizes.sum().item(), data.sizes.sum().item())", (8, 8)),

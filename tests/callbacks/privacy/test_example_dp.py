@@ -197,7 +197,7 @@ def test_an_optimizer_reads_no_loss() -> None:
             return Reads(self.parameters(), lr=0.1)
 
     run = trainer(ExampleDP())
-    run.fit(FederatedOrchestrator(Reader()), datamodule=Points(batch_size=2))
+    run.fit(FederatedOrchestrator(Reader(), on_hidden_state="off"), datamodule=Points(batch_size=2))
     assert len(seen) == 4
     assert all(loss.isnan() for loss in seen)
     assert float(run.callback_metrics["train/loss"]) > 0

@@ -228,7 +228,7 @@ class Chain:
             self.now = Sum(share, sampled and sampler.sampling == "poisson", noise)
             if orchestrator is None or not again:
                 orchestrator = FederatedOrchestrator(
-                    Model(draw.choice(["", "skips", "leaves", "LBFGS", "twice"])), **settings
+                    Model(draw.choice(["", "skips", "leaves", "LBFGS", "twice"])), on_hidden_state="off", **settings
                 )
             elif rounds:
                 self.lost = True
