@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.utils.data import Subset
 from typing_extensions import override
 
 from fl_lightning import ConfigurationError, LocalRun, Server
@@ -16,6 +17,7 @@ from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
 from fl_lightning.engine.rules.callback import overrides, rules_of
+from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 
 
@@ -61,7 +63,8 @@ class ExampleDP(NoisyClients):
 
     Raises:
         ConfigurationError: an argument is out of range; another rule changes the loss, evaluates gradients, or reads
-            more than updates; the module has BatchNorm, which mixes examples, or a line search; clients send more.
+            more than updates; the module has BatchNorm, which mixes examples, or a line search; clients send more, or
+            have an example several times.
     """
 
     settles = frozenset({"local gradient", "loss"})
@@ -78,6 +81,11 @@ class ExampleDP(NoisyClients):
         if mixing := next((name for name, part in server.client.named_modules() if isinstance(part, KINDS)), None):
             raise ConfigurationError(
                 f"ExampleDP: {mixing} is BatchNorm, which mixes the examples of a batch: set the network WithGroupNorm"
+            )
+        if not declares(server.data, "in_rows", ["client_batches"]):
+            raise ConfigurationError(
+                f"ExampleDP counts an example once an epoch, but {type(server.data).__name__} has own client_batches, "
+                "so ε would be false: leave the batches to the base class"
             )
         super().on_train_start(trainer, pl_module)
 
@@ -98,6 +106,12 @@ class ExampleDP(NoisyClients):
         self._gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
         self._draw = orchestrator.generator("example dp", run.round, run.client)
         self._most: dict[int, int] = {}  # by local epoch, the sums of the batch with most
+        examples = orchestrator.data.client_dataset(run.client)
+        if isinstance(examples, Subset) and len(set(examples.indices)) < len(examples.indices):
+            raise ConfigurationError(
+                f"ExampleDP counts an example once an epoch, but client {run.client} has one several times, so ε "
+                "would be false: give each example once"
+            )
         optimizer = run.optimizers[0]
         if any(group.get("line_search_fn") for group in optimizer.param_groups):
             raise ConfigurationError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,7 +148,9 @@ def opened(path: str | Path) -> Iterator[Image.Image]:
     """Open an image file of 8 bits per channel, turned upright by its EXIF orientation; refuse all other files."""
     try:
         with Image.open(path, formats=("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")) as image:
-            if image.mode[0] in "IF" or re.search(";16[BLN]", str(image.tile)):  # PIL would clip or drop bits
+            scale: Any = image.tile[0].args if image.format == "PPM" else ""  # ends in a number if PIL scales by it
+            deep = isinstance(scale[-1:], tuple) and scale[-1] > 255
+            if image.mode[0] in "IF" or deep or re.search(";16[BLN]", str(image.tile)):  # PIL would drop bits
                 raise ConfigurationError(f"expected 8 bits per channel, got more in {path} ({image.mode}): convert it")
             image.load()
             with suppress(Exception):  # damaged EXIF data: the image as it is stored

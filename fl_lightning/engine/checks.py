@@ -174,6 +174,11 @@ def check_rules(rules: Sequence[FederatedCallback], data: FederatedData) -> None
         )
 
 
+def _declared_metrics(rule: FederatedCallback) -> set[str]:
+    """Name the metrics that a rule's class declares; a user's own ``metrics`` may be something else."""
+    return {metric.name for metric in getattr(type(rule), "metrics", ()) if hasattr(metric, "name")}
+
+
 def _check_chain(rules: Sequence[FederatedCallback]) -> None:
     """Refuse two rules that settle the same part of a round, log one metric, or stand in the wrong order."""
     for pair in combinations(rules, 2):
@@ -181,8 +186,7 @@ def _check_chain(rules: Sequence[FederatedCallback]) -> None:
         # A rule with ``reduce`` always settles the reduction.
         one, other = (rule.settles if rule.reduce is None else rule.settles | {"reduction"} for rule in pair)
         reasons = [f"both {what}; keep one" for part, what in ONCE.items() if part in one & other]
-        logged = [{metric.name for metric in getattr(rule, "metrics", ())} for rule in pair]
-        if both := ", ".join(sorted(logged[0] & logged[1])):
+        if both := ", ".join(sorted(set.intersection(*map(_declared_metrics, pair)))):
             reasons.append(f"both log {both}, whose mean would mean nothing; keep one")
         if "weights" in one and other & {"updates", "base weights"}:
             reasons.append(f"{first} weighs the updates as they are; put {second} before {first}")

@@ -31,6 +31,7 @@ from fl_lightning.engine.hosting.guard import Guard
 from fl_lightning.engine.hosting.host import ClientHost
 from fl_lightning.engine.hosting.initial import start_from
 from fl_lightning.engine.hosting.saving import check_orders
+from fl_lightning.engine.hosting.shown_trainer import METRICS
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
 from fl_lightning.engine.module.state import ModuleState
@@ -57,7 +58,6 @@ from fl_lightning.seeding import derive, isolated, seed_globals
 
 # Entries of a checkpoint that a resumed fit reads
 SAVED = ("clients_at_once", "server_settings", "memory_orders", "trainer_metrics")
-METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")  # of the Trainer
 
 
 @picklable_defaults
@@ -283,8 +283,7 @@ class FederatedOrchestrator(ClientHost):
         check_orders(self.flat.orders, self._saved.get("memory_orders"))
         saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
         go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
-        for kind, metrics in (self._saved.get("trainer_metrics") or {}).items():
-            getattr(self.trainer, kind).update(metrics)  # a module or a callback may read those of earlier rounds
+        self._shown.earlier.update(self._saved.get("trainer_metrics") or {})
         self.set_step(self.round)
 
     def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
@@ -445,7 +444,8 @@ class FederatedOrchestrator(ClientHost):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"], checkpoint["rounds_before"] = self.rounds_done, self.rounds_before
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._way]
-        metrics = {kind: dict(getattr(self.trainer, kind)) for kind in METRICS}
+        trainer = vars(self).get("_shown", self.trainer)
+        metrics = {kind: dict(getattr(trainer, kind)) for kind in METRICS}
         checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
         if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
             with self.at(self._round.anchor, self._round.state.buffers):

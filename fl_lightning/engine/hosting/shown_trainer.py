@@ -35,6 +35,10 @@ LOCAL: dict[str, Callable[[Work, LocalRun | None], Any]] = {
     **dict.fromkeys(("global_rank", "local_rank", "node_rank"), lambda work, run: 0),
 }
 
+#: The Trainer's metrics so far. A module sees those of the rounds before a stop, too; callbacks such as EarlyStopping
+#: do not, since nothing may log them any more.
+METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
+
 #: The Trainer's attributes that count clients while no client trains, which a client module does not expect.
 ONLY_LOCAL = ("num_training_batches", "estimated_stepping_batches", "train_dataloader")
 
@@ -53,14 +57,16 @@ class ClientTrainer:
         asked: names of the attributes in ``LOCAL`` that the module has asked for.
         run: the client that trains at the moment, if any.
         logs: takes what the module logs while a client trains, or several do at once.
+        earlier: the metrics of the rounds before a stop, by the names in ``METRICS``.
     """
 
     asked: set[str]
     run: LocalRun | None
     logs: Any
+    earlier: dict[str, Any]
 
     def __init__(self, trainer: Trainer, settings: LocalSettings) -> None:
-        vars(self).update(_trainer=trainer, _settings=settings, asked=set[str]())
+        vars(self).update(_trainer=trainer, _settings=settings, asked=set[str](), earlier={})
         self.end()
 
     @property  # type: ignore[misc]  # a module may ask isinstance(self.trainer, Trainer)
@@ -94,7 +100,8 @@ class ClientTrainer:
         if work is not None and name in LOCAL:
             vars(self)["asked"].add(name)
             return LOCAL[name](work, run)
-        return getattr(vars(self)["_trainer"], name)
+        value = getattr(vars(self)["_trainer"], name)
+        return {**self.earlier.get(name, {}), **value} if name in METRICS else value
 
     def __setattr__(self, name: str, value: Any) -> None:
         run = vars(self)["run"]

@@ -22,7 +22,9 @@ from fl_lightning.errors import ConfigurationError
 
 Spare = tuple[nn.Module, str, Metric | MetricCollection]  # parent, name in the parent, copy of the metric
 
-UNDEFINED = ("should be meaningless", "recall is undefined")  # in torchmetrics' warnings that it returns 0
+# In torchmetrics' warnings that it returns 0. A class without positives has no weight in a weighted mean.
+UNDEFINED = ("should be meaningless", "recall is undefined")
+WEIGHTLESS = "No positive samples"
 REDUCTIONS = {"mean": "mean", "avg": "mean", "sum": "sum", "min": "min", "max": "max"}
 
 
@@ -149,7 +151,10 @@ def _computed(metric: Metric) -> float:
     finally:
         metric.distributed_available_fn = available
         prints.rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as above
-    if _lacks_class(metric) or any(words in str(each.message) for each in told for words in UNDEFINED):
+    said = [str(each.message) for each in told]
+    if getattr(metric, "average", None) == "weighted":
+        said = [text for text in said if WEIGHTLESS not in text]
+    if _lacks_class(metric) or any(words in text for text in said for words in UNDEFINED):
         return math.nan
     for each in told if rank == 0 else ():
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
@@ -161,6 +166,11 @@ def _lacks_class(metric: Any) -> bool:
     if getattr(metric, "thresholds", None) is None or not hasattr(metric, "confmat"):
         return False
     negatives, positives = metric.confmat[0].sum(-1).unbind(-1)  # scalars, or of each class (C,)
+    average = getattr(metric, "average", None)
+    if average == "micro":
+        positives, negatives = positives.sum(), negatives.sum()
+    if average == "weighted" and positives.any():
+        positives, negatives = positives[positives > 0], negatives[positives > 0]
     needs_negatives = "Precision" not in type(metric).__name__
     return not (positives.all() and (negatives.all() or not needs_negatives))
 

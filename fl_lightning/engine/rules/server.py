@@ -142,9 +142,10 @@ class Server(LightningModule):
             plural = "s" if len(named) > 1 else ""
             rank_zero_warn(
                 f"round {self.round}: {name} leaves out client{plural} {', '.join(named)}, where it is not defined "
-                f"(nan), as AUROC is not on examples of one class; {count} counts such clients"
+                f"(nan), as AUROC is not on examples of one class, or where training has diverged; {count} counts such "
+                "clients"
             )
-        if clients:
+        if clients or count in self.trainer.callback_metrics:
             self.log_round(count, float(len(clients)))
 
     def read_buffers(self) -> Buffers:

@@ -143,10 +143,10 @@ class OneByOne:
         for part in self.hooks.parts:
             part.keep(run, update)
         for upload in self.hooks("upload"):
-            given, size = update, run.upload_bytes
-            run.upload_bytes = None  # a new update has its whole size, unless the hook that makes it says another
+            given, size, version = update, run.upload_bytes, update._version
+            run.upload_bytes = None  # another update has its whole size, unless the hook that makes it says another
             update = upload(self.server, run, given)
-            if update is given and run.upload_bytes is None:
+            if update is given and update._version == version and run.upload_bytes is None:
                 run.upload_bytes = size
         result = run.result(loss_scale)
         for part in self.hooks.parts:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
 from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
+from torch import nn
 
 from fl_lightning.engine.module.failures import described
+from fl_lightning.engine.module.held import Held
 from fl_lightning.engine.module.hidden import fingerprints
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.callback import FederatedCallback
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.local_training import LocalTraining
@@ -28,8 +32,8 @@ class Repetition:
     """Trains the first client of a fit once more after the others of its round, from the same start.
 
     Where the two do not end in the same bits, what is neither a parameter nor a buffer nor a remembered attribute leads
-    from client to client: a fault of the module, the data or a rule that no list of types can foresee. Nothing remains
-    of the second training, and monitors do not see it.
+    from client to client: a fault of the module, the data or a rule that no list of types can foresee. Monitors do not
+    see the second training, and the attributes of rules are put back after it, as far as those of a module are.
 
     Args:
         alone: trains one client after another.
@@ -42,6 +46,7 @@ class Repetition:
         if on_hidden_state != "off":
             alone.watch = partial(self._keep, alone)
         rules, local = alone.hooks.rules, alone.local
+        self._rules = rules
         self._alone = copy(alone)
         self._alone.watch = None
         self._alone.hooks = Hooks(alone.server, rules)
@@ -71,11 +76,11 @@ class Repetition:
         if device.type != "cpu" and not changed and not torch.are_deterministic_algorithms_enabled():
             rank_zero_info(f"{message}an operator of the device may not repeat itself (see trainer.deterministic)")
             return
-        where = ", ".join(changed[:3]) or "what changes is none of its attributes and globals"
+        where = ", ".join(changed[:3]) or "what changes is no attribute or global of the module"
         message += (
             f"something that is neither parameter nor buffer survives from client to client ({where}), so the order of "
-            "clients, a stop and several devices change the result: make it anew in on_train_start, or keep it in a "
-            "buffer (model.on_hidden_state: off leaves out this check)"
+            "clients, a stop and several devices change the result: make it anew in on_train_start, or carry it in a "
+            "buffer; in a rule, use on_client_start, or keep and recall (model.on_hidden_state: off ends the check)"
         )
         if self._on_hidden_state == "raise":
             raise ConfigurationError(message)
@@ -102,6 +107,23 @@ class Repetition:
 
     def _train(self, round: Round, client: int) -> Outcome:
         alone = self._alone
-        with alone.training_of(round, client) as run:
+        with _unchanged(self._rules), alone.training_of(round, client) as run:
             alone.local.train(run, partial(alone.data.batches, client, round.number))
             return Outcome.of(run)
+
+
+@contextmanager
+def _unchanged(rules: Sequence[FederatedCallback]) -> Iterator[None]:
+    """Put back what a ``with`` block changes in attributes of rules: a rule may count its own calls."""
+    kept = [(vars(rule), dict(vars(rule))) for rule in rules]
+    roots = [(name, value) for _, before in kept for name, value in before.items() if name != "state"]
+    holder = nn.Module()
+    vars(holder).update({f"{place} {name}": value for place, (name, value) in enumerate(roots)})
+    held = Held(holder, ())
+    try:
+        yield
+    finally:
+        held.restore()
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)

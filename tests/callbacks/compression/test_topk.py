@@ -48,6 +48,13 @@ class Doubles(FederatedCallback):
         return 2 * update
 
 
+class Shifts(FederatedCallback):
+    """Writes to the update that it gets."""
+
+    def upload(self, orchestrator: Server, run: LocalRun, update: Tensor) -> Tensor:
+        return update.add_(0.01)
+
+
 class Looks(FederatedCallback):
     """Changes nothing."""
 
@@ -61,6 +68,7 @@ CHAINS: list[tuple[list[Any], int]] = [
     ([SignSGD, LocalDP], 43 * 8),
     ([partial(TopK, 0.1), partial(FedADMM, 10.0)], 43 * 8),
     ([partial(TopK, 0.1), Doubles], 43 * 8),
+    ([partial(TopK, 0.1), Shifts], 43 * 8),
     ([LocalDP, partial(TopK, 0.1)], 5 * 12),
     ([LocalDP, partial(QSGD, 4)], 30),  # a sign and three bits each, and the norm
     ([LocalDP, SignSGD], 6 + 8),

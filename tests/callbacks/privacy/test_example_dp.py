@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
@@ -181,6 +181,49 @@ def test_the_most_sums_that_an_example_may_be_in(module: Any, work: Any, expecte
     trainer(rule).fit(orchestrator, datamodule=Points(batch_size=2))
     assert rule.state["made"].tolist() == [expected]
     assert rule.state["releases"].tolist() == [[2.0, 1.0, 1.0, 1.0, 1.0]]
+
+
+TRAININGS = [0]
+
+
+class EndsEarlyTheSecondTime(Net):
+    """Trains for three epochs, and when it trains again for one."""
+
+    def on_train_start(self) -> None:
+        TRAININGS[0] += 1
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        if TRAININGS[0] > 2 and self.trainer.current_epoch > 0:
+            self.trainer.should_stop = True
+        return None
+
+
+def test_a_second_training_records_nothing() -> None:
+    """Both clients release three passes; the first one's second training, of which nothing is sent, has fewer."""
+    rule, orchestrator = ExampleDP(), FederatedOrchestrator(EndsEarlyTheSecondTime(), local_epochs=3)
+    TRAININGS[0] = 0
+    trainer(rule).fit(orchestrator, datamodule=Points(batch_size=2))
+    assert TRAININGS[0] > 2
+    assert rule.state["made"].tolist() == [[3, 3]]
+
+
+class Repeats(Points):
+    """Gives the first example of each client twice."""
+
+    def client_dataset(self, client: int) -> Any:
+        examples = super().client_dataset(client)
+        return Subset(examples, [0, *range(len(examples))])
+
+
+class OwnBatches(Points):
+    def client_batches(self, client: int, order: torch.Generator) -> Any:
+        return super().client_batches(client, order)
+
+
+@pytest.mark.parametrize(("kind", "message"), [(Repeats, "client 0 has one several"), (OwnBatches, "client_batches")])
+def test_an_example_that_comes_several_times_is_refused(kind: type[Points], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"ExampleDP counts an example once an epoch, but .*{message}"):
+        trainer(ExampleDP()).fit(FederatedOrchestrator(Net()), datamodule=kind(batch_size=2))
 
 
 def test_an_optimizer_reads_no_loss() -> None:

@@ -1,5 +1,6 @@
 """ImageFolder: sizes, classes, constants."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,18 @@ def test_refuses_more_bits_than_it_keeps(tmp_path: Path, channels: int) -> None:
         assert set(np.asarray(Image.open(path)).flatten().tolist()) == {15}
     with pytest.raises(ConfigurationError, match=f"expected 8 bits per channel, got more in {path}"):
         ImageFolder(str(tmp_path), 4, cache=None).load(train=True)
+
+
+@pytest.mark.parametrize(("largest", "refused"), [(255, False), (100, False), (4095, True)])
+def test_a_ppm_says_its_largest_value(tmp_path: Path, largest: int, refused: bool) -> None:
+    """PIL scales by it, and would keep 8 of 12 bits."""
+    write_folder(tmp_path, 2, (4, 4))
+    for split in ("train", "test"):
+        pixels = bytes(4 * 4 * 3 * (2 if refused else 1))
+        (tmp_path / split / "class000" / "0.ppm").write_bytes(b"P6 4 4 %d\n" % largest + pixels)
+    data = ImageFolder(str(tmp_path), 4, cache=None)
+    with pytest.raises(ConfigurationError, match="8 bits per channel, got more") if refused else nullcontext():
+        data.load(train=True)
 
 
 def test_an_image_of_too_many_pixels_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,6 +134,8 @@ def test_a_metric_that_needs_a_class_is_nan_without_that_class(
             True,
         ),
         "AUROC of two of three": (MulticlassAUROC(3, thresholds=thresholds), CHANCES, BOTH, False),
+        "weighted of two of three": (MulticlassAUROC(3, "weighted", thresholds), CHANCES, BOTH, True),
+        "weighted of one of three": (MulticlassAUROC(3, "weighted", thresholds), CHANCES, ONE, False),
     }
     logged = MetricLog()
     for name, (metric, scores, targets, _) in cases.items():
@@ -144,6 +146,8 @@ def test_a_metric_that_needs_a_class_is_nan_without_that_class(
         assert {name: not np.isnan(value) for name, value in found.items()} == {n: case[3] for n, case in cases.items()}
         assert found["AUROC"] == pytest.approx(roc_auc_score(BOTH, SCORES)) == 0.75
         assert found["AP without negatives"] == 1.0
+        each = [roc_auc_score(label == BOTH, CHANCES[:, label]) for label in (0, 1)]  # two examples of each
+        assert found["weighted of two of three"] == pytest.approx(np.mean(each))
     assert prints.rank_zero_only.rank == rank
 
 
@@ -169,7 +173,7 @@ def test_a_client_without_a_metric_is_named_once_and_counted() -> None:
     lines = [str(each.message) for each in told if "leaves out" in str(each.message)]
     assert lines == [
         "round 1: train/auroc leaves out client 1, where it is not defined (nan), as AUROC is not on examples of one "
-        "class; left_out/train/auroc counts such clients"
+        "class, or where training has diverged; left_out/train/auroc counts such clients"
     ]
     assert logged["train/auroc"] == pytest.approx(roc_auc_score(BOTH, SCORES))
     assert logged["left_out/train/auroc"] == 1

@@ -175,6 +175,9 @@ def test_two_callbacks_that_log_one_metric_are_refused() -> None:
         ConfigurationError, match="Counts and CountsAgain do not go together: both log counts/two, whose"
     ):
         send(UPDATES, Counts(), CountsAgain())
+    for own in (Counts(), CountsAgain()):
+        own.metrics = {"loss": []}  # type: ignore[misc, assignment]  # of the user's own kind
+        assert close(send(UPDATES, own)[0], (0.0, -1 / 3))
 
 
 def test_a_reducer_replaces_the_sum_and_a_second_one_is_refused() -> None:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from toy import Capture, Notes, trainer
 
-from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator, Monitor
+from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Monitor
 
 COUNT = {"seen": 0.0}
 VARIABLE: contextvars.ContextVar[float] = contextvars.ContextVar("seen", default=0.0)
@@ -343,6 +343,33 @@ def test_monitors_do_not_see_the_second_training() -> None:
     looks = Looks()
     trainer(looks).fit(FederatedOrchestrator(Remembers()), datamodule=Data())
     assert looks.calls == 3 + 6
+
+
+class Warms(FederatedCallback):
+    """Counts its calls and its clients, and pulls to the anchor from the eighth call on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.clients: list[int] = []
+
+    def on_client_start(self, orchestrator: Any, run: Any) -> None:
+        self.clients.append(run.client)
+
+    def on_before_client_step(self, run: Any) -> None:
+        self.calls += 1
+        if self.calls > 7:
+            run.grads.add_(run.params - run.anchor)
+
+
+def test_what_a_rule_counts_is_put_back_after_the_second_training() -> None:
+    """Three clients of two batches in two rounds: twelve calls, with the check and without."""
+    ends = []
+    for setting in ("warn", "off"):
+        rule, orchestrator = Warms(), FederatedOrchestrator(Remembers(), on_hidden_state=setting)  # type: ignore[arg-type]
+        trainer(rule, rounds=2).fit(orchestrator, datamodule=Data())
+        assert (rule.calls, rule.clients) == (12, [0, 1, 2, 0, 1, 2])
+        ends.append(orchestrator.params)
+    assert torch.equal(*ends)
 
 
 class Failing(Remembers):

@@ -106,10 +106,25 @@ def test_unit_vectors_whose_mean_is_shorter_are_named_once() -> None:
     assert sum("unit norm" in str(each.message) for each in told) == 1
 
 
-def test_what_stays_with_the_clients_is_not_named() -> None:
+class Marks(nn.Module):
+    """Marks the place of its last largest output by a one: a mean of marks is a share, and no shorter vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("mark", torch.eye(3)[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(x)
+        self.mark: Tensor = torch.eye(3)[int(outputs.detach().mean(0).argmax())]
+        return outputs
+
+
+def test_what_stays_with_the_clients_and_marks_are_not_named() -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*unit norm")
         trained(Bank, LocalPart(["net.keys"]))
+        trained(Marks)
 
 
 def test_batch_norm_is_as_it_was() -> None:
