@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from fl_lightning import ConfigurationError
 
+LEAST_NOISE = 0.01  # least noise multiplier that is searched for an ε
 MUCH_NOISE = 1e4  # a noise multiplier with which a sum tells nothing that counts
 Sampling = Literal["poisson", "uniform", "fixed"]
 
@@ -48,20 +49,27 @@ class Accountant:
         """Return the noise multiplier with which :meth:`epsilon` is at most ``epsilon``, and hardly less.
 
         Raises:
-            ConfigurationError: the releases before have spent ``epsilon``.
+            ConfigurationError: the releases before have spent ``epsilon``, or no noise that is searched gives it.
         """
         from dp_accounting import LowerEndpointAndGuess, calibrate_dp_mechanism  # type: ignore[import-untyped]
         from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
+        from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError  # type: ignore[import-untyped]
 
         def composed(noise_multiplier: float, bound: Sampling) -> Any:
             releases = [*before, (self, noise_multiplier, times)]
             return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
 
-        found, guess = [], LowerEndpointAndGuess(0.01, 1.0)
+        found, guess = [], LowerEndpointAndGuess(LEAST_NOISE, 1.0)
         for bound in _bounds(hardly_more := [*before, (self, MUCH_NOISE, times)]):
             if not before or _bounded(hardly_more, delta, bound) < epsilon:
                 make = partial(composed, bound=bound)
-                found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
+                try:
+                    found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
+                except NoBracketIntervalFoundError:
+                    raise ConfigurationError(
+                        f"expected a target_epsilon that some noise multiplier above {LEAST_NOISE:g} reaches, got "
+                        f"{epsilon:g}: give one near 8, or noise_multiplier"
+                    ) from None
         if not found:
             raise ConfigurationError(
                 f"ClientDP: the rounds so far have spent ε = {spent(before, delta):.3f} of the target_epsilon "

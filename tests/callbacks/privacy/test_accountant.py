@@ -143,3 +143,11 @@ def test_the_rest_of_the_noise() -> None:
         ConfigurationError, match=r"count_noise to be above 0\.5, half of the noise multiplier, got 0\.5"
     ):
         adaptive_noise(1.0, 0.5)
+
+
+@pytest.mark.parametrize("epsilon", [1e12, 1e16])
+def test_an_epsilon_that_no_noise_gives_is_refused(epsilon: float) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"expected a target_epsilon that some noise .* got 1e[+-]\d\d: give one"
+    ):
+        Accountant("poisson", 10, 100).noise_for(epsilon, times=3, delta=1e-5)
