@@ -150,6 +150,7 @@ def _are_unit(value: Tensor | None, dim: int) -> bool:
     """Tell whether all vectors along a dimension of a buffer have unit norm."""
     if value is None or not value.is_floating_point() or not 0 <= dim < value.ndim or value.shape[dim] < 2:
         return False
-    if ((value == 0) | (value == 1)).all():  # one class or one place marked, of which a mean is a share
+    dense = value.to_dense()
+    if ((dense == 0) | (dense == 1)).all():  # one class or one place marked, of which a mean is a share
         return False
-    return bool(((torch.linalg.vector_norm(value.to_dense(), dim=dim) - 1).abs() <= UNIT).all())
+    return bool(((torch.linalg.vector_norm(dense, dim=dim) - 1).abs() <= UNIT).all())
