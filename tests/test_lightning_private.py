@@ -47,6 +47,7 @@ OTHERS = {  # private names of other libraries
     "engine/module/state.py": {"_buffers"},  # torch
     "engine/rules/hooks.py": {"_version"},  # torch
     "engine/states/sealed.py": {"_version"},  # torch
+    "engine/training/one_by_one.py": {"_version"},  # torch
     "engine/updates/buffers.py": {"_forward_pre_hooks"},  # torch
     "fit/help.py": {"_HelpAction", "_get_formatter", "_group_actions"},  # argparse
     "fit/parser.py": {"_actions", "_get_init_args"},  # argparse

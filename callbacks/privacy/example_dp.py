@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
@@ -94,6 +94,17 @@ class ExampleDP(NoisyClients):
         return self.made
 
     @override
+    def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
+        for client in cohort.clients:  # before the model tells of them
+            examples = orchestrator.data.client_dataset(client)
+            if isinstance(examples, Subset) and len(set(examples.indices)) < len(examples.indices):
+                raise ConfigurationError(
+                    f"ExampleDP counts an example once an epoch, but client {client} has one several times, so ε would "
+                    "be false: give each example once"
+                )
+        return super().aggregate(orchestrator, cohort)
+
+    @override
     def on_client_start(self, orchestrator: Server, run: LocalRun) -> None:
         step, names, split = _Step(run.module), orchestrator.flat.names, orchestrator.split
 
@@ -106,12 +117,6 @@ class ExampleDP(NoisyClients):
         self._gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
         self._draw = orchestrator.generator("example dp", run.round, run.client)
         self._most: dict[int, int] = {}  # by local epoch, the sums of the batch with most
-        examples = orchestrator.data.client_dataset(run.client)
-        if isinstance(examples, Subset) and len(set(examples.indices)) < len(examples.indices):
-            raise ConfigurationError(
-                f"ExampleDP counts an example once an epoch, but client {run.client} has one several times, so ε "
-                "would be false: give each example once"
-            )
         optimizer = run.optimizers[0]
         if any(group.get("line_search_fn") for group in optimizer.param_groups):
             raise ConfigurationError(

@@ -46,7 +46,7 @@ class TorchJD(FederatedCallback):
             self._weigh = found[f"{weighting}{SUFFIX}"](**(init_args or {}))
         except (TypeError, ValueError, AttributeError, ImportError) as error:
             raise ConfigurationError(f"TorchJD cannot make {weighting} with init_args={init_args}: {error}") from error
-        self.divide = divide
+        self.weighting, self.divide, self.init_args = weighting, divide, init_args
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
