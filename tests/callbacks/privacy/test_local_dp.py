@@ -174,7 +174,9 @@ def test_another_update_moves_what_is_sent_by_two_clips_at_most(seed: int) -> No
 @pytest.mark.parametrize("make", [Rounds, partial(SignFlip, 1), partial(TopK, 0.5), partial(QSGD, 4), SignSGD, RandomK])
 def test_what_reads_the_noisy_update_alone_goes_after_it(make: Any) -> None:
     data = GivenData(torch.ones(2, 2, dtype=torch.float64))
-    trainer(LocalDP(), make()).fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    run = trainer(LocalDP(), make())
+    run.fit(FederatedOrchestrator(Linear(2)), datamodule=data)
+    assert float(run.callback_metrics["privacy/epsilon"]) == pytest.approx(Accountant("fixed").epsilon(1.0, 1, 1e-5))
 
 
 def test_epsilon_is_that_of_the_client_that_took_part_most_often() -> None:
