@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
+from fl_lightning.engine.module.held import Held
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.run import LocalRun
@@ -302,6 +303,29 @@ def sealed_states(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
             seal.refuse("replaces self.state")
         for _, seal in seals:
             seal.check_unchanged()
+
+
+@contextmanager
+def attributes_kept(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
+    """Put back what callbacks change in their attributes inside a ``with`` block, in which a client trains for a check.
+
+    A rule may count its own calls. Containers and objects are put back in place, as those of a module are
+    (:class:`Held`); ``state`` is left alone.
+    """
+    kept = [(vars(callback), dict(vars(callback))) for callback in callbacks]
+    holder = nn.Module()
+    for place, (_, before) in enumerate(kept):
+        for name, value in before.items():
+            if name != "state":
+                vars(holder)[f"{place} {name}"] = value
+    held = Held(holder, ())
+    try:
+        yield
+    finally:
+        held.restore()
+        for attributes, before in kept:
+            attributes.clear()
+            attributes.update(before)
 
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:

@@ -41,7 +41,10 @@ class ClientTraining(Protocol):
 
     @property
     def way(self) -> tuple[bool, bool, bool | None]:
-        """What a resumed fit keeps: whether clients train at once, compiled, and with batches of one size (or None)."""
+        """Whether clients train at once, whether steps are compiled, and whether batches are filled up to one size.
+
+        A resumed fit keeps all three; None says that the last one is not decided yet.
+        """
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
 
 from fl_lightning.engine.module.failures import described
-from fl_lightning.engine.module.held import Held
 from fl_lightning.engine.module.hidden import fingerprints
 from fl_lightning.engine.round import Round
-from fl_lightning.engine.rules.callback import FederatedCallback
+from fl_lightning.engine.rules.callback import attributes_kept
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.local_training import LocalTraining
@@ -37,7 +34,7 @@ class Repetition:
 
     Args:
         alone: trains one client after another.
-        on_hidden_state: what happens then, "warn" or "raise"; "off" trains no client again.
+        on_hidden_state: "warn" says so, "raise" stops the run, "off" trains no client again.
     """
 
     def __init__(self, alone: OneByOne, on_hidden_state: OnHiddenState) -> None:
@@ -107,23 +104,6 @@ class Repetition:
 
     def _train(self, round: Round, client: int) -> Outcome:
         alone = self._alone
-        with _unchanged(self._rules), alone.training_of(round, client) as run:
+        with attributes_kept(self._rules), alone.training_of(round, client) as run:
             alone.local.train(run, partial(alone.data.batches, client, round.number))
             return Outcome.of(run)
-
-
-@contextmanager
-def _unchanged(rules: Sequence[FederatedCallback]) -> Iterator[None]:
-    """Put back what a ``with`` block changes in attributes of rules: a rule may count its own calls."""
-    kept = [(vars(rule), dict(vars(rule))) for rule in rules]
-    roots = [(name, value) for _, before in kept for name, value in before.items() if name != "state"]
-    holder = nn.Module()
-    vars(holder).update({f"{place} {name}": value for place, (name, value) in enumerate(roots)})
-    held = Held(holder, ())
-    try:
-        yield
-    finally:
-        held.restore()
-        for attributes, before in kept:
-            attributes.clear()
-            attributes.update(before)

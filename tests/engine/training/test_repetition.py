@@ -25,7 +25,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Notes, trainer
+from toy import SEEN, Capture, Notes, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Monitor
 
@@ -370,6 +370,28 @@ def test_what_a_rule_counts_is_put_back_after_the_second_training() -> None:
         assert (rule.calls, rule.clients) == (12, [0, 1, 2, 0, 1, 2])
         ends.append(orchestrator.params)
     assert torch.equal(*ends)
+
+
+class Lists(FederatedCallback):
+    """Writes down the clients that start."""
+
+    stacks = True
+
+    def __init__(self) -> None:
+        self.clients: list[int] = []
+
+    def on_client_start(self, orchestrator: Any, run: Any) -> None:
+        self.clients.append(run.client)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_rule_sees_each_client_once_whatever_is_checked(at_once: int) -> None:
+    """Clients at once are compared with one that trains alone, twice, in both rounds."""
+    rule = Lists()
+    orchestrator = FederatedOrchestrator(Remembers(), clients_at_once=at_once)
+    trainer(rule, rounds=2).fit(orchestrator, datamodule=Data())
+    assert SEEN[orchestrator].group_size == at_once
+    assert sorted(rule.clients) == [0, 0, 1, 1, 2, 2]
 
 
 class Failing(Remembers):

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.failures import described
 from fl_lightning.engine.round import Round
+from fl_lightning.engine.rules.callback import attributes_kept
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import of_fit, reason_in
 from fl_lightning.engine.training.in_lockstep.trial import Trial
@@ -99,7 +100,10 @@ class InLockstep:
 
     @property
     def way(self) -> tuple[bool, bool, bool | None]:
-        """What a resumed fit keeps: whether clients train at once, compiled, and with batches of one size (or None)."""
+        """Whether clients train at once, whether steps are compiled, and whether batches are filled up to one size.
+
+        A resumed fit keeps all three; None says that the last one is not decided yet.
+        """
         return self.at_once, self.at_once and self.groups.steps.is_compiled, self.groups.padded
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
@@ -169,7 +173,7 @@ class InLockstep:
         if not self.at_once or not due or len(round.turnout.arrived) < 2:
             return
         self.compared = number
-        with isolated(groups.alone.server.device):
+        with isolated(groups.alone.server.device), attributes_kept(groups.alone.hooks.rules):
             reason = self._obstacle(round)
         if reason is not None and newly_compiled:
             self._uncompile(reason)
