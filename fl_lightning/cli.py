@@ -28,7 +28,7 @@ class Command(NamedTuple):
         about: a sentence on what the command does, which ``--help`` shows.
         module: the module whose ``command`` function takes the arguments.
         arguments: module and function that check the arguments and answer ``--help``, without importing torch.
-        imports: what the command imports for seconds, as a line says meanwhile.
+        imports: names of the packages whose import takes seconds; a terminal shows them meanwhile.
     """
 
     about: str

@@ -59,17 +59,21 @@ class Accountant:
             releases = [*before, (self, noise_multiplier, times)]
             return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
 
-        found, guess = [], LowerEndpointAndGuess(LEAST_NOISE, 1.0)
-        for bound in _bounds(hardly_more := [*before, (self, MUCH_NOISE, times)]):
-            if not before or _bounded(hardly_more, delta, bound) < epsilon:
-                make = partial(composed, bound=bound)
-                try:
-                    found.append(float(calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)))
-                except NoBracketIntervalFoundError:
-                    raise ConfigurationError(
-                        f"expected a target_epsilon that some noise multiplier above {LEAST_NOISE:g} reaches, got "
-                        f"{epsilon:g}: give one near 8, or noise_multiplier"
-                    ) from None
+        found = list[float]()
+        guess = LowerEndpointAndGuess(LEAST_NOISE, 1.0)
+        hardly_more = [*before, (self, MUCH_NOISE, times)]
+        for bound in _bounds(hardly_more):
+            if before and _bounded(hardly_more, delta, bound) >= epsilon:
+                continue  # the releases before have spent it, by this bound
+            make = partial(composed, bound=bound)
+            try:
+                noise = calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)
+            except NoBracketIntervalFoundError:
+                raise ConfigurationError(
+                    f"expected a target_epsilon that some noise multiplier above {LEAST_NOISE:g} reaches, got "
+                    f"{epsilon:g}: give one near 8, or noise_multiplier"
+                ) from None
+            found.append(float(noise))
         if not found:
             raise ConfigurationError(
                 f"ClientDP: the rounds so far have spent ε = {spent(before, delta):.3f} of the target_epsilon "
@@ -89,7 +93,9 @@ def spent(releases: Sequence[Release], delta: float) -> float:
     for which a "poisson" sum counts as if every vector were in it.
     """
     made = [release for release in releases if release[2]]
-    return min(_bounded(made, delta, bound) for bound in _bounds(made)) if made else 0.0
+    if not made:
+        return 0.0
+    return min(_bounded(made, delta, bound) for bound in _bounds(made))
 
 
 def _bounded(releases: Sequence[Release], delta: float, bound: Sampling) -> float:

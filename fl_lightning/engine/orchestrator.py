@@ -105,9 +105,9 @@ class FederatedOrchestrator(ClientHost):
             some seconds at the first step and saves small models most of each later one; "auto" compiles if the rounds
             that are left will save more time than that takes. It needs a C++ compiler. Results differ by rounding.
         local_graph: must be False; a captured graph of a local step would keep the numbers that the step read.
-        on_hidden_state: what happens if the first client of a fit, trained a second time after the others of its round,
-            does not end in the same bits, because something that is neither parameter nor buffer survives from client
-            to client: "warn", or "raise" an error; "off" leaves out the second training.
+        on_hidden_state: treatment of a fit whose first client, trained again after the others of its round, ends in
+            other bits: "warn" says what survives from client to client beside parameters and buffers, "raise" stops the
+            run, "off" trains no client again.
         channels_last: whether images and the weights of convolutions lie in memory with the channels last, in which
             most convolutions are faster. Results differ by rounding from those of the usual order.
 

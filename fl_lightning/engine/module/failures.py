@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -46,16 +46,24 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
         except Exception as error:
             if is_exhaustion(error) or _is_of_step(error):
                 raise
-            found: Any = run or next((each for each in args if hasattr(each, "anchor")), None)
-            clients = found.clients if hasattr(found, "clients") else [found.client if found else args[1]]
+            round, clients = _place(run, args)
             owner = getattr(method, "__self__", None)
             name = f"{type(owner).__name__}.{method.__name__}" if owner else method.__qualname__
             whose = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
-            raise RuleError(
-                f"round {(found or args[0]).round}: {name} raises {type(error).__name__} on {whose}: {error}"
-            ) from error
+            raise RuleError(f"round {round}: {name} raises {type(error).__name__} on {whose}: {error}") from error
 
     return call
+
+
+def _place(run: Any, args: Sequence[Any]) -> tuple[int, Sequence[int]]:
+    """Return the round and the clients of a hook's call, from the run that it got; ``start`` gets no run."""
+    run = run or next((each for each in args if hasattr(each, "anchor")), None)
+    if run is None:
+        server, client, *_ = args
+        return server.round, [client]
+    if hasattr(run, "clients"):
+        return run.round, run.clients
+    return run.round, [run.client]
 
 
 def _is_of_step(error: Exception) -> bool:

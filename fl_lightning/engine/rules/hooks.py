@@ -108,7 +108,7 @@ def checked(rule: Any, name: str) -> Callable[..., Any]:
             advice = "is a return missing at its end?" if value is None else "correct what the hook returns"
             raise ConfigurationError(f"{whose} must return {expected}, got {_form(value)}: {advice}")
         after = _writes(args[place])
-        written = [] if after == before else [part for part in after if after[part] != before.get(part, after[part])]
+        written = [part for part, count in before.items() if after[part] != count]
         if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
             written.append("orchestrator.params")
         if written:
@@ -140,7 +140,10 @@ def _missed(name: str, value: Any, args: Any) -> str | None:
         return None if callable(value) else "a function that returns the loss"
     if name in ACT_IN_PLACE:
         return "nothing (it acts in place)" if isinstance(value, Tensor) else None
-    given = given.anchor if name == "reduce" else args[-2:] if name in ("start", "personal") else given
+    if name == "reduce":
+        given = given.anchor
+    elif name in ("start", "personal"):
+        given = args[-2:]
     return None if _form(value) == _form(given) else _form(given)
 
 

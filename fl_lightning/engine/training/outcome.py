@@ -48,16 +48,20 @@ class Outcome:
         return max(_relative(one[name], two[name]) for name in one)
 
     def _tensors(self, logged: bool) -> dict[str, Tensor]:
-        found = {f"buffer {place}": each for place, each in enumerate(self.result.buffers) if each is not None}
-        buffers = {name: each.to_dense() for name, each in found.items()}
-        metrics = {f"metric {name}": value for name, value in self.result.metrics.items()} if logged else {}
-        numbers = {name: self.update.new_tensor(value) for name, value in {"loss": self.result.loss, **metrics}.items()}
-        return {"update": self.update, **numbers, **buffers, **self.result.vectors}
+        found = {"update": self.update, "loss": self.update.new_tensor(self.result.loss), **self.result.vectors}
+        for place, buffer in enumerate(self.result.buffers):
+            if buffer is not None:
+                found[f"buffer {place}"] = buffer.to_dense()
+        if logged:
+            for name, value in self.result.metrics.items():
+                found[f"metric {name}"] = self.update.new_tensor(value)
+        return found
 
 
 def _relative(one: Tensor, other: Tensor) -> float:
+    exact = not (one.is_floating_point() or one.is_complex())
     wide = torch.promote_types(one.dtype, torch.float64)  # holds integers, too
-    one, other, exact = one.to(wide), other.to(wide), not (one.is_floating_point() or one.is_complex())
+    one, other = one.to(wide), other.to(wide)
     if torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all():
         return 0.0
     distance = float((one - other).norm()) / max(float(one.norm()), float(other.norm()))
