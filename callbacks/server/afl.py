@@ -17,6 +17,7 @@ def nearest_on_simplex(point: Tensor) -> Tensor:
     >>> nearest_on_simplex(torch.tensor([0.75, 1.25, -1.0]))  # 1/2 less for each, and none below 0
     tensor([0.2500, 0.7500, 0.0000])
     """
+    point = point - point.max()  # which moves nothing, and keeps the sums below exact however large the losses
     ordered = point.sort(descending=True).values
     surplus = (ordered.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
     return (point - surplus[ordered > surplus][-1]).clamp(min=0)

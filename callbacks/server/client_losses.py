@@ -1,5 +1,6 @@
 """ClientLosses: base of rules that weigh clients by how badly the global model serves them."""
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning.errors import TrainingError
 
 LOSS = "loss"
 
@@ -23,5 +25,17 @@ class ClientLosses(FederatedCallback, ABC):
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort: ...
 
     def losses(self, cohort: Cohort) -> Tensor:
-        """Return the losses (K,) that the clients of a cohort have sent, float64."""
-        return torch.tensor([float(result.vectors[LOSS]) for result in cohort.results], dtype=torch.float64)
+        """Return the losses (K,) that the clients of a cohort have sent, float64.
+
+        Raises:
+            TrainingError: a loss is infinite or nan.
+        """
+        losses = torch.tensor([float(result.vectors[LOSS]) for result in cohort.results], dtype=torch.float64)
+        for client, loss in zip(cohort.clients, losses.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"round {cohort.round}: {type(self).__name__} weighs clients by their losses at the global model, "
+                    f"but that of client {client} is {loss}: the model has diverged; set a smaller learning rate, or "
+                    "max_update_norm"
+                )
+        return losses

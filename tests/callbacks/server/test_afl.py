@@ -1,13 +1,16 @@
 """AFL by hand."""
 
+import math
+
 import pytest
 import torch
 from hand_made import serve
 from toy import close, send
 
-from fl_lightning import ConfigurationError
-from fl_lightning.callbacks import AFL
+from fl_lightning import ConfigurationError, FederatedCallback
+from fl_lightning.callbacks import AFL, QFedAvg
 from fl_lightning.callbacks.server.afl import nearest_on_simplex
+from fl_lightning.errors import TrainingError
 
 UPDATES = [[1.0, 0.0], [0.0, 1.0]]
 
@@ -57,6 +60,20 @@ def test_the_nearest_point_of_the_simplex(seed: int) -> None:
     assert float(found.sum()) == pytest.approx(1.0)
     others = torch.cat([torch.eye(5).double(), torch.distributions.Dirichlet(torch.ones(5).double()).sample((50,))])
     assert float(((point - found) @ (others - found).T).max()) < 1e-9, "no angle to a feasible direction below 90°"
+
+
+@pytest.mark.parametrize("large", [1e18, 1e20, 1e300])
+def test_the_nearest_point_of_the_simplex_to_a_far_one(large: float) -> None:
+    """Where one coordinate lies more than 1 above the others, that is its corner; where all are equal, the middle."""
+    assert close(nearest_on_simplex(torch.tensor([large, 0.0], dtype=torch.float64)), [1.0, 0.0])
+    assert close(nearest_on_simplex(torch.full((3,), -large, dtype=torch.float64)), [1 / 3, 1 / 3, 1 / 3])
+
+
+@pytest.mark.parametrize("rule", [AFL(), QFedAvg()])
+@pytest.mark.parametrize("loss", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite(rule: FederatedCallback, loss: float) -> None:
+    with pytest.raises(TrainingError, match=f"that of client 1 is {loss}: the model has diverged"):
+        serve(UPDATES, rule, losses=[1.0, loss])
 
 
 def test_gamma() -> None:
