@@ -16,6 +16,7 @@ import grimp
 import lists
 import measures
 import pytest
+import sentences
 import yaml
 
 from fl_lightning import FederatedOrchestrator
@@ -82,6 +83,19 @@ def test_lines_of_code_are_those_with_a_token() -> None:
         '"""Says this."""\n\n# Why.\ndef add(a: int) -> int:\n    """Add\n    one."""\n    return (a +\n        1)\n'
     )
     assert measures.code_lines(source) == 3
+
+
+def test_what_makes_a_sentence_hard_is_counted() -> None:
+    """Of four statements one holds a fold in a fold; of two loops one is over each."""
+    source = (
+        "def told(rows):  # why\n"
+        "    first, last = rows[0], rows[-1]  # noqa: RUF005\n"
+        "    for row in rows:\n"
+        "        return [each if each else 0 for each in row]\n"
+    )
+    counts = {"lines": 4, "statements": 4, "comprehensions": 1, "ternaries": 1, "pairs": 1, "nested": 1}
+    counts |= {"functions": 1, "participles": 1, "loops": 2, "each": 1, "comments": 1}
+    assert sentences.count(source) == counts
 
 
 def test_lists_of_callbacks_are_those_that_make_lists_writes() -> None:
