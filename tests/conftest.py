@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
-from command import forget
+from lib.command import forget
 from lightning.fabric.utilities import registry
 
 

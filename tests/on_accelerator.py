@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pretended
 import pytest
 import torch
+from lib import pretended
+from lib.rules import CLIENT_RULES
+from lib.tiny_images import CALLBACKS, client, data, fit
+from lib.toy import SEEN, Capture, trainer
+from lib.two_devices import on_two_devices
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.accelerators import CUDAAccelerator
-from rules import CLIENT_RULES
-from tiny_images import CALLBACKS, client, data, fit
 from torch import Tensor, nn
-from toy import SEEN, Capture, trainer
-from two_devices import on_two_devices
 
 from fl_lightning import FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, FedAdam, FedLAW, GradientHarmonization, Scaffold

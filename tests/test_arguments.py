@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Quadratic, ToyData, trainer
 from torch import nn
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.arguments import picklable_defaults

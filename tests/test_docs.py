@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import HANG, process, restored, run
-from generated import write_images
+from lib.command import HANG, process, restored, run
+from lib.generated import write_images
 
 from fl_lightning import datamodules
 

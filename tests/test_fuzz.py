@@ -11,7 +11,7 @@ import yaml
 from attack.fuzz_commands import RUN, SOUND, command_lines
 from attack.fuzz_fit import fit_lines
 from attack.fuzz_line import FINE, Line, attempt, stage
-from command import refused, run
+from lib.command import refused, run
 
 FEW = 1  # lines of each command
 

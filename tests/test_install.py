@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from command import rows
+from lib.command import rows
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = ("callbacks", "configs", "datamodules", "models")

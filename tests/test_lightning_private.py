@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from toy import Net, trainer
+from lib.toy import Net, trainer
 
 import fl_lightning
 from fl_lightning import lightning_private as private

@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pages
 import pytest
-from command import HANG
+from lib.command import HANG
 from nbclient import NotebookClient
 
 REPOSITORY = Path(__file__).parents[1]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, contents, fit, process, rows, run
-from resumed import assert_same
+from lib.command import TINY, contents, fit, process, rows, run
+from lib.resumed import assert_same
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = (Path(__file__).parents[1] / "README.md").read_text()

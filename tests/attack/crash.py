@@ -31,7 +31,7 @@ from typing import Any
 
 import psutil
 import torch
-from command import TINY
+from lib.command import TINY
 from safetensors.torch import load_file
 
 from fl_lightning.cli import main as fl_lightning

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from attack.fuzz_fit import LABORIOUS, ODD, SKIPPED, as_yaml, is_large
 from attack.fuzz_line import BOMB, Line
-from command import run
+from lib.command import run
 
 from fl_lightning.fit.command import FederatedCLI
 from fl_lightning.fit.read_config import parser_of

@@ -15,9 +15,9 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from attack.fuzz_line import Line
-from command import TINY
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from lib.command import TINY
 from torch import nn, optim
 
 import fl_lightning.callbacks

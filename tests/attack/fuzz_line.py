@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from command import TINY, fit, run
+from lib.command import TINY, fit, run
 
 LIMIT = 60  # seconds after which a command hangs; max_time ends a run that is merely long
 MEMORY = 8 * 2**30  # bytes of address space that a command may take beyond the parent's

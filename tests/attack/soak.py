@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import psutil
-from command import TINY
+from lib.command import TINY
 from scipy import stats
 
 

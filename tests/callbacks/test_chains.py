@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rules import (
+from lib.rules import (
     BY_KIND,
     CLIENT_RULES,
     CORRECTIONS,
@@ -24,7 +24,7 @@ from rules import (
     Make,
     run,
 )
-from toy import train
+from lib.toy import train
 
 from fl_lightning import ConfigurationError
 

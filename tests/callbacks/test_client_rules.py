@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, ELSEWHERE, UNIFORM, TinyClassifier, TinyData
+from lib.rules import CLIENT_RULES, ELSEWHERE, UNIFORM, TinyClassifier, TinyData
+from lib.toy import DecaysEverySecondStep, Quadratic, ToyData, send, trainer
 from torch import nn
-from toy import DecaysEverySecondStep, Quadratic, ToyData, send, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import (

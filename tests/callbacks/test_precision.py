@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.rules import CLIENT_RULES, SERVER_RULES
+from lib.tiny_images import client, fit
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
-from rules import CLIENT_RULES, SERVER_RULES
-from tiny_images import client, fit
 from torch import Tensor, nn
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server

@@ -13,10 +13,10 @@ from typing import Any
 import lists
 import pytest
 import torch
-from hand_made import apply
-from rules import SERVER_RULES, Make
+from lib.hand_made import apply
+from lib.rules import SERVER_RULES, Make
+from lib.toy import Head
 from torch import Tensor
-from toy import Head
 
 from fl_lightning.callbacks import (
     CAGrad,

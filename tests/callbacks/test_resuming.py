@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import trainer
 from torch import Tensor
-from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import ConflictMonitor, FedBE, FedFV, Scaffold

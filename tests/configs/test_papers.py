@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 import yaml
-from command import rows, run
-from generated import generated_data
 from jsonargparse import ArgumentParser
-from reported import check_documented, check_reported
+from lib.command import rows, run
+from lib.generated import generated_data
+from lib.reported import check_documented, check_reported
 from torch import nn
 
 from fl_lightning import datamodules

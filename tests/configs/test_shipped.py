@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import yaml
-from command import rows, run
-from generated import generated_data
-from reported import check_documented, check_reported
+from lib.command import rows, run
+from lib.generated import generated_data
+from lib.reported import check_documented, check_reported
 
 import fl_lightning.callbacks
 from fl_lightning import ConfigurationError

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from image_files import write_folder
+from lib.image_files import write_folder
 
 from fl_lightning.datamodules import CIFAR10
 from fl_lightning.fit.read_config import config_of, data_of

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import write_cifar, write_folder, write_idx, write_qmnist, write_tiny
+from lib.image_files import write_cifar, write_folder, write_idx, write_qmnist, write_tiny
 from PIL import Image
 
 from fl_lightning.datamodules import (

@@ -5,7 +5,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from command import TINY, fit
+from lib.command import TINY, fit
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, contents, fit, limit, process, refused, run
+from lib.command import TINY, contents, fit, limit, process, refused, run
 from lightning import Trainer
 
 from fl_lightning import ConfigurationError

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import contents, fit, refused, rows, run
+from lib.command import contents, fit, refused, rows, run
 from report.folders import charts, tables
 
 HOSPITALS = ["bern", "lyon, hôpital de la Croix", "oslo", "rome"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import TINY, fit, fit_on, process, rows, run
+from lib.command import TINY, fit, fit_on, process, rows, run
+from lib.wandb_files import fit_with_wandb, wandb_history, without_key
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from wandb_files import fit_with_wandb, wandb_history, without_key
 
 from fl_lightning.fit.command import _several
 from fl_lightning.fit.read_config import config_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from command import TINY, run
+from lib.command import TINY, run
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import FederatedCLI

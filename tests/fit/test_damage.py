@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, contents, fit, run
-from resumed import assert_same
+from lib.command import TINY, contents, fit, run
+from lib.resumed import assert_same
 
 from fl_lightning import ConfigurationError
 from fl_lightning.files import SealedCheckpoints, is_damaged

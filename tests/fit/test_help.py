@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command import run
+from lib.command import run
 
 import fl_lightning.callbacks
 from fl_lightning.fit.class_lists import KINDS, listing, purpose

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from command import fit, fit_on, run
+from lib.command import fit, fit_on, run
 
 FIRST, SECOND = (Path("runs", name, "version_0") for name in ("tiny", "second"))
 

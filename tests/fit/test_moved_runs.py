@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import contents, fit, rows
+from lib.command import contents, fit, rows
+from lib.toy import Quadratic, ToyData, trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator, RunFolder, run_callbacks
 

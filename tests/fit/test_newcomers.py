@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from command import fit
+from lib.command import fit
 
 from fl_lightning import ConfigurationError
 from fl_lightning.fit.read_config import config_of

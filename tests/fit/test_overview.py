@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import refused, run
+from lib.command import refused, run
 from PIL import Image
 from rich.console import Console
 from torch.utils.data import TensorDataset

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from command import contents, fit, process, refused, restored, rows, run
-from resumed import assert_same
+from lib.command import contents, fit, process, refused, restored, rows, run
+from lib.resumed import assert_same
 
 from fl_lightning.fit.parser import Parser
 from fl_lightning.fit.read_config import config_of, parser_of

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import HANG, fit, process, rows, run
+from lib.command import HANG, fit, process, rows, run
+from lib.resumed import assert_same
+from lib.toy import trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from resumed import assert_same
-from toy import trainer
 
 from fl_lightning.fit.stop_signals import requeues
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command import TINY, refused
+from lib.command import TINY, refused
 
 from fl_lightning import ConfigurationError
 from fl_lightning.fit.read_config import config_of

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.engine.rules.run import LocalRun

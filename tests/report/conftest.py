@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import run
+from lib.command import run
 from report.folders import NAMES, config, similar, write
 
 COLUMNS = ["conflict/ratio", "conflict/layer/fc", "coherence/local", "fedlaw/gamma", "hessian/eigenvalue_1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import run
+from lib.command import run
 from report.folders import NAMES, charts, config, tables, write
 
 from fl_lightning.report.compared.methods import group

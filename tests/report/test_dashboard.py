@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import wandb
-from command import run
-from wandb_files import fit_with_wandb, wandb_config, wandb_history, without_key
+from lib.command import run
+from lib.wandb_files import fit_with_wandb, wandb_config, wandb_history, without_key
 
 from fl_lightning.report.dashboard import SECTIONS, report, workspace
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import run
+from lib.command import run
 from report.folders import charts, config, large, write
 
 from fl_lightning.report import page

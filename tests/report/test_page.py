@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run
+from lib.command import run
 from report.folders import charts, config, curves, similar, tables, write
 
 from fl_lightning.report.compared.methods import group

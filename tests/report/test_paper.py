@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command import run
+from lib.command import run
 from report.folders import config, similar, write
 
 pytestmark = [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import run
+from lib.command import run
 from report.folders import config, write
 from scipy import stats
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
-from command import HANG, TINY, Result, fit, process, rows, run
-from wandb_files import wandb_records
+from lib.command import HANG, TINY, Result, fit, process, rows, run
+from lib.wandb_files import wandb_records
 
 from fl_lightning.reproduce.jobs import Folders, Job, plan, wandb_arguments
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from made_results import BETTER
+from lib.made_results import BETTER
 
 import fl_lightning.reproduce.running
 from fl_lightning.reproduce.experiments.experiment import Experiment

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command import TINY, contents, run
-from job_folders import finished, under_way, waiting
+from lib.command import TINY, contents, run
+from lib.job_folders import finished, under_way, waiting
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of

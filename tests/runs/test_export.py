@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from command import TINY, fit, refused, run
+from lib.command import TINY, fit, refused, run
+from lib.toy import Net, Same, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import Net, Same, trainer
 
 import fl_lightning
 from fl_lightning import ConfigurationError, FederatedOrchestrator

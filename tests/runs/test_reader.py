@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command import run
+from lib.command import run
 from report.folders import config, write
 
 from fl_lightning.errors import ConfigurationError

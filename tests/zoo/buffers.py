@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
+from lib.toy import Net
 from torch import Tensor, nn
-from toy import Net
 
 
 class Counts(Net):

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from lib.toy import Net
 from torch import Tensor, nn
 from torchmetrics import CatMetric, MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import (
@@ -13,7 +14,6 @@ from torchmetrics.classification import (
     MulticlassPrecision,
     MulticlassRecall,
 )
-from toy import Net
 
 from zoo import data
 

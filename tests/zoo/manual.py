@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
+from lib.toy import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
-from toy import Net
 
 from zoo import data
 from zoo.optimizers import Watched

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from lib.toy import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import spectral_norm
-from toy import Net
 
 from zoo import data
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import torch
+from lib.toy import Net
 from lightning.pytorch import Trainer
 from timm.scheduler import CosineLRScheduler
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as lrs
-from toy import Net
 
 from zoo import data
 

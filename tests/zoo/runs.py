@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lib.toy import Capture, trainer
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
-from toy import Capture, trainer
 
 from fl_lightning import FederatedOrchestrator, LocalRun
 from fl_lightning.seeding import derive, generator, seed_globals

@@ -4,10 +4,10 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from lib.toy import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from toy import Net
 
 
 class MomentumTeacher(Net):

@@ -6,7 +6,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from covering import covering
+from lib.covering import covering
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric

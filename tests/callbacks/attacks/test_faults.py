@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
-from toy import Capture, GivenData, Linear, close, trainer
+from lib.rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FaultInjection

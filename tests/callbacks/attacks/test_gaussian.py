@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from lib.toy import Capture, GivenData, Linear, close, send, trainer
 from torch import Tensor
-from toy import Capture, GivenData, Linear, close, send, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import GaussianAttack

@@ -1,8 +1,8 @@
 """Inner-product manipulation: what the attackers send, which knows what the others send."""
 
 import torch
-from hand_made import apply
-from toy import close
+from lib.hand_made import apply
+from lib.toy import close
 
 from fl_lightning.callbacks import IPM, CoordinateMedian, FedAvg
 

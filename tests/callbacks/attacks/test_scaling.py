@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy import close, send
+from lib.toy import close, send
 
 from fl_lightning.callbacks import ScalingAttack
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, close, send, train, trainer
+from lib.toy import Capture, GivenData, Linear, close, send, train, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FaultInjection, FedProx, ScalingAttack, SignFlip

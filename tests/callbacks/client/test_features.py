@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import BATCHES, Capture, Net, Quadratic, Same, ToyData, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import BATCHES, Capture, Net, Quadratic, Same, ToyData, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks.client.features import FeatureRule, find_classifier, forward_inputs, weights_at

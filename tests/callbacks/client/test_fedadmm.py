@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, trainer
+from lib.toy import Capture, GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedADMM

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lib.toy import Capture, Net, Same, close, trainer
 from torch import nn
-from toy import Capture, Net, Same, close, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedDecorr

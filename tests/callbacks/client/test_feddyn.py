@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from lib.toy import ETA, STEPS, A, B, Capture, InTurn, Quadratic, ToyData, close, train, trainer
 from torch import Tensor
-from toy import ETA, STEPS, A, B, Capture, InTurn, Quadratic, ToyData, close, train, trainer
 
 from fl_lightning import FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import FaultInjection, FedAvgM, FedDyn

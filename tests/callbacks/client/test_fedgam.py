@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import A, Capture, Net, Quadratic, Same, ToyData, close, send, train, trainer
 from torch import Tensor
-from toy import A, Capture, Net, Quadratic, Same, ToyData, close, send, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedGAM

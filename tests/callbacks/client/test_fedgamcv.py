@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from toy import (
+from lib.toy import (
     ETA,
     SEEN,
     STEPS,
@@ -22,6 +21,7 @@ from toy import (
     train,
     trainer,
 )
+from torch import Tensor
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedGAM, FedGAMCV, Scaffold

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy import ETA, SAMPLES, STEPS, A, B, InTurn, Quadratic, ToyData, close, trainer
+from lib.toy import ETA, SAMPLES, STEPS, A, B, InTurn, Quadratic, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedLESAM

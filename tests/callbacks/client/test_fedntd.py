@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import Capture, trainer
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Capture, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedNTD

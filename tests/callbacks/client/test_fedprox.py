@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from toy import ETA, Capture, Quadratic, ToyData, close, train, trainer
+from lib.toy import ETA, Capture, Quadratic, ToyData, close, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedProx

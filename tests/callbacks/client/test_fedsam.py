@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from lib.toy import A, B, Capture, Quadratic, ToyData, close, send, train, trainer
 from torch import Tensor
-from toy import A, B, Capture, Quadratic, ToyData, close, send, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedSAM

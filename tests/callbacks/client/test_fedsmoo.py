@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from command import fit_on
-from resumed import assert_same, tensors
+from lib.command import fit_on
+from lib.resumed import assert_same, tensors
+from lib.toy import A, B, Capture, InTurn, Quadratic, ToyData, close, train, trainer
 from torch import Tensor
-from toy import A, B, Capture, InTurn, Quadratic, ToyData, close, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedDyn, FedSAM, FedSMOO

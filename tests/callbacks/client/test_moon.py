@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lib.toy import InTurn, close, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import InTurn, close, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import MOON, FedDecorr

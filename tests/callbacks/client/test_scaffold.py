@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
-from toy import (
+from lib.toy import (
     ETA,
     STEPS,
     A,
@@ -25,6 +23,8 @@ from toy import (
     train,
     trainer,
 )
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FaultInjection, FedAvg, FedProx, FedSAM, FocalLoss, Scaffold

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import run
-from toy import Capture, GivenData, Linear, trainer
+from lib.command import run
+from lib.toy import Capture, GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import QSGD

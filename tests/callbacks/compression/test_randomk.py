@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, trainer
+from lib.toy import Capture, GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator, TrafficMonitor
 from fl_lightning.callbacks import LocalPart, RandomK

@@ -1,7 +1,7 @@
 """SignSGD by hand."""
 
 import torch
-from toy import Capture, GivenData, Linear, trainer
+from lib.toy import Capture, GivenData, Linear, trainer
 
 from fl_lightning import FederatedOrchestrator, TrafficMonitor
 from fl_lightning.callbacks import SignSGD

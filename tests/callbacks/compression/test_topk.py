@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Capture, GivenData, Linear, close, trainer
+from lib.two_numbers import ROWS, Two
 from torch import Tensor
-from toy import Capture, GivenData, Linear, close, trainer
-from two_numbers import ROWS, Two
 
 from fl_lightning import (
     ConfigurationError,

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from command import TINY, fit, rows
-from hand_made import Row, serve
+from lib.command import TINY, fit, rows
+from lib.hand_made import Row, serve
+from lib.toy import UPDATES, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from torchmetrics import MeanMetric
-from toy import UPDATES, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import ClientMonitor, FedGAM, FedSAM, FocalLoss, GradientHarmonization

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import serve
+from lib.hand_made import serve
+from lib.toy import UPDATES, GivenData, close
 from torch import Tensor
-from toy import UPDATES, GivenData, close
 
 from fl_lightning import Cohort, FederatedCallback, Server
 from fl_lightning.callbacks import CoherenceMonitor

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import TINY, fit
-from resumed import assert_same
-from toy import GivenData, Linear, trainer
+from lib.command import TINY, fit
+from lib.resumed import assert_same
+from lib.toy import GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator, RoundRobinSampler
 from fl_lightning.callbacks import SaveCohorts

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import TINY, fit, fit_on
-from hand_made import serve
+from lib.command import TINY, fit, fit_on
+from lib.hand_made import serve
+from lib.toy import UPDATES, GivenData, Linear
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from toy import UPDATES, GivenData, Linear
 
 from fl_lightning.callbacks import ConflictMonitor, CoordinateMedian, FedAvg, GradientHarmonization
 from fl_lightning.runs.pictures import draw_cosines

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_made import Row
-from tiny_images import MONITORS, data
+from lib.hand_made import Row
+from lib.tiny_images import MONITORS, data
+from lib.toy import trainer
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
-from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAdam, FedSAM, GradientHarmonization, Scaffold

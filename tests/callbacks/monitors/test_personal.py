@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command import TINY, fit_on
-from hand_made import Row
 from jsonargparse import ArgumentParser
+from lib.command import TINY, fit_on
+from lib.hand_made import Row
+from lib.resumed import assert_same
+from lib.toy import Capture, GivenData, InTurn, Linear, close, trainer
 from lightning.pytorch import LightningModule
-from resumed import assert_same
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC
-from toy import Capture, GivenData, InTurn, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FaultInjection, PersonalEvaluation

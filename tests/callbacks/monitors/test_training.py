@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Capture, Linear, Notes, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import TrainingEvaluation

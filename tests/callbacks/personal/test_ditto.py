@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import close, trainer
-from two_numbers import served
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import close, trainer
+from lib.two_numbers import served
 
 from fl_lightning import FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import Ditto

@@ -1,7 +1,7 @@
 """FedBABU: a head that is not trained, and clients that train it for themselves, by hand."""
 
 import pytest
-from two_numbers import served
+from lib.two_numbers import served
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedBABU

@@ -1,9 +1,9 @@
 """FedBN: the layers that stay."""
 
 import pytest
-from rules import TinyClassifier, TinyData
-from toy import trainer
-from two_numbers import served
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import trainer
+from lib.two_numbers import served
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedBN

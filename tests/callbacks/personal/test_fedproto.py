@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from lib.toy import Capture, close, trainer
+from lib.two_numbers import served
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, close, trainer
-from two_numbers import served
 
 from fl_lightning import (
     ConfigurationError,

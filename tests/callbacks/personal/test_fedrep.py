@@ -1,7 +1,7 @@
 """FedRep: first the head, then the rest, by hand."""
 
 import pytest
-from two_numbers import served
+from lib.two_numbers import served
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedRep

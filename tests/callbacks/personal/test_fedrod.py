@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import trainer
-from two_numbers import served
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import trainer
+from lib.two_numbers import served
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FedROD

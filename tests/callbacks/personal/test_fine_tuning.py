@@ -1,6 +1,6 @@
 """FineTuning: each client is served by its own end."""
 
-from two_numbers import served
+from lib.two_numbers import served
 
 from fl_lightning.callbacks import FineTuning
 

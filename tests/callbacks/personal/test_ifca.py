@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import GivenData, close, trainer
+from lib.two_devices import on_two_devices
 from lightning.pytorch import LightningModule
-from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
-from toy import GivenData, close, trainer
-from two_devices import on_two_devices
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import IFCA, FedBN

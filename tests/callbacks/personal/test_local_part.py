@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from two_numbers import served
+from lib.two_numbers import served
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedBABU, FedRep, FedROD, LocalPart

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from toy import ETA, A, B, Quadratic, ToyData, close, trainer
-from two_numbers import Served
+from lib.toy import ETA, A, B, Quadratic, ToyData, close, trainer
+from lib.two_numbers import Served
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import PerFedAvg

@@ -9,12 +9,12 @@ import pytest
 import torch
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
-from hand_made import apply, serve
+from lib.hand_made import apply, serve
+from lib.rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import GivenData, Head, Linear, close, trainer
+from lib.two_devices import on_two_devices
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
-from rules import CLIENT_RULES, SERVER_RULES, TinyClassifier, TinyData
-from toy import GivenData, Head, Linear, close, trainer
-from two_devices import on_two_devices
 
 from fl_lightning import (
     Availability,

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import trainer
 from lightning.pytorch import LightningModule
-from rules import TinyClassifier, TinyData
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
-from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import Capture, GivenData, InTurn, Linear, trainer
-from two_devices import on_two_devices
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Capture, GivenData, InTurn, Linear, trainer
+from lib.two_devices import on_two_devices
 
 from fl_lightning import Availability, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.callbacks import (

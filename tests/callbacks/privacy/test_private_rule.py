@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from lib.toy import trainer
 from lightning.pytorch import LightningModule
 from scipy.signal import fftconvolve
 from scipy.special import gammaln, logsumexp
 from scipy.stats import norm
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toy import trainer
 
 from fl_lightning import (
     Cohort,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from hand_made import serve
-from toy import close, send
+from lib.hand_made import serve
+from lib.toy import close, send
 
 from fl_lightning import ConfigurationError, FederatedCallback
 from fl_lightning.callbacks import AFL, QFedAvg

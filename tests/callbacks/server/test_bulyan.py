@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand_made import apply
-from toy import close
+from lib.hand_made import apply
+from lib.toy import close
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import Bulyan

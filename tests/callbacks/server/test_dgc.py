@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
-from toy import UPDATES, close
+from lib.hand_made import apply
+from lib.toy import UPDATES, close
 
 from fl_lightning.callbacks import DominantGradientCorrection, GradientHarmonization
 from fl_lightning.callbacks.server.dgc import dominant_updates

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, close, trainer
+from lib.toy import Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedACG

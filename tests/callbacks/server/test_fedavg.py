@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 import torch
-from hand_made import apply
-from toy import A, B, close, train
+from lib.hand_made import apply
+from lib.toy import A, B, close, train
 
 from fl_lightning.callbacks import FedAvg
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 import torch
-from hand_made import apply
-from toy import UPDATES, close, train, uniform_update
+from lib.hand_made import apply
+from lib.toy import UPDATES, close, train, uniform_update
 
 from fl_lightning.callbacks import FedAvg, FedAvgM, GradientHarmonization
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import Bench, serve
+from lib.hand_made import Bench, serve
+from lib.toy import Head, Normalized, NormalizedData, ProxyData, close, trainer
 from torch import Tensor, nn
-from toy import Head, Normalized, NormalizedData, ProxyData, close, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedBE

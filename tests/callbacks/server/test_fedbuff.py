@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import Capture, GivenData, InTurn, Linear, close, trainer
-from two_devices import on_two_devices
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Capture, GivenData, InTurn, Linear, close, trainer
+from lib.two_devices import on_two_devices
 
 from fl_lightning import ArrivalSampler, Availability, ConfigurationError, FederatedOrchestrator, UniformSampler
 from fl_lightning.callbacks import FedAsync, FedAvg, FedBuff, FedProx

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import Bench, serve
+from lib.hand_made import Bench, serve
+from lib.toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedDF

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import serve
+from lib.hand_made import serve
+from lib.toy import GivenData, close
 from torch import Tensor
-from toy import GivenData, close
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedDisco

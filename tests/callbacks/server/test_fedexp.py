@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from hand_made import serve
-from toy import close
+from lib.hand_made import serve
+from lib.toy import close
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import FedExP

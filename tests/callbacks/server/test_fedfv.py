@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
+from lib.hand_made import apply
+from lib.toy import UPDATES, Capture, close
 from torch import Tensor
-from toy import UPDATES, Capture, close
 
 from fl_lightning.callbacks import FedAvg, FedFV, FedNova
 from fl_lightning.callbacks.server.fedfv import fair_projection

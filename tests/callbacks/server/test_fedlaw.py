@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hand_made import Bench, apply, serve
+from lib.hand_made import Bench, apply, serve
+from lib.toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, AveragedModel
-from toy import Head, Normalized, NormalizedData, Notes, ProxyData, close, trainer
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedLAW, GradientHarmonization

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, Quadratic, ToyData, close, train, trainer
+from lib.toy import Capture, GivenData, Linear, Quadratic, ToyData, close, train, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedNova, FedProx

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
-from toy import UPDATES, close, train, uniform_update
+from lib.hand_made import apply
+from lib.toy import UPDATES, close, train, uniform_update
 
 from fl_lightning import FederatedCallback
 from fl_lightning.callbacks import CoordinateMedian, FedAdagrad, FedAdam, FedAvg, FedYogi, GradientHarmonization

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
-from toy import close
+from lib.hand_made import apply
+from lib.toy import close
 
 from fl_lightning.callbacks import FedAvg, FedNova, GeometricMedian
 from fl_lightning.callbacks.server.geometric_median import distances

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
+from lib.hand_made import apply
+from lib.toy import UPDATES, close
 from torch import Tensor
-from toy import UPDATES, close
 
 from fl_lightning.callbacks import ConflictMonitor, FedAvg, FedNova, GradientHarmonization
 

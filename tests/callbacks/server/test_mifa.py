@@ -1,8 +1,8 @@
 """MIFA by hand: four clients, of which two have ever taken part."""
 
 import torch
-from hand_made import serve
-from toy import close
+from lib.hand_made import serve
+from lib.toy import close
 
 from fl_lightning import ClientResult, Cohort
 from fl_lightning.callbacks import MIFA, NormClipping

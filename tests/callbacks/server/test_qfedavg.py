@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand_made import apply
-from toy import GivenData, Linear, close, send, trainer
+from lib.hand_made import apply
+from lib.toy import GivenData, Linear, close, send, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import QFedAvg

@@ -1,9 +1,9 @@
 """Server-FT on a linear classifier and a proxy set of four points, by hand."""
 
 import torch
-from hand_made import serve
+from lib.hand_made import serve
+from lib.toy import Head, ProxyData, close
 from torch import Tensor
-from toy import Head, ProxyData, close
 
 from fl_lightning.callbacks import ServerFT
 

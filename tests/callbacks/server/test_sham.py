@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from hand_made import apply
-from toy import UPDATES, close
+from lib.hand_made import apply
+from lib.toy import UPDATES, close
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
 from fl_lightning.callbacks import (

@@ -1,7 +1,7 @@
 """A fixed shrinking factor."""
 
-from hand_made import apply
-from toy import UPDATES, close
+from lib.hand_made import apply
+from lib.toy import UPDATES, close
 
 from fl_lightning.callbacks import FedAvg, FedNova, GlobalWeightShrinking
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from lib.toy import close
 from torch import Tensor
-from toy import close
 
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex, onto_simplex
 

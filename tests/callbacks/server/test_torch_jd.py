@@ -1,8 +1,8 @@
 """TorchJD: its weights are those of the library, and our PCGrad's where the order of projections is nothing."""
 
 import pytest
-from hand_made import apply
-from toy import close
+from lib.hand_made import apply
+from lib.toy import close
 
 from fl_lightning import ConfigurationError
 from fl_lightning.callbacks import PCGrad, TorchJD

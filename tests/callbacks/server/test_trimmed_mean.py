@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from hand_made import apply
-from toy import UPDATES, close
+from lib.hand_made import apply
+from lib.toy import UPDATES, close
 
 from fl_lightning.callbacks import FedNova, TrimmedMean
 from fl_lightning.callbacks.server.trimmed_mean import trimmed_mean

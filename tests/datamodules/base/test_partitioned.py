@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command import fit, run
+from lib.command import fit, run
+from lib.toy import Capture, Linear, Notes, trainer
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import (
@@ -22,7 +23,6 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
-from toy import Capture, Linear, Notes, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.datamodules import ClassesPerClient, Natural, PartitionedData, QuantitySkew

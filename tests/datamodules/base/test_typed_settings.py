@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit, refused
 from jsonargparse import ArgumentParser
+from lib.command import TINY, fit, refused
 from torch.utils.data import TensorDataset
 
 from fl_lightning import FederatedDataModule, datamodules

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Capture, Linear, trainer
-from worlds import Given, given, trace
+from lib.toy import Capture, Linear, trainer
+from lib.worlds import Given, given, trace
 
 from fl_lightning import (
     Availability,

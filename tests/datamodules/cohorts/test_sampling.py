@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
+from lib.toy import Capture, GivenData, Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import (
     ClientSampler,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import HANG
+from lib.command import HANG
 from torch import Tensor
 
 from fl_lightning.datamodules.files.cache import ABANDONED, CACHE, cache_folder, cached

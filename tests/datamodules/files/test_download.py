@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run
-from image_files import write_cifar, write_idx, write_qmnist, write_tiny
+from lib.command import run
+from lib.image_files import write_cifar, write_idx, write_qmnist, write_tiny
 from torchvision import datasets
 
 import fl_lightning.datamodules.files.download as downloading

@@ -8,9 +8,9 @@ from typing import Any
 import jsonargparse
 import pytest
 import torch
-from image_files import write_16_bits
+from lib.image_files import write_16_bits
+from lib.toy import trainer
 from PIL import Image
-from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.datamodules import BoxFolder

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Notes, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import Notes, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation, ServerFT

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from image_files import write_16_bits, write_folder, write_image
+from lib.image_files import write_16_bits, write_folder, write_image
 from PIL import Image, ImageOps
 from torchvision import datasets  # type: ignore[import-untyped]  # torchvision ships no types
 

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
+from lib.toy import trainer
 from torch import Tensor
-from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.datamodules import Dirichlet, Shapes

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_files import BOX, WNIDS, write_image, write_tiny
+from lib.image_files import BOX, WNIDS, write_image, write_tiny
 
 from fl_lightning.datamodules import TinyImageNet
 from fl_lightning.errors import ConfigurationError

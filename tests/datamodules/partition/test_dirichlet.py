@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from partitions import class_counts, many
+from lib.partitions import class_counts, many
 from scipy import stats
 from torch import Tensor
 

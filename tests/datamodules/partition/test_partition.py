@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from partitions import class_counts, many, split
+from lib.partitions import class_counts, many, split
 from scipy import stats
 from torch import Tensor
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Linear, trainer
 from torch import Tensor
-from toy import Linear, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.datamodules import FlowerDatasets

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from command import run
+from lib.command import run
 from torch import Tensor
 
 from fl_lightning.datamodules import ClassesPerClient, HuggingFace

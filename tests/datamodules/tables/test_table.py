@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from command import fit, run
+from lib.command import fit, run
+from lib.toy import Linear, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Linear, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.datamodules import IID, Natural, Table

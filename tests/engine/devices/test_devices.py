@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import HANG, TINY, fit, fit_on, free_port, rows, run
+from lib.command import HANG, TINY, fit, fit_on, free_port, rows, run
+from lib.resumed import assert_same
+from lib.totals import files, last
 from lightning import Trainer
 from lightning.pytorch.strategies import StrategyRegistry
-from resumed import assert_same
 from safetensors.torch import load_file
-from totals import files, last
 
 from fl_lightning.engine.devices.strategy import ClientParallelStrategy
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from command import HANG, TINY, fit
-from resumed import assert_same
+from lib.command import HANG, TINY, fit
+from lib.resumed import assert_same
 
 OWN = """
 import os, signal, time

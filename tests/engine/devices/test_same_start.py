@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import TINY, process
+from lib.command import TINY, process
+from lib.toy import trainer
+from lib.two_devices import on_two_devices
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import trainer
-from two_devices import on_two_devices
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedProx, NormClipping

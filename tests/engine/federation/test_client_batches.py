@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lib.toy import Capture, Linear, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
-from toy import Capture, Linear, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.engine.federation.batches import TrainingBatch

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from command import rows
+from lib.command import rows
+from lib.toy import Capture, GivenData, Linear, close, trainer
+from lib.worlds import Given, given, trace
 from torch import Tensor
-from toy import Capture, GivenData, Linear, close, trainer
-from worlds import Given, given, trace
 
 from fl_lightning import (
     Availability,

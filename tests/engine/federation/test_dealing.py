@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import GivenData
+from lib.toy import GivenData
 
 from fl_lightning.engine.federation.data import Dealing
 

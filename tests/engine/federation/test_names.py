@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from toy import UPDATES, GivenData, Linear, trainer
+from lib.toy import UPDATES, GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import GradientHarmonization

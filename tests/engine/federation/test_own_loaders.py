@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Linear, ToyData, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Linear, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvgM

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from command import fit, rows, run
+from lib.command import fit, rows, run
+from lib.toy import Capture, Normalized, NormalizedData, Quadratic, ToyData, close, trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toy import Capture, Normalized, NormalizedData, Quadratic, ToyData, close, trainer
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedAvg, FedAvgM, GradientHarmonization

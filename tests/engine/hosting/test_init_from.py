@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import timm
 import torch
+from lib.toy import BATCHES, Net, Same, trainer
 from lightning.pytorch import LightningModule
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from toy import BATCHES, Net, Same, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.engine.hosting.initial import start_from

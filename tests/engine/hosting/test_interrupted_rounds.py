@@ -9,13 +9,13 @@ import lightning.pytorch.callbacks.timer
 import pandas as pd
 import pytest
 import torch
-from command import rows
+from lib.command import rows
+from lib.resumed import assert_same, train
+from lib.toy import ETA, A, B, Quadratic, ToyData, close, trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
-from resumed import assert_same, train
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
-from toy import ETA, A, B, Quadratic, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.runs.display.timer import RoundTimer

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from lib.toy import Quadratic, ToyData, trainer
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
@@ -20,7 +21,6 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 from torch.utils.data import DataLoader
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 

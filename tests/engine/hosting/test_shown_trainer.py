@@ -7,13 +7,13 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from lib.toy import Notes, Quadratic, ToyData, trainer
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toy import Notes, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 

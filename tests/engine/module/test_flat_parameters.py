@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Normalized, NormalizedData, trainer
 from torch import Tensor, nn
-from toy import Normalized, NormalizedData, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.engine.module.params import FlatParameters

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from lib.tiny_images import fit
+from lib.toy import Capture
 from lightning.pytorch import LightningModule
-from tiny_images import fit
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from toy import Capture
 
 from fl_lightning import ClientResult, Cohort, FederatedCallback, LocalRun, Server
 from fl_lightning.callbacks import CoordinateMedian, NormClipping, ServerFT

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_images import client, data
+from lib.tiny_images import client, data
+from lib.toy import trainer
 from torch import Tensor, nn
 from torchmetrics import CatMetric, MetricCollection
 from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
-from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.engine.module.inference import leave_inference_mode

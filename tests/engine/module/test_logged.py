@@ -5,14 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hand_made import Row
+from lib.hand_made import Row
+from lib.toy import Linear, Quadratic, ToyData, trainer
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision, MulticlassAUROC
 from torchmetrics.utilities import prints
-from toy import Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.module.logged import MetricLog

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import A, B, Capture, Net, Notes, Quadratic, Same, ToyData, close, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryAveragePrecision
-from toy import A, B, Capture, Net, Notes, Quadratic, Same, ToyData, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.engine.module.state import ModuleState

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-import toy
+from lib import toy
+from lib.resumed import assert_same
 from lightning.pytorch import LightningModule
-from resumed import assert_same
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import (

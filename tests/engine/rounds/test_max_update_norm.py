@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from command import rows
-from rules import SERVER_RULES, TinyClassifier, TinyData
+from lib.command import rows
+from lib.rules import SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import Capture, GivenData, Linear, close, trainer
 from torch import nn
-from toy import Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.runs.folder.run_folder import RunFolder

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from resumed import ROUNDS, assert_same, train
-from toy import Quadratic, ToyData, trainer
+from lib.resumed import ROUNDS, assert_same, train
+from lib.toy import Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedLAW

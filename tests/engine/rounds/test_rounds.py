@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-from toy import (
+from lib.toy import (
     UPDATES,
     GivenData,
     Linear,
@@ -21,6 +19,8 @@ from toy import (
     train,
     trainer,
 )
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Monitor
 from fl_lightning.engine.federation.data import ClientIds

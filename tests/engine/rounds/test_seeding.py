@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lib.toy import Capture, Linear, Quadratic, ToyData, trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toy import Capture, Linear, Quadratic, ToyData, trainer
 
 from fl_lightning import FederatedDataModule, FederatedOrchestrator
 from fl_lightning.seeding import derive, generator, isolated, numpy_generator, seed_globals

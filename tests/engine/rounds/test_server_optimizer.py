@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit, rows
+from lib.command import TINY, fit, rows
+from lib.toy import GivenData, Linear, close, trainer
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -24,7 +25,6 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
-from toy import GivenData, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint

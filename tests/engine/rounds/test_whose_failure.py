@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import Net, Quadratic, ToyData, trainer
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Net, Quadratic, ToyData, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor
 from fl_lightning.engine.module.failures import RuleError

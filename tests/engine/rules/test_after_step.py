@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import SEEN, Capture, GivenData, Linear, close, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import SGD
-from toy import SEEN, Capture, GivenData, Linear, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Monitor
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import GivenData, Linear, trainer
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import GivenData, Linear, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.callbacks import PersonalEvaluation

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import Capture, GivenData, InTurn, Linear, Normalized, NormalizedData, close, trainer
-from two_devices import on_two_devices
-from two_numbers import ROWS, Two
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Capture, GivenData, InTurn, Linear, Normalized, NormalizedData, close, trainer
+from lib.two_devices import on_two_devices
+from lib.two_numbers import ROWS, Two
 
 from fl_lightning import (
     ClientFailure,

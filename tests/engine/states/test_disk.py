@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import toy
+from lib import toy
+from lib.totals import CLIENTS, SIZE, UPDATES, equal, files, last, train
 from torch import Tensor
-from totals import CLIENTS, SIZE, UPDATES, equal, files, last, train
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.engine.states.disk import DiskState, client_bytes

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-import toy
-from command import HANG
+from lib import toy
+from lib.command import HANG
+from lib.resumed import assert_same
+from lib.totals import CLIENTS, DRAWN, SIZE, Often, Totals, equal, files, files_in, last, per_client, train
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from resumed import assert_same
 from safetensors.torch import load_file
-from totals import CLIENTS, DRAWN, SIZE, Often, Totals, equal, files, files_in, last, per_client, train
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator
 from fl_lightning.engine.rules.callback import federated
@@ -283,7 +283,7 @@ def test_a_test_after_the_fit_keeps_the_states() -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import totals
+from lib import totals
 from fl_lightning.engine.states import disk as client_states
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 

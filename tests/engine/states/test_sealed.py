@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
+from lib.rules import TinyClassifier, TinyData
+from lib.totals import CLIENTS, Totals, files, train
+from lib.toy import SEEN, trainer
 from torch import Tensor
-from totals import CLIENTS, Totals, files, train
-from toy import SEEN, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 

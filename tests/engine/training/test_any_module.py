@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from covering import every
+from lib.covering import every
+from lib.toy import Net
+from lib.two_devices import asked_of, on_two_devices
 from lightning.pytorch import LightningModule
 from torch import nn
-from toy import Net
-from two_devices import asked_of, on_two_devices
 from zoo.networks import SpectralNorm
 from zoo.runs import (
     Ends,

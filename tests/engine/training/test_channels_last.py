@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from lib.toy import SEEN, close, trainer
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from toy import SEEN, close, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.callbacks import FedGAM, GradientHarmonization, Scaffold

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Net, Same, trainer
 from lightning.pytorch import LightningModule
-from toy import Net, Same, trainer
 from zoo.manual import AccumulatesItself, Manual
 from zoo.networks import FrozenBackbone, NormDropout, Tied
 from zoo.optimizers import LeavesEarly, OwnHooks, ReadsTrainer, SkipsBatches, TwoSchedules, WarmUp

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Capture, Net, close, trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
-from toy import Capture, Net, close, trainer
 from zoo.optimizers import SkipsBatches, WarmUp
 from zoo.runs import ends_where_the_trainer_does
 from zoo.table import Row

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import Notes, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from toy import Notes, trainer
 
 from fl_lightning import Cohort, FederatedCallback, FederatedDataModule, FederatedOrchestrator
 

@@ -22,10 +22,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lib.toy import SEEN, Capture, Notes, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import SEEN, Capture, Notes, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedDataModule, FederatedOrchestrator, Monitor
 

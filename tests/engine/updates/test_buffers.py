@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import Capture, trainer
 from torch import Tensor, nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn.functional import normalize
 from torch.nn.utils import spectral_norm as older_spectral_norm
 from torch.nn.utils.parametrizations import orthogonal, spectral_norm
-from toy import Capture, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import LocalPart

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lib.toy import UPDATES, GivenData, Linear, close, send, trainer
 from torch import Tensor
-from toy import UPDATES, GivenData, Linear, close, send, trainer
 
 import fl_lightning.engine.updates.updates
 from fl_lightning import Cohort, ConfigurationError, FederatedOrchestrator

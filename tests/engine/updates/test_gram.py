@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 import torch
+from lib.toy import UPDATES, close
 from torch import Tensor
-from toy import UPDATES, close
 
 from fl_lightning.callbacks.server.gh import harmonize_in_turn
 from fl_lightning.engine.updates.cohort import ClientResult, Cohort

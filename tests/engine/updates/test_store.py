@@ -7,10 +7,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from command import limit
-from covering import every
-from rules import BY_KIND, CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
-from toy import Capture, trainer
+from lib.command import limit
+from lib.covering import every
+from lib.rules import BY_KIND, CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import Capture, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.engine.updates.store import bytes_in, new_rows

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
-from toy import SEEN, Capture, trainer
+from lib.rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import SEEN, Capture, trainer
 
 from fl_lightning import (
     ClientFailure,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from shares import LEFT_OUT, PARAMETERS, one_device, one_device_with_results, results, sent
+from lib.shares import LEFT_OUT, PARAMETERS, one_device, one_device_with_results, results, sent
 from torch import Tensor, multiprocessing
 
 from fl_lightning import ConfigurationError

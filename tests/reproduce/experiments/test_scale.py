@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from command import TINY
+from lib.command import TINY
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of

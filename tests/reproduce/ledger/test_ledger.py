@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from command import TINY, run
+from lib.command import TINY, run
 from matplotlib.image import imread
 
 import fl_lightning.reproduce.ledger.findings

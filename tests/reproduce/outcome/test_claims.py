@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from made_results import BETTER, A, B, runs
+from lib.made_results import BETTER, A, B, runs
 
 from fl_lightning.reproduce.experiments.experiment import Claim
 from fl_lightning.reproduce.outcome.claims import effects, shown

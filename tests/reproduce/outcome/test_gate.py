@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from job_folders import finished, waiting
-from made_results import BETTER, A, B, runs
+from lib.job_folders import finished, waiting
+from lib.made_results import BETTER, A, B, runs
 
 from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate
 from fl_lightning.reproduce.experiments.papers import experiments

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from command import run
-from generated import write_images
-from job_folders import finished, under_way, waiting
+from lib.command import run
+from lib.generated import write_images
+from lib.job_folders import finished, under_way, waiting
 from PIL import Image
 
 from fl_lightning.datamodules import CIFAR10

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from job_folders import finished, waiting
+from lib.job_folders import finished, waiting
 
 from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment
 from fl_lightning.reproduce.jobs import Job

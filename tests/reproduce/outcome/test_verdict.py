@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from made_results import BETTER, A, B, runs
+from lib.made_results import BETTER, A, B, runs
 from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report.statistics import p_above

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from command import TINY, run
-from job_folders import finished, under_way, waiting
+from lib.command import TINY, run
+from lib.job_folders import finished, under_way, waiting
 from rich.console import Console
 
 import fl_lightning.runs.display.progress

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from job_folders import finished, under_way, waiting
+from lib.job_folders import finished, under_way, waiting
 
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job

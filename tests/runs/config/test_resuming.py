@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from wandb_files import without_key
+from lib.wandb_files import without_key
 
 from fl_lightning.runs.config.resuming import tracked_run
 from fl_lightning.runs.loggers.wandb import continue_wandb, has_wandb_key

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import TINY, fit, process, run
+from lib.command import TINY, fit, process, run
 
 from fl_lightning.runs.config.secrets import HIDDEN, hidden, hidden_arguments, hidden_text
 

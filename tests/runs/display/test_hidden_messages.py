@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import HANG
+from lib.command import HANG
 
 SCRIPT = """
 import warnings

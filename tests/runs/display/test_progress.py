@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command import TINY, fit, run
+from lib.command import TINY, fit, run
+from lib.toy import GivenData, Linear, Quadratic, ToyData, trainer
 from lightning.pytorch import Callback
 from rich.console import Console
 from torch.utils.data import DataLoader
-from toy import GivenData, Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.display.progress
 from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, run_callbacks

@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from lib.toy import Linear, Quadratic, ToyData, trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy import Linear, Quadratic, ToyData, trainer
 
 import fl_lightning.runs.display.timer
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, Monitor

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from command import TINY, fit_on, rows
+from lib.command import TINY, fit_on, rows
+from lib.rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
+from lib.toy import Normalized, NormalizedData, Quadratic, ToyData, train, trainer
 from lightning.pytorch import Callback, LightningModule
-from rules import CLIENT_RULES, PERSONAL, SERVER_RULES, TinyClassifier, TinyData
 from torch import Tensor, nn
-from toy import Normalized, NormalizedData, Quadratic, ToyData, train, trainer
 
 from fl_lightning import ClientSampler, FederatedCallback, FederatedDataModule, FederatedOrchestrator, TrafficMonitor
 from fl_lightning.callbacks import Scaffold

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lib.toy import Quadratic, ToyData, trainer
 from lightning.pytorch import Callback, LightningModule, Trainer
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.runs.folder.checkpoints import BestCheckpoint, last_of_experiment, metrics_to_log

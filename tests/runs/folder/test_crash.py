@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from command import TINY, fit, rows
-from resumed import assert_same
+from lib.command import TINY, fit, rows
+from lib.resumed import assert_same
 
 RUN = ("--trainer.max_epochs", 4, "--trainer.callbacks+=GradientHarmonization", "--trainer.callbacks+=killed.Killed")
 KILLED = """

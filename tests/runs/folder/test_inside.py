@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, fit, run
+from lib.command import TINY, fit, run
 
 import fl_lightning
 from fl_lightning import ConfigurationError

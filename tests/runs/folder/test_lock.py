@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import HANG, TINY, contents, fit, fit_on, process, refused, run
+from lib.command import HANG, TINY, contents, fit, fit_on, process, refused, run
 
 from fl_lightning import ConfigurationError
 from fl_lightning.runs.folder.lock import Holds, held

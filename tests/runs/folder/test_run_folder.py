@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from command import rows
+from lib.command import rows
+from lib.toy import Quadratic, ToyData, trainer
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
 from torch.utils.data import DataLoader
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import ConfigurationError, FederatedOrchestrator
 from fl_lightning.runs.folder.run_folder import RunFolder, newest_in, next_version, rounds_in

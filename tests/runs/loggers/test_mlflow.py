@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import fit, process, rows, run
+from lib.command import fit, process, rows, run
+from lib.wandb_files import without_key
 from lightning.pytorch.loggers import MLFlowLogger
-from wandb_files import without_key
 
 from fl_lightning.runs.config.settings import settings_fingerprint
 from fl_lightning.runs.loggers.mlflow import continue_mlflow

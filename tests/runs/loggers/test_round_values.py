@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import rows
+from lib.command import rows
+from lib.toy import Quadratic, ToyData, trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy import Quadratic, ToyData, trainer
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator
 from fl_lightning.runs.folder.run_folder import RunFolder

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
-from command import fit
-from wandb_files import fit_with_wandb, wandb_config, without_key
+from lib.command import fit
+from lib.wandb_files import fit_with_wandb, wandb_config, without_key
 
 from fl_lightning.runs.config.settings import settings_fingerprint
 

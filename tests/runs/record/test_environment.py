@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command import TINY, fit, process, rows
+from lib.command import TINY, fit, process, rows
+from lib.toy import Quadratic, ToyData, train, trainer
+from lib.wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toy import Quadratic, ToyData, train, trainer
-from wandb_files import fit_with_wandb, wandb_config, wandb_history, wandb_records, without_key
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.runs.record.environment import RunTracking, code_state

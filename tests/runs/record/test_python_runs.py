@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command import TINY, refused, restored, run
+from lib.command import TINY, refused, restored, run
+from lib.rules import CLIENT_RULES, SERVER_RULES
+from lib.toy import GivenData, Linear, Quadratic, ToyData, trainer
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import RichModelSummary
-from rules import CLIENT_RULES, SERVER_RULES
-from toy import GivenData, Linear, Quadratic, ToyData, trainer
 
 import fl_lightning
 from fl_lightning import FederatedCallback, FederatedOrchestrator, RunFolder, run_callbacks

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
-from toy import SEEN, trainer
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import SEEN, trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.engine.training.in_lockstep import trainer as by_time

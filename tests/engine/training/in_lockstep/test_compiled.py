@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import TinyClassifier, TinyData
+from lib.rules import TinyClassifier, TinyData
+from lib.toy import SEEN, Capture, close, trainer
 from torch import Tensor, nn
-from toy import SEEN, Capture, close, trainer
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Server
 from fl_lightning.callbacks import FedProx

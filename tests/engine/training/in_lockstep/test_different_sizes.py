@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from lib.toy import SEEN, trainer
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
-from toy import SEEN, trainer
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedDecorr, FedSAM

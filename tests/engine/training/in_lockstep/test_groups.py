@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from command import TINY, fit, fit_on
-from covering import covering, every
-from rules import CLIENT_RULES, PERSONAL, TinyClassifier, TinyData
+from lib.command import TINY, fit, fit_on
+from lib.covering import covering, every
+from lib.rules import CLIENT_RULES, PERSONAL, TinyClassifier, TinyData
+from lib.toy import SEEN, Capture, Net, trainer
 from torch import Tensor, nn
-from toy import SEEN, Capture, Net, trainer
 from zoo import manual, networks, optimizers
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun

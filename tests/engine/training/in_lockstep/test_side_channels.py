@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from covering import covering, every
+from lib.covering import covering, every
+from lib.toy import SEEN, trainer
+from lib.two_devices import asked_of, on_two_devices
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
-from toy import SEEN, trainer
-from two_devices import asked_of, on_two_devices
 
 from fl_lightning import ConfigurationError, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.seeding import derive, generator, seed_globals

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from rules import CLIENT_RULES, TinyClassifier, TinyData
+from lib.rules import CLIENT_RULES, TinyClassifier, TinyData
+from lib.toy import SEEN, trainer
 from torch import Tensor, nn
-from toy import SEEN, trainer
 
 from fl_lightning import ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.callbacks import FedAvg

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from toy import GivenData
 
 from fl_lightning import Availability, AvailabilityTrace
+from lib.toy import GivenData
 
 
 class Given(Availability):

@@ -11,14 +11,14 @@ import yaml
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
-from rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
 from torch import Tensor, nn
-from toy import trainer
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import ALIE, IPM, QSGD, GaussianAttack, RandomK, ScalingAttack, SignFlip, SignSGD, TopK
 from fl_lightning.datamodules import Tensors
 from fl_lightning.models import ImageClassifier
+from lib.rules import CLIENT_RULES, SERVER_RULES, Make, personal_rules
+from lib.toy import trainer
 
 
 def _monitors() -> dict[str, Make]:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from toy import GivenData, trainer
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, Server
+from lib.toy import GivenData, trainer
 
 ROWS = torch.tensor([[-1.0, -1.0], [-3.0, 2.0]], dtype=torch.float64)  # steps of 1 and 1; of 3 and -2
 

@@ -13,7 +13,6 @@ import yaml
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-from toy import trainer
 
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import (
@@ -65,6 +64,7 @@ from fl_lightning.callbacks import (
     ShamCorrection,
     TrimmedMean,
 )
+from lib.toy import trainer
 
 Make = Callable[[], FederatedCallback]
 

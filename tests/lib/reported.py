@@ -5,12 +5,11 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from command import rows, run
-
 from fl_lightning.runs.catalogue import is_item
+from lib.command import rows, run
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
-MEASURES = (Path(__file__).parents[1] / "docs" / "reference" / "measures.md").read_text()
+MEASURES = (Path(__file__).parents[2] / "docs" / "reference" / "measures.md").read_text()
 DOCUMENTED = [re.sub("<.*?>", "[^/]+", name) for name in re.findall(r"`([\w<>]+(?:/[\w<>]+)*)`", MEASURES)]
 CONTENT = ("td", "li", "figure", "pre")
 

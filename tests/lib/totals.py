@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import toy
 from lightning.pytorch import Callback
 
 from fl_lightning import Cohort, FederatedCallback, FederatedOrchestrator, LocalRun
 from fl_lightning.runs.folder.checkpoints import BestCheckpoint, LastCheckpoint
+from lib import toy
 
 CLIENTS, DRAWN, SIZE = 6, 3, 4
 UPDATES = torch.randn(CLIENTS, SIZE, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

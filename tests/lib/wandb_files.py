@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import TINY, run
+
+from lib.command import TINY, run
 
 
 def wandb_records(file: Path) -> Iterator[Any]:

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
-from toy import Capture, GivenData, Head, Linear, ProxyData, trainer
 
 from fl_lightning import ClientResult, Cohort, FederatedDataModule, Monitor, Server
 from fl_lightning.callbacks.server.client_losses import LOSS, ClientLosses
@@ -15,6 +14,7 @@ from fl_lightning.engine.aggregation import aggregate
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import federated
 from fl_lightning.engine.rules.hooks import Hooks
+from lib.toy import Capture, GivenData, Head, Linear, ProxyData, trainer
 
 
 class Watch(Capture, Monitor):
