@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-from fl_lightning.commands import counted, some
+from fl_lightning.commands import counted, duration, some
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.read_config import callbacks_of, data_of
 from fl_lightning.reproduce.jobs import Job
 from fl_lightning.reproduce.progress.tracker import Planned, Tracker
-from fl_lightning.runs.display.progress import duration
 
 Made = TypeVar("Made")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.compared.methods import Method
 from fl_lightning.report.content.charts import ROUND, lines
 from fl_lightning.report.drawing.plots import Axis, Bars, Line
@@ -100,4 +101,4 @@ def _time(run: Run) -> pd.Series:
 
 
 def _bytes(run: Run) -> pd.Series:
-    return run.metrics[BYTES].dropna() if BYTES in run.metrics else pd.Series(dtype=float)
+    return values_by_round(run, BYTES)

@@ -17,7 +17,7 @@ from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.experiments.scale import scales
 from fl_lightning.reproduce.outcome.claims import effects
 from fl_lightning.reproduce.outcome.numbers import CHANGED, RESULTS, axes_of, on_paper, read
-from fl_lightning.reproduce.outcome.tables import CLAIMS, told
+from fl_lightning.reproduce.outcome.tables import CLAIMS, row_of_finding
 from fl_lightning.reproduce.outcome.verdict import DECIDED, FALSE, NOT_RUN, SCALE, VERDICTS, Finding, judge
 
 FULL = "full"  # name of the papers' own scale
@@ -156,4 +156,4 @@ def rows(entry: Entry) -> list[list[str]]:
     if not run:
         whys = "; ".join(f"{scale}: {found.why}" for scale, found in entry.findings.items())
         run = {"–": dataclasses.replace(entry.best, why=whys)}
-    return [[entry.claim.text, scale, *told(entry.claim, found)] for scale, found in run.items()]
+    return [[entry.claim.text, scale, *row_of_finding(entry.claim, found)] for scale, found in run.items()]

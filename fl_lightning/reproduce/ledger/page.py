@@ -81,7 +81,7 @@ def _ordered(entries: Sequence[Entry]) -> list[Entry]:
 
 def _row(entry: Entry) -> list[str]:
     """Write a claim as a row with the columns of HEAD, at the scale at which it counts."""
-    verdict, ours, paper, _, seeds, *_ = tables.told(entry.claim, entry.best)
+    verdict, ours, paper, _, seeds, *_ = tables.row_of_finding(entry.claim, entry.best)
     return [verdict, entry.claim.text, ours, paper, seeds, entry.scale]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.reproduce.experiments.choosing import named
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
@@ -56,16 +57,15 @@ def with_columns(experiment: Experiment, jobs: Pairs, results: pd.DataFrame) -> 
 
 
 def _columns(experiment: Experiment, job: Job) -> dict[str, float]:
-    metrics = job.run.metrics
+    run = job.run
     client = job.config.get("model", {}).get("client", {}).get("init_args", {})
-    served, top1, map50 = (
-        measure(experiment, metrics, name, job.rounds) for name in ("personal_top1", "top1", "map50")
-    )
+    served, top1, map50 = (measure(experiment, run, name, job.rounds) for name in ("personal_top1", "top1", "map50"))
     top1 = top1 if math.isnan(served) else served
-    losses, validation = (metrics.get(name, pd.Series(dtype=float)).dropna() for name in ("train/loss", "val/loss"))
+    losses, validation = (values_by_round(run, name) for name in ("train/loss", "val/loss"))
     fifth = max(len(losses) // 5, 1)
     last, before = losses.iloc[-fifth:].mean(), losses.iloc[-2 * fifth : -fifth].mean()
-    dosed = [(metrics[name] - none).abs().mean() for name, none in experiment.gate.dose.items() if name in metrics]
+    doses = {name: none for name, none in experiment.gate.dose.items() if name in run.names}
+    dosed = [(values_by_round(run, name) - none).abs().mean() for name, none in doses.items()]
     return {
         ACCURACY: 100 * map50 if math.isnan(top1) else top1,
         CHANCE: 0.0 if math.isnan(top1) else 100 / client.get("num_classes", 10),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
+from fl_lightning.report.compared.long_table import column_per_run, long_table
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
@@ -155,8 +156,7 @@ def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
     if measure == SIMILARITIES:
         return by_rank([cosines for job in jobs if len(cosines := _similarities(job))])
     metric, factor = measured(measure)
-    tables = [job.run.metrics for job in jobs]
-    return pd.DataFrame({n: factor * each[metric].dropna() for n, each in enumerate(tables) if metric in each})
+    return factor * column_per_run(long_table([job.run for job in jobs], [metric]))
 
 
 def _similarities(job: Job) -> NDArray[np.float64]:

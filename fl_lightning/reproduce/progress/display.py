@@ -10,13 +10,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import counted, duration
+from fl_lightning.report.numbers import fixed, fixed_interval
 from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.jobs import Job, train
-from fl_lightning.reproduce.outcome.tables import DIGITS, number, with_interval
+from fl_lightning.reproduce.outcome.tables import DIGITS
 from fl_lightning.reproduce.progress.tracker import Planned, Row, Tracker
 from fl_lightning.runs.catalogue import measured
-from fl_lightning.runs.display.progress import Display, duration
+from fl_lightning.runs.display.progress import Display
 
 OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
 
@@ -80,7 +81,7 @@ def lines(tracker: Tracker, job: Job, position: int) -> list[str]:
     for row in rows:
         if len(row.jobs) > 1 and all(each.folder in tracker.finished for each in row.jobs):
             middle, half_width = interval([tracker.value(row, each) for each in row.jobs])
-            result = with_interval(middle, half_width, DIGITS[measured(row.measure)[1]])
+            result = fixed_interval(middle, half_width, DIGITS[measured(row.measure)[1]])
             made.append(f"{row.name}: {row.measure} {result} over {counted(len(row.jobs), 'seed')}")
     return made
 
@@ -131,4 +132,4 @@ def _divided(tracker: Tracker, space: int) -> tuple[list[Row], list[Row]]:
 
 
 def _written(row: Row, value: float) -> str:
-    return number(value, DIGITS[measured(row.measure)[1]])
+    return fixed(value, DIGITS[measured(row.measure)[1]])

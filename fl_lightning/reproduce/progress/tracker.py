@@ -153,7 +153,7 @@ class Tracker:
         if key not in self._results:
             with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
                 last = max(row.experiment.read_at(job.rounds).values())
-                self._results[key] = measure(row.experiment, job.run.metrics, row.measure, last)
+                self._results[key] = measure(row.experiment, job.run, row.measure, last)
         return self._results.get(key, math.nan)
 
     def mean(self, row: Row, jobs: Sequence[Job]) -> float:
