@@ -18,7 +18,7 @@ from fl_lightning.reproduce.experiments.scale import scale_of
 from fl_lightning.reproduce.ledger import findings
 from fl_lightning.reproduce.ledger.findings import FULL, Entry
 from fl_lightning.reproduce.outcome import tables
-from fl_lightning.reproduce.outcome.gate import SEEN, seen, unrecorded
+from fl_lightning.reproduce.outcome.gate import GATE_HEAD, gate_row, parts_not_recorded
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read
 from fl_lightning.reproduce.outcome.verdict import HOLDS, OPEN, OPPOSITE, SCALE, TOO_SMALL, VERDICTS
 from fl_lightning.runs.folder.yaml_text import read_yaml
@@ -145,8 +145,8 @@ def _gate(own: Sequence[Entry], out: Path) -> str:
             held = sum(entry.findings[scale].verdict == SCALE for entry in mine)
             if not results.empty:
                 name = experiment.id.partition("/")[2]
-                rows.append([name, scale, *seen(experiment, results), f"{held} of {len(mine)}"])
-    return "\n".join(pipes(["table", "scale", *SEEN, "claims held back"], rows)) if rows else ""
+                rows.append([name, scale, *gate_row(experiment, results), f"{held} of {len(mine)}"])
+    return "\n".join(pipes(["table", "scale", *GATE_HEAD, "claims held back"], rows)) if rows else ""
 
 
 def _link(folder: Path, page: Path) -> str:
@@ -172,7 +172,7 @@ def _section(mine: Sequence[Entry], out: Path, page: Path) -> dict[str, Any]:
         if (folder / TABLE).is_file():
             part = findings.covered(experiment, results) if scale == FULL else ""
             link = f" [{part or 'Our table'}]({_link(folder, page)})."
-        lacks = [] if results.empty else unrecorded(experiment, results)
+        lacks = [] if results.empty else parts_not_recorded(experiment, results)
         told = f" Not recorded, and so not judged: {', '.join(lacks)}." if lacks else ""
         if link or smaller:
             notes.append(f"{scale.capitalize()} scale{smaller}.{link}{told}")

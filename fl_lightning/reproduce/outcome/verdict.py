@@ -13,7 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
-from fl_lightning.reproduce.outcome.gate import missed, unrecorded
+from fl_lightning.reproduce.outcome.gate import parts_not_recorded, why_not_tested
 from fl_lightning.reproduce.outcome.numbers import on_paper
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
@@ -84,13 +84,13 @@ def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper:
     fewest = min(range(len(found)), key=lambda index: len(values[index]))
     if not len(values[fewest]):
         return Finding(NOT_RUN, f"no seed has runs to compare: {shown(found[fewest])}")
-    why = missed(experiment, claim, results)
+    why = why_not_tested(experiment, claim, results)
     # Without an effect of the paper's in the claimed direction, only the side of zero is asked for.
     halves = [max(0.0, each / 2) if not math.isnan(each) else 0.0 for each in theirs]
     verdict, index, seeds, p = decide(values, halves, claim.by)
     if why:
         verdict, p = SCALE, math.nan
-    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := unrecorded(experiment, results)):
+    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := parts_not_recorded(experiment, results)):
         verdict, why = OPEN, f"its runs do not record {', '.join(lacking)}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
