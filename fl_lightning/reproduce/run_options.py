@@ -49,7 +49,9 @@ class RunOptions:
     dry_run: bool
 
 
-def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS) -> tuple[Namespace, RunOptions]:
+def read_options(
+    parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS
+) -> tuple[Namespace, RunOptions]:
     """Read a command line.
 
     Args:
@@ -62,21 +64,21 @@ def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PART
         SystemExit: help is asked for, and has been printed.
     """
     _add_options(parser, args[0])
-    own, passed_on = _divided(args[1:], parts)
-    read, unknown = parser.parse_known_args(own)
+    own, passed_on = _divide(args[1:], parts)
+    asked, unknown = parser.parse_known_args(own)
     if unknown:
-        raise ConfigurationError(_unknown(unknown[0], vars(read)))
+        raise ConfigurationError(_what_is_wrong(unknown[0], vars(asked)))
     check_options(["fit", *passed_on])
-    given = {"trainer.max_epochs": read.rounds, "trainer.accelerator": read.accelerator}
-    more = [option(name, value) for name, value in given.items() if value is not None]
-    return read, RunOptions(
+    short_names = {"trainer.max_epochs": asked.rounds, "trainer.accelerator": asked.accelerator}
+    given = [option(name, value) for name, value in short_names.items() if value is not None]
+    return asked, RunOptions(
         line=f"fl-lightning {' '.join(args)}",
-        out=Path(read.out),
-        seeds=range(read.first_seed, read.first_seed + read.seeds),
-        options=(*more, *passed_on),
-        subset=read.subset,
-        jobs=read.jobs,
-        dry_run=read.dry_run,
+        out=Path(asked.out),
+        seeds=range(asked.first_seed, asked.first_seed + asked.seeds),
+        options=(*given, *passed_on),
+        subset=asked.subset,
+        jobs=asked.jobs,
+        dry_run=asked.dry_run,
     )
 
 
@@ -99,7 +101,7 @@ def _add_options(parser: CommandParser, name: str) -> None:
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
 
 
-def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _divide(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide arguments into the command's own arguments, and options of ``fit`` with their values."""
     own: list[str] = []
     passed_on: list[str] = []
@@ -116,7 +118,7 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
     return own, passed_on
 
 
-def _unknown(argument: str, known: Iterable[str]) -> str:
+def _what_is_wrong(argument: str, known: Iterable[str]) -> str:
     """Describe the mistake in an argument that the command does not have."""
     name = option_name(argument)
     if not argument.startswith("-"):
