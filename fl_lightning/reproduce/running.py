@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from fl_lightning.commands import counted
 from fl_lightning.report.statistics import label
-from fl_lightning.reproduce.experiments.choosing import named, select
+from fl_lightning.reproduce.experiments.choosing import in_words, select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Folders, Job, plan
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read, unknown_measures
@@ -99,9 +99,7 @@ def _plan(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tu
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options]
-        name = experiment.id
-        if labels := named(cell.labels, list(cell.labels)):
-            name = f"{name}, {labels}"
+        name = ", ".join(filter(None, (experiment.id, in_words(cell.labels, list(cell.labels)))))
         for job in plan(group, arguments, runs.seeds, folders, name):
             pairs.append((cell, job))
     return pairs

@@ -125,7 +125,7 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
     return list(cells)
 
 
-def named(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
+def in_words(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
     """Write the labels on some axes: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
     return ", ".join(_with_axis(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)
 

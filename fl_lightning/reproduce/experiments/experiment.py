@@ -149,10 +149,10 @@ class Experiment:
         Args:
             rounds: number of rounds of a run. Later rounds are left out; if none remains, the last round is read.
         """
-        ours = {theirs: self.paced(theirs) for theirs in self.rounds}
+        ours = {theirs: self.our_rounds(theirs) for theirs in self.rounds}
         trained = {theirs: own for theirs, own in ours.items() if own <= rounds}
         return trained or {rounds: rounds}
 
-    def paced(self, rounds: int) -> int:
-        """Return the number of rounds, at least 1, that stand for a number of the paper's rounds."""
+    def our_rounds(self, rounds: int) -> int:
+        """Return the number of rounds of ours, at least 1, that stand for a number of the paper's rounds."""
         return max(1, round(rounds * self.pace))

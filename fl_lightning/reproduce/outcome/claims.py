@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Claim
 from fl_lightning.reproduce.outcome.numbers import axes_of, same
 
@@ -104,7 +104,7 @@ def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
 
 def shown(one: Effects) -> str:
     """Name the two sides of a comparison, such as "FedAvg+GH against FedAvg"."""
-    return " against ".join(named(side, list(side)) for side in (one.higher, one.than) if side)
+    return " against ".join(in_words(side, list(side)) for side in (one.higher, one.than) if side)
 
 
 def _each(labels: Labels) -> list[Labels]:

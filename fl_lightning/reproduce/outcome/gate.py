@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.report.compared.methods import differing
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment, Gate
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome.claims import has
@@ -206,7 +206,7 @@ def _at_chance(rows: Sequence[Row], axes: Sequence[str]) -> str:
     if worst[ACCURACY] - worst[CHANCE] >= FLOOR:
         return ""
     labels = [{axis: row[axis] for axis in axes} for row in known]
-    name = named(worst, differing(labels)) or "a side"
+    name = in_words(worst, differing(labels)) or "a side"
     return f"{name} is at {worst[ACCURACY]:.0f} % with seed {worst['seed']}, chance at {worst[CHANCE]:.0f} %"
 
 

@@ -127,8 +127,8 @@ def measure(experiment: Experiment, metrics: pd.DataFrame, name: str, round: int
     metric, factor = measured(name)
     if metric not in metrics:
         return math.nan
-    middle, around = round // 2, experiment.paced(10)
-    last = experiment.paced(experiment.last)
+    middle, around = round // 2, experiment.our_rounds(10)
+    last = experiment.our_rounds(experiment.last)
     chosen = slice(middle - around, middle + around) if name == "gamma_learned" else slice(round - last + 1, round)
     return factor * float(metrics[metric].loc[chosen].mean())
 

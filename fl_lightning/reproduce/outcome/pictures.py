@@ -20,7 +20,7 @@ from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.paper_axes import TOLD_APART
 from fl_lightning.report.statistics import band
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
 from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.numbers import printed, same
@@ -76,7 +76,7 @@ def _can_be_read(curves: Sequence[Curve], panels: Sequence[str]) -> bool:
     names = set()
     for curve in curves:
         axes = [axis for axis in curve.labels if axis not in panels]
-        names.add(named(curve.labels, axes))
+        names.add(in_words(curve.labels, axes))
     return len(names) <= TOLD_APART and any(len(curve.points) > 1 for curve in curves)
 
 
@@ -126,7 +126,7 @@ def _jobs_of_first_seed(pairs: Pairs) -> dict[str, Job]:
     """Return the jobs with the first seed, by the labels of their cells."""
     axes = differing([cell.labels for cell, _ in pairs])
     first = pairs[0][1].seed
-    return {named(cell.labels, axes): job for cell, job in pairs if job.seed == first}
+    return {in_words(cell.labels, axes): job for cell, job in pairs if job.seed == first}
 
 
 def _class_counts(job: Job) -> NDArray[np.int64]:
@@ -213,8 +213,8 @@ def in_panels(
     drawn = {}
     for measure, place in itertools.product(measures, places):
         here = [curve for curve in curves if curve.measure == measure and _is_in(curve, place)]
-        by_name = {named(curve.labels, axes) or OURS: curve for curve in here}
-        titles = [named(place, panels)]
+        by_name = {in_words(curve.labels, axes) or OURS: curve for curve in here}
+        titles = [in_words(place, panels)]
         if len(measures) > 1:
             titles.insert(0, measures[measure])
         title = ", ".join(filter(None, titles))

@@ -15,7 +15,7 @@ from fl_lightning.report.compared.methods import Method, by_problem, differing
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import render
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
@@ -78,7 +78,7 @@ def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
 def as_methods(pairs: Pairs) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
     axes = differing([cell.labels for cell, _ in pairs])
-    cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
+    cells = {in_words(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
     methods = by_problem(
         [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
     )
@@ -87,6 +87,6 @@ def as_methods(pairs: Pairs) -> list[Method]:
         for problem in {method.problem for method in methods}
     }
     return [
-        replace(method, short=named(cells[method.name][0], on_problem[method.problem]) or method.name)
+        replace(method, short=in_words(cells[method.name][0], on_problem[method.problem]) or method.name)
         for method in methods
     ]

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
@@ -53,7 +53,7 @@ def rows_of(planned: Planned) -> list[Row]:
     for experiment, pairs in planned:
         axes = differing([cell.labels for cell, _ in pairs])
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
-            name = named(cell.labels, axes)
+            name = in_words(cell.labels, axes)
             if len(planned) > 1 or not axes:
                 name = f"{experiment.id} {name}".strip()
             jobs = {job.folder: job for _, job in group}  # a sweep may name a value twice
