@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from fl_lightning.commands import CommandParser, counted, whole_number
@@ -50,4 +51,4 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     for name in asked.id:
         find(name)  # refuses an unknown name
-    return asked, runs
+    return asked, runs if asked.scale else replace(runs, shorter="--scale laptop")

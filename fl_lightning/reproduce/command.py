@@ -32,7 +32,6 @@ def command(args: Sequence[str]) -> int:
     for experiment in experiments:
         cells = with_options(experiment.cells, runs.options)
         chosen.append(replace(experiment, cells=tuple(cells)))
-    shorter = "" if asked.scale else "--scale laptop"
     if asked.until_decided:
-        return until_decided(chosen, runs, asked.most_seeds, shorter)
-    return run(chosen, runs, shorter)
+        return until_decided(chosen, runs, asked.most_seeds)
+    return run(chosen, runs)

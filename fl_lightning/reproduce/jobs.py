@@ -25,7 +25,7 @@ from fl_lightning.fit.command import command
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.inside import inside
-from fl_lightning.reproduce.experiments.experiment import Cell
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.grid import option
 from fl_lightning.runs.config.secrets import hidden_arguments
 from fl_lightning.runs.config.settings import settings_fingerprint
@@ -123,6 +123,7 @@ class Job:
 
 
 Pairs = Sequence[tuple[Cell, Job]]  # the jobs of an experiment, each with its cell
+Planned = Sequence[tuple[Experiment, Pairs]]  # experiments, each with the jobs of its cells
 
 
 def finished_by_cell(pairs: Pairs) -> list[tuple[Mapping[str, Any], list[Job]]]:

@@ -11,8 +11,8 @@ from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.read_config import callbacks_of, data_of
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.progress.tracker import Planned, Tracker
+from fl_lightning.reproduce.jobs import Job, Planned
+from fl_lightning.reproduce.progress.tracker import Tracker
 from fl_lightning.runs.display.progress import duration
 
 Made = TypeVar("Made")
@@ -30,6 +30,7 @@ def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
         arguments do not allow; and one for each data set that is missing and will be downloaded.
     """
     todo = [job for _, pairs in planned for _, job in pairs if not job.finished]
+    # Many cells have the same callbacks or data: each different config of them is made once.
     _, refused = _make_each(callbacks_of, _alike(todo, lambda job: job.config["trainer"]["callbacks"]))
     if refused:
         return refused, []

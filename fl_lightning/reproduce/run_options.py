@@ -38,6 +38,7 @@ class RunOptions:
         subset: labels of the cells to train, as "axis=label,label"; empty for all cells.
         jobs: number of runs at a time.
         dry_run: whether to look for callbacks and data only.
+        shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
     """
 
     line: str
@@ -47,6 +48,7 @@ class RunOptions:
     subset: Sequence[str]
     jobs: int
     dry_run: bool
+    shorter: str = ""
 
 
 def read_options(
@@ -113,6 +115,7 @@ def _divide(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[
             own.append(argument)
             continue
         passed_on.append(argument)
+        # Whether an option of fit takes a value is not known here: what follows is one, unless it is an option.
         if "=" not in argument and rest and not rest[0].startswith("--"):
             passed_on.append(rest.popleft())
     return own, passed_on
@@ -126,6 +129,7 @@ def _what_is_wrong(argument: str, known: Iterable[str]) -> str:
     if name in SET_BY_COMMAND:
         return f"--{name} is set for each run: {SET_BY_COMMAND[name]}"
     part, dot, below = name.partition(".")
+    # With a dot, it is an option of fit whose first part is misspelt: options with a right first part are passed on.
     near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
     if near:
         return f"there is no option --{name}; did you mean --{near}{dot}{below}?"

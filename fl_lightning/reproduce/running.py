@@ -12,26 +12,24 @@ from fl_lightning.commands import counted
 from fl_lightning.report.statistics import label
 from fl_lightning.reproduce.experiments.choosing import in_words, select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Folders, Job, plan
+from fl_lightning.reproduce.jobs import Folders, Job, Planned, plan
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read, unknown_measures
 from fl_lightning.reproduce.outcome.results_folder import write
 from fl_lightning.reproduce.outcome.verdict import LEVELS, OPEN, judge
 from fl_lightning.reproduce.preflight import dry_run, preflight
 from fl_lightning.reproduce.progress.display import announce, train_with_progress
-from fl_lightning.reproduce.progress.tracker import Planned
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.runs.folder.lock import held
 
 RUNS = "runs"  # in the folder of all results, the folder of the runs
 
 
-def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") -> int:
+def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
     """Train the cells of experiments, and write the results.
 
     Args:
         experiments: the experiments.
         runs: seeds, options and folders of the runs, as read from the command line.
-        shorter: an option of the command that makes the runs shorter; "" for none.
 
     Returns:
         The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
@@ -49,7 +47,7 @@ def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") 
         for folder in folders:
             # Two commands must not write the same results: the second one is refused.
             holds.enter_context(held(folder))
-        failed, stopped_by = _train(planned, runs.jobs, shorter)
+        failed, stopped_by = _train(planned, runs)
         for (experiment, pairs), folder in zip(planned, folders, strict=True):
             problems += unknown_measures(experiment, [job for _, job in pairs])
             write(experiment, pairs, folder, runs)
@@ -61,14 +59,13 @@ def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") 
     return 1 if failed else _print_problems(problems)
 
 
-def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int, shorter: str = "") -> int:
+def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int) -> int:
     """Train the cells of experiments as :func:`run` does; add seeds to those that hold an open claim.
 
     Args:
         experiments: the experiments.
         runs: as in :func:`run`; the seeds are the first of all, and as many as trained at first.
         most: largest number of seeds; a dry run plans this number.
-        shorter: as in :func:`run`.
 
     Returns:
         The exit status, see :func:`run`; the first that is not 0 ends the training.
@@ -77,9 +74,9 @@ def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int
     begun = len(runs.seeds)
     looks = [begun, *(seeds for seeds in LEVELS if begun < seeds <= most)]
     if runs.dry_run:  # it trains nothing, so that no look can decide a claim
-        return run(experiments, replace(runs, seeds=range(first, first + looks[-1])), shorter)
+        return run(experiments, replace(runs, seeds=range(first, first + looks[-1])))
     for seeds in looks:
-        status = run(experiments, replace(runs, seeds=range(first, first + seeds)), shorter)
+        status = run(experiments, replace(runs, seeds=range(first, first + seeds)))
         experiments = [experiment for experiment in experiments if _is_open(experiment, runs)]
         if status or not experiments:
             break
@@ -105,14 +102,14 @@ def _plan(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tu
     return pairs
 
 
-def _train(planned: Planned, processes: int, shorter: str) -> tuple[list[Job], int]:
+def _train(planned: Planned, runs: RunOptions) -> tuple[list[Job], int]:
     """Train all jobs; return those that failed, and the number of the signal that stopped the training, or 0."""
     trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
     failed: list[Job] = []
     try:
         with _stopped_by_sigterm():
             if trained:
-                failed = train_with_progress(trained, processes, shorter)
+                failed = train_with_progress(trained, runs.jobs, runs.shorter)
     except KeyboardInterrupt as interrupt:
         # SIGTERM leaves its number in the interrupt (_stopped_by_sigterm); Ctrl-C leaves nothing.
         return [], int(next(iter(interrupt.args), signal.SIGINT))

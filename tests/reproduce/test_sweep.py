@@ -77,6 +77,11 @@ def test_options_of_fit_may_come_first() -> None:
     assert (list(runs.seeds), runs.jobs, runs.out) == ([4, 5, 6], 1, Path("runs/reproduce"))
 
 
+@pytest.mark.parametrize(("scale", "shorter"), [([], "--scale laptop"), (["--scale", "laptop"], "")])
+def test_a_scale_is_proposed_to_those_who_name_none(scale: list[str], shorter: str) -> None:
+    assert arguments(["reproduce", "fedlaw", *scale])[1].shorter == shorter
+
+
 class TestCells:
     def test_a_grid_acts_after_the_options_of_all_runs(self) -> None:
         """So a rule given for all runs can be swept; two rows of labels that are true."""

@@ -23,6 +23,7 @@ def grid(path: str | Path) -> list[Cell]:
         ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
             base.
     """
+    # The grids below give options to labels; points are those of the config's own grid alone.
     *below, own = [_grids(file, content) for file, content in layers(path)]
     known = {}
     for axes in itertools.chain(*below):

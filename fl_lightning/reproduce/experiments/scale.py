@@ -43,7 +43,7 @@ class Scale:
                 return None
             if isinstance(kept, Mapping):
                 options += _as_options(kept[label] or {})
-        return Cell(cell.labels, (*cell.options, *options))
+        return Cell(cell.labels, (*cell.options, *options))  # the last of two settings of an option counts
 
 
 def _as_options(values: Mapping[str, Any]) -> list[str]:

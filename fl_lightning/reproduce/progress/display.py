@@ -12,9 +12,9 @@ from rich.text import Text
 
 from fl_lightning.commands import counted
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.jobs import Job, train
+from fl_lightning.reproduce.jobs import Job, Planned, train
 from fl_lightning.reproduce.outcome.tables import DIGITS, number, with_interval
-from fl_lightning.reproduce.progress.tracker import Planned, Row, Tracker
+from fl_lightning.reproduce.progress.tracker import Row, Tracker
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.display.progress import Display, duration
 

@@ -16,14 +16,13 @@ from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
-from fl_lightning.reproduce.jobs import Job, Pairs
+from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.display.progress import ADVICE, time_left
 from fl_lightning.runs.folder.run_folder import newest_in
 from fl_lightning.runs.reader import Run
 
-Planned = Sequence[tuple[Experiment, Pairs]]
 KEPT = "another command with other --measures trains nothing again"
 
 

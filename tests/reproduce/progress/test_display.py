@@ -12,9 +12,9 @@ from rich.console import Console
 
 import fl_lightning.runs.display.progress
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
+from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.progress.display import lines_on_finished, table_of_cells, train_with_progress
-from fl_lightning.reproduce.progress.tracker import Planned, Tracker
+from fl_lightning.reproduce.progress.tracker import Tracker
 
 GRID = "data.partition=[{class_path: IID}, {class_path: ClassesPerClient, init_args: {classes: 11}}]"
 
