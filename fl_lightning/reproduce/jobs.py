@@ -241,7 +241,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
             return 0
         began = time.monotonic()
         try:
-            _clear_run_without_round(job)
+            clear_run_without_round(job)
             status = command([*arguments, *_own_arguments(job)])
         finally:
             atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
@@ -258,7 +258,7 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
         return status
 
 
-def _clear_run_without_round(job: Job) -> None:
+def clear_run_without_round(job: Job) -> None:
     """Delete the folder of a run that was stopped in its first round, and so has no checkpoint to go on from."""
     if job.run.folder.is_dir() and not last_of_run(job.run.folder).is_file():
         with held(job.run.folder):  # refused while a fit of the user's own trains the run
