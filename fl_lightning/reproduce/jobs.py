@@ -86,14 +86,15 @@ class Job:
     @property
     def run(self) -> Run:
         """The run that the job trains, read anew until it is finished; the run's folder may not exist yet."""
-        return self._whole if self.finished else Run(self._place)
+        # A Run keeps what it has read: of a run under way, that must not be what the tables show in the end.
+        return self._whole_run if self.finished else Run(self._run_folder)
 
     @cached_property
-    def _whole(self) -> Run:
-        return Run(self._place)
+    def _whole_run(self) -> Run:
+        return Run(self._run_folder)
 
     @property
-    def _place(self) -> Path:
+    def _run_folder(self) -> Path:
         return self.folder / EXPERIMENT / "version_0"
 
     @property

@@ -45,6 +45,11 @@ class Entry:
         return self.experiment.id.partition("/")[0]
 
     @property
+    def table(self) -> str:
+        """Name of the table or figure in its document."""
+        return self.experiment.id.partition("/")[2]
+
+    @property
     def scale(self) -> str:
         """The largest scale at which the claim is tested; else the first at which its runs miss the gate, or any."""
         tested = [scale for scale, finding in self.findings.items() if not math.isnan(finding.p)]

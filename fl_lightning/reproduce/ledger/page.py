@@ -141,10 +141,9 @@ def _table_of_claims(own: Sequence[Entry], out: Path, page: Path) -> str:
     rows = []
     for entry in _by_verdict(own):
         folder = findings.folder_of(out, entry.scale, entry.experiment.id)
-        name = entry.experiment.id.partition("/")[2]
-        if (folder / TABLE).is_file():
-            name = f"[{name}]({_link(folder, page)})"
-        rows.append([*_claim_row(entry), name])
+        has_table = (folder / TABLE).is_file()
+        table = f"[{entry.table}]({_link(folder, page)})" if has_table else entry.table
+        rows.append([*_claim_row(entry), table])
     return "\n".join(pipes([*HEAD, "table"], rows))
 
 
@@ -152,13 +151,13 @@ def _table_of_gate(by_experiment: Sequence[Sequence[Entry]], out: Path) -> str:
     """Write the table of what the gate sees of a paper's runs, and how many claims it holds back; "" without runs."""
     rows = []
     for claims in by_experiment:
-        experiment = claims[0].experiment
-        name = experiment.id.partition("/")[2]
-        for scale in claims[0].findings:
-            results = read(findings.folder_of(out, scale, experiment.id) / RESULTS)
+        first = claims[0]
+        for scale in first.findings:
+            results = read(findings.folder_of(out, scale, first.experiment.id) / RESULTS)
             if not results.empty:
                 held_back = sum(entry.findings[scale].verdict == SCALE for entry in claims)
-                rows.append([name, scale, *gate_row(experiment, results), f"{held_back} of {len(claims)}"])
+                row = gate_row(first.experiment, results)
+                rows.append([first.table, scale, *row, f"{held_back} of {len(claims)}"])
     if not rows:
         return ""
     return "\n".join(pipes(["table", "scale", *GATE_HEAD, "claims held back"], rows))
@@ -219,7 +218,7 @@ def draw(entries: Sequence[Entry], path: Path) -> None:
     entries = [entry for entry in tested if not math.isnan(entry.best.paper)] or tested
     if not entries:
         return
-    claims = [f"{entry.experiment.id.partition('/')[2]}: {entry.claim.text}" for entry in entries]
+    claims = [f"{entry.table}: {entry.claim.text}" for entry in entries]
     texts = [textwrap.fill(claim, LETTERS_A_LINE) for claim in claims]
     sizes = [LINE_HEIGHT * len(text.splitlines()) + LINE_HEIGHT / 2 for text in texts]
     with style.context([STYLE, {"ytick.labelsize": LETTER_SIZE, "axes.grid.axis": "x"}]):

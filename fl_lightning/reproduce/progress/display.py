@@ -44,7 +44,7 @@ def train_with_progress(planned: Planned, processes: int, shorter: str = "") -> 
             display.say(line)
         for job in lost:
             display.say(job.failure, style="red")
-        if display.disable:
+        if display.disable:  # the output is no terminal
             before = len(tracker.finished) - len(finished)
             for position, job in enumerate(finished, before + 1):
                 for line in lines_on_finished(tracker, job, position):
@@ -78,7 +78,7 @@ def _first_line(runs: int, finished: int) -> str:
 def lines_on_finished(tracker: Tracker, job: Job, position: int) -> list[str]:
     """Write a line on the job that finished as number 1, 2, …, and a line on each cell that this job completes."""
     rows = [row for row in tracker.rows if job.folder in {other.folder for other in row.jobs}]
-    first = rows[0]
+    first = rows[0]  # of several experiments that share the job, the first names it
     result = f"{first.measure} {_as_text(first, tracker.value(first, job))}"
     line = f"{position}/{len(tracker.jobs)} {first.name} seed {job.seed}: {result}"
     left = tracker.left()
