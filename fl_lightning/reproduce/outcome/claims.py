@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fl_lightning.report.statistics import paired
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Claim
 from fl_lightning.reproduce.outcome.numbers import axes_of, same
 
@@ -123,7 +123,7 @@ def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
 def shown(comparison: Effects) -> str:
     """Name the two sides of a comparison, such as "FedAvg+GH against FedAvg"."""
     sides = [side for side in (comparison.higher, comparison.than) if side]
-    return " against ".join(named(side, list(side)) for side in sides)
+    return " against ".join(in_words(side, list(side)) for side in sides)
 
 
 def _choices(labels: Labels) -> list[Labels]:

@@ -135,11 +135,11 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
         more, less = name.split(MINUS)
         return measure(experiment, run, more, round) - measure(experiment, run, less, round)
     metric, factor = measured(name)
-    first = round - experiment.paced(experiment.last) + 1
+    first = round - experiment.our_rounds(experiment.last) + 1
     last = round
     if name == "gamma_learned":
-        first = round // 2 - experiment.paced(10)
-        last = round // 2 + experiment.paced(10)
+        first = round // 2 - experiment.our_rounds(10)
+        last = round // 2 + experiment.our_rounds(10)
     return factor * float(values_by_round(run, metric).loc[first:last].mean())
 
 

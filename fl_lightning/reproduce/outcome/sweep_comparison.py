@@ -16,7 +16,7 @@ from fl_lightning.report.compared.methods import Method, by_problem, differing
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import render
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
@@ -86,7 +86,7 @@ def as_methods(pairs: Pairs) -> list[Method]:
     axes = differing([cell.labels for cell, _ in pairs])
     methods, labels_of = [], {}
     for labels, jobs in finished_by_cell(pairs):
-        name = named(labels, axes) or "run"
+        name = in_words(labels, axes) or "run"
         methods.append(Method(name, [job.run for job in jobs], jobs[0].run.settings))
         labels_of[name] = labels
     methods = by_problem(methods)
@@ -97,4 +97,4 @@ def _short_name(method: Method, methods: Sequence[Method], labels_of: Mapping[st
     """Name a method by the labels that tell it from the others on its problem."""
     rivals = [other for other in methods if other.problem == method.problem]
     axes = differing([labels_of[rival.name] for rival in rivals])
-    return named(labels_of[method.name], axes) or method.name
+    return in_words(labels_of[method.name], axes) or method.name

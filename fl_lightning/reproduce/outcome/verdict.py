@@ -13,7 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
-from fl_lightning.reproduce.outcome.gate import missed, unrecorded
+from fl_lightning.reproduce.outcome.gate import parts_not_recorded, why_not_tested
 from fl_lightning.reproduce.outcome.numbers import on_paper
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
@@ -87,13 +87,13 @@ def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper:
         return Finding(NOT_RUN, f"no seed has runs to compare: {shown(comparisons[fewest])}")
     halves = [_half_in_claimed_direction(effect) for effect in theirs]
     verdict, index, seeds, p = decide(values, halves, claim.by)
-    why = missed(experiment, claim, results)
+    why = why_not_tested(experiment, claim, results)
     if why:
         verdict = SCALE
         p = math.nan
-    elif verdict in (TOO_SMALL, OPPOSITE) and unrecorded(experiment, results):
+    elif verdict in (TOO_SMALL, OPPOSITE) and parts_not_recorded(experiment, results):
         verdict = OPEN
-        why = f"its runs do not record {', '.join(unrecorded(experiment, results))}"
+        why = f"its runs do not record {', '.join(parts_not_recorded(experiment, results))}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
     if math.isnan(p):
