@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 from markupsafe import Markup
@@ -18,7 +17,7 @@ from fl_lightning.report.compared.verdict import conflict, table, verdict
 from fl_lightning.report.content import arrays, charts, clients, resources, tables
 from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
-from fl_lightning.report.elements import Chart, Section
+from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, for_scripts
 from fl_lightning.report.templates import environment
 from fl_lightning.report.templates import render as filled
 from fl_lightning.runs.catalogue import AFTER, catalogue, is_item
@@ -41,17 +40,16 @@ SECTIONS = {
 }
 COHORT = "Share of each class among the examples of the round's clients, by the clients' weights."
 WEIGHTS = "Weight of each client in the sum of the updates; a brighter cell is a larger weight."
-# The heat map over the rounds of a section: prefix of the metrics, the thing that their numbers stand for ("client" or
-# "class"), title, caption, whether the values are shares.
+# Metrics that have a heat map over the rounds, by section.
 HEATS = {
-    "coherence": ("cohort/share", "class", "Classes of the cohort", COHORT, True),
-    "fedlaw": ("fedlaw/weight", "client", "Learned weights λ", WEIGHTS, False),
+    "coherence": charts.NumberedMetrics("cohort/share", "class", "Classes of the cohort", COHORT, percent=True),
+    "fedlaw": charts.NumberedMetrics("fedlaw/weight", "client", "Learned weights λ", WEIGHTS),
 }
 STYLE_OF_MAPS = re.compile(r"(?<=\.textContent=)'[^']*maplibregl[^']*'")  # on every page that loads Plotly
 LISTED_METHODS = 6  # largest number of methods that the page's title names
 MOST_CURVES = 100  # in a section; thousands would take minutes, and no browser could show them
 # Beginnings of the names of metrics that are in the summary or in charts of their own.
-NO_CURVE = ("test/", "conflict/layer/", "hessian/eigenvalue_")
+NO_CURVE = ("test/", charts.LAYER, charts.EIGENVALUE)
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Part:
     notes: Sequence[str]
     sections: Sequence[Section]
     clients: Sequence[str] | None
-    axes: Sequence[Any]
+    axes: Sequence[OtherAxis]
 
 
 def render(experiments: Sequence[Experiment]) -> str:
@@ -84,73 +82,122 @@ def render(experiments: Sequence[Experiment]) -> str:
         experiments: the experiments, at least one; a page about several begins with an index.
     """
     templates = environment()
-    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False, "default": for_scripts}
     templates.filters["figure"] = on_page.figure
-    several, described = len(experiments) > 1, parts(experiments)
-    names = described[0].methods
-    title = " · ".join(names) if len(names) <= LISTED_METHODS else f"{len(names)} methods"
+    described = parts(experiments)
+    several = len(described) > 1
+    links = [f"#{part.key}name" for part in described]
     return filled(
         templates.get_template("page.html.j2"),
-        title=f"{len(described)} experiments" if several else title,
+        title=f"{len(described)} experiments" if several else _title(described[0]),
         parts=described,
-        index=tables.index(experiments, [f"#{part.key}name" for part in described]) if several else None,
+        index=tables.index(experiments, links) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(STYLE_OF_MAPS.sub("''", get_plotlyjs())),
     )
 
 
+def _title(part: Part) -> str:
+    """Title a page about one experiment."""
+    if len(part.methods) > LISTED_METHODS:
+        return f"{len(part.methods)} methods"
+    return " · ".join(part.methods)
+
+
 def parts(experiments: Sequence[Experiment]) -> list[Part]:
     """Describe the part of the page about each experiment."""
-    of = len(experiments)
-    return [_part(each, f"e{at}-" if of > 1 else "", of) for at, each in enumerate(experiments, 1)]
+    letters = arrays.FRAME_LETTERS // len(experiments)
+    described = []
+    for number, experiment in enumerate(experiments, 1):
+        key = f"e{number}-" if len(experiments) > 1 else ""
+        described.append(_part(experiment, key, letters))
+    return described
 
 
-def _part(experiment: Experiment, key: str, of: int) -> Part:
+def _part(experiment: Experiment, key: str, letters: int) -> Part:
+    """Describe a part of the page; the frames of a chart have no more than this number of letters."""
     methods = experiment.methods
-    sections = [section for section in _sections(experiment, arrays.FRAME_LETTERS // of) if section]
-    names = [method.name for method in methods]
-    shown = client_names(methods)
-    return Part(key, experiment.name, names, experiment.notes, sections, shown, resources.axes(methods))
+    return Part(
+        key=key,
+        name=experiment.name,
+        methods=[method.name for method in methods],
+        notes=experiment.notes,
+        sections=[section for section in _sections(experiment, letters) if section],
+        clients=client_names(methods),
+        axes=resources.axes(methods),
+    )
 
 
-def _sections(experiment: Experiment, budget: int) -> Iterator[Section]:
+def _sections(experiment: Experiment, letters: int) -> Iterator[Section]:
     methods = experiment.methods
-    summary = list(dict.fromkeys([*(each.metric for each in experiment.comparisons), CONFLICT]))
-    yield _summary(experiment, summary)
-    differ, same = tables.settings(methods), tables.shared(methods)
-    yield Section("settings", "Settings", tables=_some(differ), folded=_some(same), texts=_configs(methods))
-    for key, (title, _) in SECTIONS.items():
-        names = [name for name in of_section(key, logged(methods)) if name not in summary]
-        names, others = names[:MOST_CURVES], names[MOST_CURVES:]
-        notes = {name: note for name in names if (note := charts.constant(name, methods))}
-        curves = [charts.curve(name, methods) for name in names if name not in notes]
-        shown = _some(*curves, *_special(key, methods, budget))
-        rest = f"{len(others):,} more metrics are in metrics.csv alone, from {others[0]} on." if others else ""
-        said = [*notes.values(), *_some(_unchanged(key, methods), rest)]
-        yield Section(key, title, charts=shown, notes=said)
-    drawn = _some(clients.scatter(methods), clients.partition(methods))
-    yield Section("clients", "Clients", charts=drawn, clients=clients.listed(methods))
-    spent = _some(resources.time_of_round(methods), *resources.by_round(methods))
-    yield Section("time", "Time and memory", tables=_some(tables.times(methods)), charts=spent)
-    yield Section("environment", "Environment", tables=_some(tables.environment(methods)))
+    compared = [comparison.metric for comparison in experiment.comparisons]
+    in_summary = list(dict.fromkeys([*compared, CONFLICT]))
+    yield _summary(experiment, in_summary)
+    yield Section(
+        "settings",
+        "Settings",
+        tables=_filled(tables.settings(methods)),
+        folded=_filled(tables.shared(methods)),
+        texts=_configs(methods),
+    )
+    for key in SECTIONS:
+        metrics = [name for name in of_section(key, logged(methods)) if name not in in_summary]
+        yield _of_metrics(key, metrics, methods, letters)
+    yield Section(
+        "clients",
+        "Clients",
+        charts=_filled(clients.scatter(methods), clients.partition(methods)),
+        clients=clients.clients_table(methods),
+    )
+    yield Section(
+        "time",
+        "Time and memory",
+        tables=_filled(tables.times(methods)),
+        charts=_filled(resources.time_of_round(methods), *resources.by_round(methods)),
+    )
+    yield Section("environment", "Environment", tables=_filled(tables.environment(methods)))
 
 
-def _some(*found: Any) -> list[Any]:
-    return [each for each in found if each]
+def _filled(*contents: Content | None) -> list[Content]:
+    """Return the contents that are there: no None, and no empty text."""
+    return [content for content in contents if content]
 
 
 def _summary(experiment: Experiment, metrics: Sequence[str]) -> Section:
     """Compare the methods, and draw the metrics by which they are compared, and the conflict ratio."""
-    compared = experiment.comparisons
+    methods = experiment.methods
+    sentences = [verdict(comparison) for comparison in experiment.comparisons]
+    if len(methods) > 1:
+        sentences += _filled(conflict(methods))
     return Section(
         "summary",
         "Summary",
-        tables=[table(each) for each in compared],
-        charts=_some(*(charts.curve(metric, experiment.methods) for metric in metrics)),
-        sentences=[*map(verdict, compared), *_some(conflict(experiment.methods) if experiment.methods[1:] else "")],
-        folded=[tables.last_and_best(experiment.methods)],
+        tables=[table(comparison) for comparison in experiment.comparisons],
+        charts=_filled(*(charts.curve(metric, methods) for metric in metrics)),
+        sentences=sentences,
+        folded=[tables.last_and_best(methods)],
     )
+
+
+def _of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Method], letters: int) -> Section:
+    """Draw the metrics of a section, up to MOST_CURVES; a sentence stands for a metric that never changes."""
+    title, _ = SECTIONS[key]
+    drawn = []
+    notes = []
+    for metric in metrics[:MOST_CURVES]:
+        constant = charts.say_constant(metric, methods)
+        if constant:
+            notes.append(constant)
+        else:
+            drawn.append(charts.curve(metric, methods))
+    drawn += _special_charts(key, methods, letters)
+    if key in HEATS:
+        notes += _filled(charts.say_constant_items(methods, HEATS[key]))
+    others = metrics[MOST_CURVES:]
+    if others:
+        notes.append(f"{len(others):,} more metrics are in metrics.csv alone, from {others[0]} on.")
+    return Section(key, title, charts=_filled(*drawn), notes=notes)
 
 
 def of_section(section: str, metrics: Iterable[str]) -> list[str]:
@@ -158,41 +205,39 @@ def of_section(section: str, metrics: Iterable[str]) -> list[str]:
 
     Metrics of the corrected updates are drawn in the chart of the metric before the correction.
     """
-    groups = SECTIONS[section][1]
-    named = {"test", *(group for _, others in SECTIONS.values() for group in others)}
-    order = {name: position for position, name in enumerate(catalogue())}
+    _, groups = SECTIONS[section]
+    of_other_sections = {"test", *(group for _, others in SECTIONS.values() for group in others)}
+    order = {name: place for place, name in enumerate(catalogue())}
 
     def belongs(metric: str) -> bool:
+        if is_item(metric) or (metric not in order and metric.startswith(NO_CURVE)):
+            return False
         group = metric.partition("/")[0]
-        drawn = metric in order or not metric.startswith(NO_CURVE)
-        return drawn and not is_item(metric) and (group in groups if groups else group not in named)
+        return group in groups if groups else group not in of_other_sections
 
-    found = [name for name in metrics if belongs(name)]
-    afters = {name + AFTER for name in found}
-    alone = [name for name in found if name not in afters]
+    chosen = [name for name in metrics if belongs(name)]
+    after_correction = {name + AFTER for name in chosen}
+    alone = [name for name in chosen if name not in after_correction]
     return sorted(alone, key=lambda metric: order.get(metric, len(order)))
 
 
-def _special(section: str, methods: Sequence[Method], budget: int) -> list[Chart | None]:
+def _special_charts(section: str, methods: Sequence[Method], letters: int) -> list[Chart | None]:
     """Make the charts of a section other than curves of one metric."""
     if section == "conflict":
-        return [charts.layers(methods), arrays.cosines(methods, budget)]
+        return [charts.layers(methods), arrays.cosines(methods, letters)]
     if section == "curvature":
-        return [charts.spectrum(methods), arrays.surfaces(methods, budget)]
-    return [charts.over_rounds(methods, *HEATS[section])] if section in HEATS else []
-
-
-def _unchanged(section: str, methods: Sequence[Method]) -> str:
-    prefix, _, title, *_ = HEATS.get(section, ("", "", ""))
-    return charts.constant_items(methods, prefix, title) if prefix else ""
+        return [charts.spectrum(methods), arrays.surfaces(methods, letters)]
+    if section in HEATS:
+        return [charts.over_rounds(methods, HEATS[section])]
+    return []
 
 
 def _configs(methods: Sequence[Method]) -> dict[str, str]:
     """Return the config of each method's first run as YAML, by title."""
-    found = {}
+    texts = {}
     for method in methods:
         run = method.runs[0]
         if run.config:
             text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True)
-            found[f"Config of {method.label(run)}"] = text
-    return found
+            texts[f"Config of {method.label(run)}"] = text
+    return texts

@@ -14,7 +14,7 @@ from report.folders import NAMES, charts, config, tables, write
 from fl_lightning.report.compared.methods import group
 from fl_lightning.report.content.arrays import cosines
 from fl_lightning.report.content.by_round import client_names
-from fl_lightning.report.content.charts import over_rounds
+from fl_lightning.report.content.charts import NumberedMetrics, over_rounds
 from fl_lightning.report.content.clients import partition
 from fl_lightning.report.drawing.on_paper import draw
 from fl_lightning.runs.reader import read_runs
@@ -50,7 +50,7 @@ def test_figures_have_the_names(tmp_path: Path) -> None:
     """Whole in the CSV files; along the axes up to 16 letters, which find room in the smallest plot of bubbles."""
     methods = group(read_runs([folder(tmp_path / "run")]))[0]
     plots = [each.plot for each in (cosines(methods), partition(methods)) if each]
-    weights = over_rounds(methods, "fedlaw/weight", "client", "Weights", "Caption.")
+    weights = over_rounds(methods, NumberedMetrics("fedlaw/weight", "client", "Weights", "Caption."))
     assert weights
     similar, held, weighed = (plot.table() for plot in (*plots, weights.plot))
     assert similar["client"].tolist() == NAMES * 4

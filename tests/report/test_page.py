@@ -221,7 +221,7 @@ def test_cosines_that_do_not_fit_are_left_out(runs: Path) -> None:
     chart = cosines(group(read_runs([runs]))[0], budget=1)
     assert chart
     assert chart.frames
-    assert [[frame["round"] for frame in run["frames"]] for run in chart.frames.runs] == [[6], [6]]
+    assert [[frame.round for frame in run.frames] for run in chart.frames.runs] == [[6], [6]]
     assert "Of 12 recorded matrices 2 are shown" in chart.caption
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +15,9 @@ from scipy.cluster import hierarchy  # type: ignore[import-untyped]  # it ships 
 from scipy.spatial.distance import squareform  # type: ignore[import-untyped]  # it ships no types
 
 from fl_lightning.report.compared.methods import Method
-from fl_lightning.report.content.by_round import client_names, named, of_files, seed_of, tabulated
+from fl_lightning.report.content.by_round import client_names, frames_of_files, names_of, seed_of, table_of_frames
 from fl_lightning.report.drawing.plots import Axis, Heat, Panels, Surface
-from fl_lightning.report.elements import Chart, Frames
+from fl_lightning.report.elements import Chart, Frame, Frames
 from fl_lightning.report.numbers import rounded, written
 from fl_lightning.runs.reader import Run, load
 
@@ -30,47 +29,74 @@ MAPS_ABREAST = 4  # largest number of printed heat maps side by side
 VIEWS = ("before", "after correction")
 
 
+@dataclass(frozen=True)
+class Cosines:
+    """The cosines between the updates of a cohort, as explore.js reads them.
+
+    Attributes:
+        clients: ids of the K clients.
+        cosines: for each view the upper triangle of the (K, K) cosines with its diagonal, row by row: 127 times the
+            cosine as int8, in base64. There is one view if no rule corrected the updates, else two.
+    """
+
+    clients: Sequence[int]
+    cosines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class LossGrid:
+    """The loss around the global model, as explore.js reads it.
+
+    Attributes:
+        steps: the n positions along both directions.
+        loss: n rows of n values of the loss; None if the loss is not finite.
+    """
+
+    steps: Sequence[float | None]
+    loss: Sequence[Sequence[float | None]]
+
+
 def cosines(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | None:
     """Draw the cosines between the updates of every two clients: a heat map for each method.
-
-    A frame has the ids of the ``clients``, and for each view in ``cosines`` the upper triangle with its diagonal, row
-    by row: 127 times the cosine as int8, in base64.
 
     Args:
         methods: the methods of the page.
         budget: largest number of characters in all frames.
     """
     most = min(CLIENTS, math.isqrt(CELLS // len(methods)))
-    if (frames := of_files(methods, "cosines", lambda path: _cosines(path, most), budget)) is None:
+    recorded = frames_of_files(methods, "cosines", lambda path: _read_cosines(path, most), budget)
+    if recorded is None:
         return None
-    shown = [frame for run in frames.runs for frame in run["frames"]]
-    corrected = any(len(frame["cosines"]) > 1 for frame in shown)
-    frames = replace(frames, views=VIEWS if corrected else (), orders=_orders(methods, frames))
-    cut = any(len(frame["clients"]) == most for frame in shown)
+    corrected = any(len(frame.content.cosines) > 1 for frame in recorded.every)
+    frames = replace(recorded, views=VIEWS if corrected else (), orders=_orders(methods, recorded))
+    caption = "Blue: the updates of two clients point in similar directions; orange: they point against each other."
+    caption += frames.note
+    if any(len(frame.content.clients) == most for frame in frames.every):
+        caption += f" No more than the first {most} clients of a cohort are drawn."
     return Chart(
         key="cosines",
         title="Cosines between the clients' updates",
-        caption="Blue: the updates of two clients point in similar directions; orange: they point against each other."
-        + frames.note
-        + (f" No more than the first {most} clients of a cohort are drawn." if cut else ""),
+        caption=caption,
         alt="Heat maps of the cosine between the updates of every two clients of a round, one map per method",
-        plot=_printed(frames, client_names(methods)),
-        numbers=tabulated(frames, "Cosines by run and round"),
+        plot=_heat_maps(frames, client_names(methods)),
+        numbers=table_of_frames(frames, "Cosines by run and round"),
         frames=frames,
         wide=True,
     )
 
 
-def _cosines(path: Path, most: int) -> dict[str, Any]:
+def _read_cosines(path: Path, most: int) -> Frame[Cosines]:
+    """Read the cosines of up to this many clients; the summaries are of all clients."""
     arrays = load(path, "clients", "before", "after")
-    packed = [pack(arrays[view][:most, :most]) for view in ("before", "after")]
-    views = 1 if packed[0] == packed[1] else 2  # 1 without a correction
-    text = [_of_pairs(arrays[view]) for view in ("before", "after")[:views]]
-    return {"text": text, "clients": arrays["clients"][:most].tolist(), "cosines": packed[:views]}
+    packed = {view: pack(arrays[view][:most, :most]) for view in ("before", "after")}
+    if packed["before"] == packed["after"]:  # no rule corrected the updates
+        del packed["after"]
+    text = [_summary_of_pairs(arrays[view]) for view in packed]
+    return Frame(text, Cosines(arrays["clients"][:most].tolist(), list(packed.values())))
 
 
 def pack(matrix: NDArray[np.float64]) -> str:
-    """Pack the upper triangle of a symmetric matrix with values in [-1, 1] into text, as in :func:`cosines`."""
+    """Pack the upper triangle of a symmetric matrix with values in [-1, 1] into text, as in :class:`Cosines`."""
     upper = matrix[np.triu_indices(len(matrix))]
     return base64.b64encode(np.rint(SCALE * upper).astype(np.int8).tobytes()).decode()
 
@@ -79,47 +105,63 @@ def unpack(packed: str, size: int) -> NDArray[np.float64]:
     """Undo :func:`pack` for a matrix of this size, up to rounding."""
     matrix = np.zeros((size, size))
     rows, columns = np.triu_indices(size)
-    matrix[rows, columns] = matrix[columns, rows] = np.frombuffer(base64.b64decode(packed), np.int8) / SCALE
+    upper = np.frombuffer(base64.b64decode(packed), np.int8) / SCALE
+    matrix[rows, columns] = upper
+    matrix[columns, rows] = upper
     return matrix
 
 
-def _of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
+def _summary_of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
+    """Summarise the cosines of every two clients, as text; dashes for a single client."""
     pairs = matrix[np.triu_indices(len(matrix), 1)]
-    share, least, mean = ((pairs < 0).mean(), pairs.min(), pairs.mean()) if len(pairs) else [math.nan] * 3
-    return {"pairs in conflict": written(share, True), "smallest cosine": written(least), "mean cosine": written(mean)}
+    if not len(pairs):
+        return dict.fromkeys(("pairs in conflict", "smallest cosine", "mean cosine"), written(math.nan))
+    return {
+        "pairs in conflict": written((pairs < 0).mean(), percent=True),
+        "smallest cosine": written(pairs.min()),
+        "mean cosine": written(pairs.mean()),
+    }
 
 
-def _printed(frames: Frames, names: Sequence[str] | None) -> Panels:
-    """Return the heat maps of the last round and the first seed, one per method; a second row is after correction."""
-    client, found, last = Axis("client"), {}, frames.printed
-    views = max(len(frame["cosines"]) for frame in last.values())
+def _heat_maps(frames: Frames[Cosines], names: Sequence[str] | None) -> Panels:
+    """Draw the heat maps that are printed, one per method; a second row is after the correction."""
+    client = Axis("client")
+    printed = frames.printed
+    views = max(len(frame.content.cosines) for frame in printed.values())
+    maps = {}
     for view in range(views):
-        for panel, frame in last.items():
-            packed = frame["cosines"][: view + 1][-1]  # there is one without a correction
-            clients = named(frame["clients"], names)
+        for panel, frame in printed.items():
+            content = frame.content
+            packed = content.cosines[min(view, len(content.cosines) - 1)]  # there is one without a correction
+            clients = names_of(content.clients, names)
             values = pd.DataFrame(unpack(packed, len(clients)), clients, clients)
-            name = panel + (f", {VIEWS[view]}" if views > 1 else "")
-            found[name] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
-    return Panels(found, columns=len(last) if views > 1 and 1 < len(last) <= MAPS_ABREAST else 0)
+            title = f"{panel}, {VIEWS[view]}" if views > 1 else panel
+            maps[title] = Heat(client, client, values, Axis("cosine"), -1, 1, diverging=True)
+    a_row_per_view = views > 1 and 1 < len(printed) <= MAPS_ABREAST
+    return Panels(maps, columns=len(printed) if a_row_per_view else 0)
 
 
-def _orders(methods: Sequence[Method], frames: Frames) -> dict[str, dict[str, list[int]]]:
+def _orders(methods: Sequence[Method], frames: Frames[Cosines]) -> dict[str, dict[str, list[int]]]:
     """Return orders of the clients for each seed, equal for all methods: by dominant class, and by similar updates."""
     orders: dict[str, dict[str, list[int]]] = {}
-    for seed in dict.fromkeys(run["seed"] for run in frames.runs):
+    for seed in dict.fromkeys(run.seed for run in frames.runs):
+        contents = [frame.content for run in frames.runs if run.seed == seed for frame in run.frames]
+        matrices = [(content.clients, unpack(content.cosines[0], len(content.clients))) for content in contents]
         alike = [run for method in methods for run in method.runs if seed_of(run) == seed]
-        shown = [frame for run in frames.runs if run["seed"] == seed for frame in run["frames"]]
-        matrices = [(each["clients"], unpack(each["cosines"][0], len(each["clients"]))) for each in shown]
-        orders[seed] = {**_by_class(alike), "cluster": clustered(matrices)}
+        orders[seed] = {**_order_by_class(alike), "cluster": order_by_cosines(matrices)}
     return orders
 
 
-def _by_class(runs: Sequence[Run]) -> dict[str, list[int]]:
-    counts = next((found["counts"] for run in runs if "counts" in (found := run.partition())), None)
-    return {} if counts is None else {"class": np.lexsort((-counts.max(1), counts.argmax(1))).tolist()}
+def _order_by_class(runs: Sequence[Run]) -> dict[str, list[int]]:
+    """Order clients by their most frequent class, as the first run with a partition has it; empty without any."""
+    for run in runs:
+        counts = run.partition().get("counts")
+        if counts is not None:
+            return {"class": np.lexsort((-counts.max(1), counts.argmax(1))).tolist()}
+    return {}
 
 
-def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
+def order_by_cosines(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> list[int]:
     """Order clients by average-linkage clustering, so that those with similar updates are neighbours.
 
     Args:
@@ -131,9 +173,11 @@ def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> 
     """
     clients = sorted({client for ids, _ in matrices for client in ids})
     place = {client: at for at, client in enumerate(clients)}
-    total, count = np.zeros((2, len(clients), len(clients)))
+    total = np.zeros((len(clients), len(clients)))
+    count = np.zeros_like(total)
     for ids, matrix in matrices:
-        cells = np.ix_([place[client] for client in ids], [place[client] for client in ids])
+        places = [place[client] for client in ids]
+        cells = np.ix_(places, places)
         total[cells] += matrix
         count[cells] += 1
     if len(clients) < 3:
@@ -147,18 +191,16 @@ def clustered(matrices: Sequence[tuple[Sequence[int], NDArray[np.float64]]]) -> 
 def surfaces(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | None:
     """Draw contours of the loss around the global model for each method, with one scale of colours.
 
-    A frame has the ``steps`` along both directions and the ``loss``, row by row.
-
     Args:
         methods: the methods of the page.
         budget: largest number of characters in all frames.
     """
-    if (frames := of_files(methods, "surface", _surface, budget)) is None:
+    frames = frames_of_files(methods, "surface", _read_surface, budget)
+    if frames is None:
         return None
-    printed = {
-        panel: Surface(np.array(frame["steps"], float), np.array(frame["loss"], float))
-        for panel, frame in frames.printed.items()
-    }
+    printed = {}
+    for panel, frame in frames.printed.items():
+        printed[panel] = Surface(np.array(frame.content.steps, float), np.array(frame.content.loss, float))
     return Chart(
         key="surface",
         title="Loss surface around the global model",
@@ -166,17 +208,19 @@ def surfaces(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | 
         "A wide dark basin is a flat minimum. Colours are logarithmic." + frames.note,
         alt="Contour plots of the loss along two random directions around the global model, one plot per method",
         plot=Panels(printed),
-        numbers=tabulated(frames, "Loss surfaces"),
+        numbers=table_of_frames(frames, "Loss surfaces"),
         frames=frames,
         wide=True,
     )
 
 
-def _surface(path: Path) -> dict[str, Any]:
+def _read_surface(path: Path) -> Frame[LossGrid]:
     arrays = load(path, "steps", "loss")
     steps, loss = arrays["steps"], arrays["loss"]
     centre = np.abs(steps).argmin()
-    values = {"loss of the model": loss[centre, centre]}
-    values |= {"lowest": np.fmin.reduce(loss, axis=None), "highest": np.fmax.reduce(loss, axis=None)}  # of all but nan
-    text = {name: written(float(value)) for name, value in values.items()}
-    return {"text": [text], "steps": rounded(steps), "loss": [rounded(row) for row in loss]}
+    text = {
+        "loss of the model": written(float(loss[centre, centre])),
+        "lowest": written(float(np.fmin.reduce(loss, axis=None))),  # fmin and fmax leave out nan
+        "highest": written(float(np.fmax.reduce(loss, axis=None))),
+    }
+    return Frame([text], LossGrid(rounded(steps), [rounded(row) for row in loss]))

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from operator import add
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.compared.methods import Method
-from fl_lightning.report.content.by_round import client_name, client_names, named, runs_with, seed_of, share, tabulated
+from fl_lightning.report.compared.long_table import long_table
+from fl_lightning.report.compared.methods import Method, logged
+from fl_lightning.report.content.by_round import (
+    client_name,
+    client_names,
+    divide_frames,
+    names_of,
+    runs_with,
+    seed_of,
+    table_of_frames,
+)
 from fl_lightning.report.drawing.plots import BYTES, Axis, Dots, Heat, Line, Lines, Mark, Panels
-from fl_lightning.report.elements import CELLS, ROWS, Chart, Frames, Table
+from fl_lightning.report.elements import CELLS, ROWS, Chart, Frame, Frames, FramesOfRun, Table
 from fl_lightning.report.numbers import fewer, plus_minus, rounded, thin, written
 from fl_lightning.report.statistics import interval
 from fl_lightning.runs.catalogue import AFTER, about
@@ -32,6 +39,42 @@ DOTTED = "Dotted lines: before the correction by the rules."
 COHERENCE = "coherence/local"
 CRITICAL = "critical round"
 MARKED = f" Diamond: {CRITICAL}, the first with a negative mean over five rounds; "
+EIGENVALUE = "hessian/eigenvalue_"  # beginning of the names of the eigenvalues' metrics
+LAYER = "conflict/layer/"  # beginning of the names of the layers' metrics
+
+
+@dataclass(frozen=True)
+class NumberedMetrics:
+    """Metrics ``prefix/<n>`` that are drawn together, as a heat map over the rounds.
+
+    Attributes:
+        prefix: prefix of the metrics.
+        item: word for the thing that n numbers: "client" or "class".
+        title: title of the chart.
+        caption: caption of the chart.
+        percent: whether the values are shares.
+    """
+
+    prefix: str
+    item: str
+    title: str
+    caption: str
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a heat map over the rounds, as explore.js reads them.
+
+    Attributes:
+        x: the rounds.
+        y: numbers of the clients or classes.
+        z: a row of values for each client or class, with a value for each round; None if there is no value.
+    """
+
+    x: Sequence[int]
+    y: Sequence[int]
+    z: Sequence[Sequence[float | None]]
 
 
 def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
@@ -45,31 +88,42 @@ def curve(metric: str, methods: Sequence[Method]) -> Chart | None:
         methods: all methods of the page.
     """
     known = about(metric)
-    y = Axis(known.axis or known.title, known.percent)
     drawn = []
     for method in methods:
-        before, after = method.band(metric), method.band(metric + AFTER)
-        changed = len(after) and not _same(before, after)
-        drawn += [Line(method.name, after if changed else before)]
-        drawn += [Line(method.name, before, BEFORE)] if changed and len(before) else []
-    title, caption = known.title, known.caption
+        before = method.band(metric)
+        after = method.band(metric + AFTER)
+        if not len(after) or _are_alike(before, after):
+            drawn.append(Line(method.name, before))
+            continue
+        drawn.append(Line(method.name, after))
+        if len(before):
+            drawn.append(Line(method.name, before, BEFORE))
+    title = known.title
+    caption = known.caption
     if any(line.variant for line in drawn):
-        title, caption = f"{title}, before and after correction", f"{caption} {DOTTED}"
+        title += ", before and after correction"
+        caption += f" {DOTTED}"
+    y = Axis(known.axis or known.title, known.percent)
     marks = _critical_rounds(methods) if metric == COHERENCE else ()
-    return lines(metric, title, caption, drawn, ROUND, y, marks)
+    return line_chart(metric, title, caption, drawn, ROUND, y, marks)
 
 
-def _same(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    return one.index.equals(other.index) and bool(np.allclose(one["mean"], other["mean"], atol=1e-6))
+def _are_alike(before: pd.DataFrame, after: pd.DataFrame) -> bool:
+    """Tell whether two bands have the same rounds, and means that differ by rounding errors alone."""
+    return before.index.equals(after.index) and bool(np.allclose(before["mean"], after["mean"], atol=1e-6))
 
 
 def _critical_rounds(methods: Sequence[Method]) -> list[Mark]:
-    means = {method.name: method.band(COHERENCE)["mean"] for method in methods}
-    found = [(name, mean, at) for name, mean in means.items() if (at := critical_round(mean.tolist())) is not None]
-    return [Mark(name, int(mean.index[at - 1]), float(mean.iloc[at - 1]), CRITICAL) for name, mean, at in found]
+    marks = []
+    for method in methods:
+        mean = method.band(COHERENCE)["mean"]
+        place = critical_round(mean.tolist())  # among the recorded rounds, from 1
+        if place is not None:
+            marks.append(Mark(method.name, int(mean.index[place - 1]), float(mean.iloc[place - 1]), CRITICAL))
+    return marks
 
 
-def lines(
+def line_chart(
     key: str, title: str, caption: str, drawn: Sequence[Line], x: Axis, y: Axis, marks: Sequence[Mark] = ()
 ) -> Chart | None:
     """Draw lines, each with a band if there are several seeds.
@@ -86,93 +140,123 @@ def lines(
     Returns:
         The chart; None if there are no values.
     """
-    whole = [line for line in drawn if len(line.points)]
-    if not whole:
+    lines = [line for line in drawn if len(line.points)]
+    if not lines:
         return None
-    most = min(POINTS, ALL_POINTS // len(whole))
-    shown = [replace(line, points=line.points.iloc[thin(len(line.points), most)]) for line in whole]
-    longest = max(len(line.points) for line in whole)
-    texts = {line.name: _texts(line.points, y) for line in shown}
-    ends = [f"{name} is {points.iloc[-1]} at {x.title} {points.index[-1]}" for name, points in texts.items()]
-    seeds = [f" over {of:.0f} seeds" if (of := line.points["seeds"].iloc[-1]) > 1 else "" for line in shown]
-    said = MARKED + ", ".join(f"{mark.method} {mark.x}" for mark in marks) + "." if marks else ""
+    longest = max(len(line.points) for line in lines)
+    most = min(POINTS, ALL_POINTS // len(lines))
+    shown = [replace(line, points=line.points.iloc[thin(len(line.points), most)]) for line in lines]
+    texts = {line.name: _points_as_text(line.points, y) for line in shown}
+    ends = "; ".join(_end_of(line, texts[line.name], x) for line in shown)
+    said = ""
+    if marks:
+        said = MARKED + ", ".join(f"{mark.method} {mark.x}" for mark in marks) + "."
     return Chart(
         key="".join(letter if letter.isalnum() else "-" for letter in key),
         title=title,
         caption=(caption + fewer(min(most, longest), longest, "points")).strip() + said,
-        alt=f"Line chart: {title} by {x.title}. {'; '.join(map(add, ends, seeds))}.{said}",
+        alt=f"Line chart: {title} by {x.title}. {ends}.{said}",
         plot=Lines(x, y, shown, marks),
-        numbers=_numbers(title, pd.DataFrame(texts), x),
+        numbers=_table_of_lines(title, pd.DataFrame(texts), x),
     )
 
 
-def _texts(points: pd.DataFrame, y: Axis) -> pd.Series:
-    halves = points["high"] - points["mean"]
-    return pd.Series(
-        [plus_minus(*each, y.percent) for each in zip(points["mean"], halves, strict=True)], points.index, dtype=str
-    )
+def _points_as_text(points: pd.DataFrame, y: Axis) -> pd.Series:
+    """Write the mean of each point and half the width of its interval."""
+    means = points["mean"]
+    halves = points["high"] - means
+    texts = [plus_minus(mean, half, y.percent) for mean, half in zip(means, halves, strict=True)]
+    return pd.Series(texts, points.index, dtype=str)
 
 
-def _numbers(title: str, table: pd.DataFrame, x: Axis) -> Table:
-    shown = table.sort_index().iloc[thin(len(table), min(ROWS, max(5, CELLS // table.shape[1])))].fillna("–")
-    rows = [[str(at), *row] for at, row in zip(shown.index, shown.to_numpy(), strict=True)]
-    return Table([x.title, *table.columns], rows, title + fewer(len(shown), len(table), "rows"))
+def _end_of(line: Line, texts: pd.Series, x: Axis) -> str:
+    """Say where a line ends."""
+    end = f"{line.name} is {texts.iloc[-1]} at {x.title} {texts.index[-1]}"
+    seeds = line.points["seeds"].iloc[-1]
+    return f"{end} over {seeds:.0f} seeds" if seeds > 1 else end
 
 
-def constant(metric: str, methods: Sequence[Method]) -> str:
+def _table_of_lines(title: str, texts: pd.DataFrame, x: Axis) -> Table:
+    """Tabulate the points of lines: a row for each x, as many as a table can hold."""
+    most = min(ROWS, max(5, CELLS // texts.shape[1]))
+    shown = texts.sort_index().iloc[thin(len(texts), most)].fillna("–")
+    rows = [[str(place), *row] for place, row in zip(shown.index, shown.to_numpy(), strict=True)]
+    return Table([x.title, *texts.columns], rows, title + fewer(len(shown), len(texts), "rows"))
+
+
+def say_constant(metric: str, methods: Sequence[Method]) -> str:
     """Return a sentence with a metric's value if the metric never changes in any run of several rounds; else empty."""
-    known, spoken = about(metric), {}
+    known = about(metric)
+    values: dict[str, str] = {}
     for method in methods:
-        values = list(method.series(metric).values())
-        if any(len(each) < 2 or np.ptp(each.to_numpy()) > 1e-9 * abs(each.iloc[0]) for each in values):
+        columns = list(method.series(metric).values())
+        if not all(_is_constant(column) for column in columns):
             return ""
-        if values:
-            mean, half = interval([each.iloc[-1] for each in values])
-            size = decimal(round(mean)) + (f" ± {decimal(round(half))}" if half > 0 else "")
-            spoken[method.name] = size if known.axis == BYTES else plus_minus(mean, half, known.percent)
-    if not spoken:
+        if columns:
+            mean, half = interval([column.iloc[-1] for column in columns])
+            values[method.name] = _size(mean, half) if known.axis == BYTES else plus_minus(mean, half, known.percent)
+    if not values:
         return ""
-    same = len(set(spoken.values())) == 1
-    said = next(iter(spoken.values())) if same else ", ".join(f"{value} ({name})" for name, value in spoken.items())
-    called = f" ({known.title})" if known.title != metric else ""
-    return f"Constant over all rounds: {metric}{called} = {said}."
+    name = metric if known.title == metric else f"{metric} ({known.title})"
+    said = ", ".join(f"{value} ({method})" for method, value in values.items())
+    if len(set(values.values())) == 1:
+        said = next(iter(values.values()))
+    return f"Constant over all rounds: {name} = {said}."
+
+
+def _is_constant(column: pd.Series) -> bool:
+    """Tell whether a metric of one run has several values that differ by rounding errors alone."""
+    if len(column) < 2:
+        return False
+    return not np.ptp(column.to_numpy()) > 1e-9 * abs(column.iloc[0])
+
+
+def _size(mean: float, half: float) -> str:
+    """Write a number of bytes, and half the width of its interval if there is one."""
+    size = decimal(round(mean))
+    return f"{size} ± {decimal(round(half))}" if half > 0 else size
 
 
 def spectrum(methods: Sequence[Method]) -> Chart | None:
     """Draw the largest eigenvalues of the Hessian at the last measurement; None if there are fewer than two."""
     drawn = []
     for method in methods:
-        known = {name for run in method.runs for name in run.names if name.startswith("hessian/eigenvalue_")}
-        ranks = sorted(int(name.rpartition("_")[2]) for name in known)
-        last = {n: m.iloc[-1] for n in ranks if len(m := method.band(f"hessian/eigenvalue_{n}"))}
+        names = {name for run in method.runs for name in run.names if name.startswith(EIGENVALUE)}
+        last = {}
+        for rank in sorted(int(name.rpartition("_")[2]) for name in names):
+            points = method.band(f"{EIGENVALUE}{rank}")
+            if len(points):
+                last[rank] = points.iloc[-1]
         drawn.append(Line(method.name, pd.DataFrame(last).T))
-    if all(len(each.points) < 2 for each in drawn):
+    if all(len(line.points) < 2 for line in drawn):
         return None
     caption = "The largest eigenvalues of the Hessian, at the last measurement."
     x, y = Axis("number of the eigenvalue"), Axis("eigenvalue")
-    return lines("spectrum", "Spectrum of the Hessian", caption, drawn, x, y)
+    return line_chart("spectrum", "Spectrum of the Hessian", caption, drawn, x, y)
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
     """Draw the conflict ratio of each layer, averaged over the rounds and runs; None if no run logged the ratios."""
-    prefix = "conflict/layer/"
-    means = {
-        method.name: pd.DataFrame([run.metrics.filter(like=prefix).mean() for run in method.runs]).mean()
-        for method in methods
-    }
-    table = pd.DataFrame({name: values for name, values in means.items() if len(values)})
+    means = {}
+    for method in methods:
+        names = [name for name in logged([method]) if name.startswith(LAYER)]
+        of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
+        mean = of_runs.groupby("metric").mean()
+        if len(mean):
+            means[method.name] = mean
+    table = pd.DataFrame(means)
     if table.empty:
         return None
-    table.index = table.index.str.removeprefix(prefix)
+    table.index = table.index.str.removeprefix(LAYER)
     table = table.loc[_in_order(methods, list(table.index))]
-    means_of = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in table)
+    spoken = "; ".join(f"{name}: {written(table[name].mean(), True)} in the mean of the layers" for name in table)
     dots = {str(name): pd.DataFrame({"x": table[name], "y": table.index, "name": table.index}) for name in table}
-    rows = [[str(layer), *(written(value, True) for value in row)] for layer, *row in table.itertuples()]
+    rows = [[str(layer), *(written(ratio, True) for ratio in ratios)] for layer, *ratios in table.itertuples()]
     return Chart(
         key="layers",
         title="Conflict ratio by layer",
         caption="Before correction, mean over the rounds; the network's input side at the top.",
-        alt=f"Dot plot: conflict ratio of {len(table)} layers. {means_of}.",
+        alt=f"Dot plot: conflict ratio of {len(table)} layers. {spoken}.",
         plot=Dots(Axis("conflict ratio", percent=True), Axis("layer"), dots),
         numbers=Table(["layer", *table.columns], rows, "Conflict ratio by layer"),
     )
@@ -180,71 +264,76 @@ def layers(methods: Sequence[Method]) -> Chart | None:
 
 def _in_order(methods: Sequence[Method], names: Sequence[str]) -> list[str]:
     """Sort layers as in the module, if a run saved that order, else by their numbers."""
-    orders = [run.layers() for method in methods for run in method.runs]
-    known = {name: place for place, name in enumerate(next(filter(None, orders), []))}
-    return sorted(names, key=lambda name: (known.get(name, len(known)), natural(name)))
+    saved = [run.layers() for method in methods for run in method.runs]
+    order = next((names for names in saved if names), [])
+    places = {name: place for place, name in enumerate(order)}
+    return sorted(names, key=lambda name: (places.get(name, len(places)), natural(name)))
 
 
-def over_rounds(
-    methods: Sequence[Method], prefix: str, item: str, title: str, caption: str, percent: bool = False
-) -> Chart | None:
-    """Draw a heat map of the metrics ``prefix/<n>`` over the rounds for each method.
+def over_rounds(methods: Sequence[Method], metrics: NumberedMetrics) -> Chart | None:
+    """Draw a heat map of numbered metrics over the rounds for each method; None if there are none, or none changes.
 
     All maps share one scale of colours from 0 to at least twice the even share, so that noise around it stays pale.
 
     Args:
         methods: the methods of the page.
-        prefix: prefix of the metrics.
-        item: word for the thing that n numbers: "client" or "class".
-        title: title of the chart.
-        caption: caption of the chart.
-        percent: whether the values are shares.
+        metrics: the metrics to draw.
     """
-    every = runs_with(methods, lambda run: run.items(prefix))
-    if not every or constant_items(methods, prefix, title):
+    every = runs_with(methods, lambda run: run.items(metrics.prefix))
+    if not every or say_constant_items(methods, metrics):
         return None
-    tables = [run.items(prefix) for _, run in every]
-    rounds, items = (max(table.shape[axis] for table in tables) for axis in (0, 1))
-    shown, most = share(every, MAP_CELLS // min(items, MAPPED), min(rounds, MAP_ROUNDS))
-    most, panels = min(most, MAP_ROUNDS), list(dict.fromkeys(panel for panel, _ in every))
+    tables = [run.items(metrics.prefix) for _, run in every]
+    rounds = max(len(table) for table in tables)
+    items = max(table.shape[1] for table in tables)
+    shown, most = divide_frames(every, MAP_CELLS // min(items, MAPPED), min(rounds, MAP_ROUNDS))
+    most = min(most, MAP_ROUNDS)
+    panels = list(dict.fromkeys(panel for panel, _ in every))
+    names = client_names(methods) if metrics.item == "client" else None
+    colour = Axis("share" if metrics.percent else "weight", metrics.percent)
     high = max(2 / items, *(float(np.nanmax(table.to_numpy())) for table in tables))
-    colour, axes = Axis("share" if percent else "weight", percent), (Axis("round"), Axis(item))
-    names = client_names(methods) if item == "client" else None
-    printed: dict[str, Heat] = {}
     runs = []
+    printed: dict[str, Heat] = {}
     for panel, run in shown:
-        table = run.items(prefix)
+        table = run.items(metrics.prefix)
         values = table.iloc[thin(len(table), most), :MAPPED].T
-        frame = _frame(table, values, item, percent, names)
-        runs.append({"panel": panels.index(panel), "seed": seed_of(run), "frames": [frame]})
-        cells = values.set_axis(named(values.index, names))
-        printed.setdefault(panel, Heat(*axes, cells, colour, 0.0, high))
-    frames, cut = Frames(panels, runs), f" (the first {MAPPED} of {items:,} are drawn)" if items > MAPPED else ""
+        cells = Cells(values.columns.tolist(), values.index.tolist(), [rounded(row, 3) for row in values.to_numpy()])
+        frame = Frame([_summary_of_items(table, metrics, names)], cells)
+        runs.append(FramesOfRun(panels.index(panel), seed_of(run), [frame]))
+        called = values.set_axis(names_of(values.index, names))
+        printed.setdefault(panel, Heat(ROUND, Axis(metrics.item), called, colour, 0.0, high))
+    frames = Frames(panels, runs)
+    caption = metrics.caption + fewer(min(rounds, most), rounds, "rounds")
+    if items > MAPPED:
+        caption += f" (the first {MAPPED} of {items:,} are drawn)"
     return Chart(
-        key=prefix.replace("/", "-"),
-        title=title,
-        caption=caption + fewer(min(rounds, most), rounds, "rounds") + cut,
-        alt=f"Heat map: {title}, by {item} and round",
+        key=metrics.prefix.replace("/", "-"),
+        title=metrics.title,
+        caption=caption,
+        alt=f"Heat map: {metrics.title}, by {metrics.item} and round",
         plot=Panels(printed),
-        numbers=tabulated(frames, f"{title}, last round"),
+        numbers=table_of_frames(frames, f"{metrics.title}, last round"),
         frames=frames,
         wide=True,
     )
 
 
-def constant_items(methods: Sequence[Method], prefix: str, title: str) -> str:
-    """Return a sentence if the metrics ``prefix/<n>`` never change in any run of several rounds; else empty."""
-    tables = [table for method in methods for run in method.runs if len(table := run.items(prefix))]
-    if not tables or any(len(table) < 2 or (table.max() - table.min()).max() > 1e-9 for table in tables):
+def say_constant_items(methods: Sequence[Method], metrics: NumberedMetrics) -> str:
+    """Return a sentence if numbered metrics never change in any run of several rounds; else empty."""
+    tables = [run.items(metrics.prefix) for _, run in runs_with(methods, lambda run: run.items(metrics.prefix))]
+    if not tables:
         return ""
-    return f"Constant over all rounds: {prefix}/* ({title})."
+    for table in tables:
+        if len(table) < 2 or (table.max() - table.min()).max() > 1e-9:
+            return ""
+    return f"Constant over all rounds: {metrics.prefix}/* ({metrics.title})."
 
 
-def _frame(
-    table: pd.DataFrame, shown: pd.DataFrame, item: str, percent: bool, names: Sequence[str] | None
-) -> dict[str, Any]:
+def _summary_of_items(table: pd.DataFrame, metrics: NumberedMetrics, names: Sequence[str] | None) -> dict[str, str]:
+    """Say which client or class has the largest and the smallest value in the last round."""
     last = table.iloc[-1].dropna()
-    ends = {"largest in the last round": int(str(last.idxmax())), "smallest": int(str(last.idxmin()))}
-    text = {title: f"{written(last[at], percent)} ({item} {client_name(at, names)})" for title, at in ends.items()}
-    z = [rounded(row, 3) for row in shown.to_numpy()]
-    return {"text": [text], "x": shown.columns.tolist(), "y": shown.index.tolist(), "z": z}
+    ends = {"largest in the last round": last.idxmax(), "smallest": last.idxmin()}
+    text = {}
+    for title, column in ends.items():
+        number = int(str(column))
+        text[title] = f"{written(last[number], metrics.percent)} ({metrics.item} {client_name(number, names)})"
+    return text

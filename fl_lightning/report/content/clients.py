@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from fl_lightning.report.compared.methods import Method
-from fl_lightning.report.content.by_round import client_names, named, runs_with, seed_of, tabulated
+from fl_lightning.report.content.by_round import client_names, names_of, runs_with, seed_of, table_of_frames
 from fl_lightning.report.drawing.plots import Axis, Bubbles, Dots, Panels
-from fl_lightning.report.elements import Chart, Frames, Table
+from fl_lightning.report.elements import (
+    Chart,
+    ClientsTable,
+    Frame,
+    Frames,
+    FramesOfRun,
+    Measure,
+    MeasuredClients,
+    RunOfClients,
+    Table,
+)
 from fl_lightning.report.numbers import rounded, thin, written
 from fl_lightning.runs.catalogue import about, is_item
 from fl_lightning.runs.reader import Run, load
@@ -21,6 +31,7 @@ from fl_lightning.runs.reader import Run, load
 SHOWN_CLIENTS = 10_000  # about the largest number of clients of all runs in the table
 DOTS = 2_000  # about the largest number of dots in a scatter plot
 SPARK_POINTS = 250_000  # about the largest number of points in all sparklines
+LISTED_DOTS = 200  # largest number of dots in the scatter plot's table
 BUBBLE_CLIENTS = 100  # largest number of clients in a bubble plot
 NARROW_CLIENTS = 40  # largest number of clients in a bubble plot of half the page's width
 LONGEST_SPARK, SHORTEST_SPARK = 40, 8  # points of a sparkline
@@ -29,126 +40,164 @@ ITEMS = "(?:clients|personal|held_out|own)/.*|fedlaw/weight"
 ACCURACY = ("held_out/top1", "clients/top1")  # the first one that a run has is a client's accuracy
 
 
-def listed(methods: Sequence[Method]) -> dict[str, Any]:
-    """Describe the clients of all runs for the page's table, see clients.js.
+@dataclass(frozen=True)
+class HeldExamples:
+    """The examples of each class at each client, as explore.js reads them.
 
-    Returns:
-        Empty without clients; else ``measures`` (``title``, ``percent``, and the ends ``low`` and ``high`` of its
-        sparklines) and ``runs``, each with the number of the ``method``, the ``seed``, the ``clients``, other
-        ``columns`` by title (one number per client), and for each measure ``last``, ``mean`` and ``sparks``: one text
-        per client, one letter per round (0 for the low end, z for the high one, a dot for a round without a value).
+    Attributes:
+        held: three lists of equal length: the client, the class, and the client's number of examples of the class.
     """
-    every = [(at, run) for at, method in enumerate(methods) for run in method.runs]
-    prefixes = list(dict.fromkeys(prefix for _, run in every for prefix in _prefixes(run)))
-    ends = {prefix: _ends([run.items(prefix) for _, run in every]) for prefix in prefixes}
+
+    held: tuple[Sequence[int], Sequence[int], Sequence[int]]
+
+
+def clients_table(methods: Sequence[Method]) -> ClientsTable | None:
+    """Describe the clients of all runs for the page's table; None if no run knows any client."""
+    every = [(number, run) for number, method in enumerate(methods) for run in method.runs]
+    prefixes = dict.fromkeys(prefix for _, run in every for prefix in _prefixes(run))
+    measures = {prefix: _measure(prefix, [run.items(prefix) for _, run in every]) for prefix in prefixes}
     most = max(20, SHOWN_CLIENTS // len(every))
-    runs = [(at, run, *found) for at, run in every if (found := _kept(run, most))[0]]
-    lines = sum(len(clients) for _, _, clients, _ in runs) * max(1, len(prefixes))
-    length = max(SHORTEST_SPARK, min(LONGEST_SPARK, SPARK_POINTS // max(1, lines)))
-    described = []
-    for at, run, clients, of in runs:
-        measures = [_measure(run.items(prefix), clients, *ends[prefix], length) for prefix in prefixes]
-        columns = {name: _numbers(values.reindex(clients)) for name, values in _held(run).items()}
-        facts = {"method": at, "seed": seed_of(run), "of": of, "clients": clients}
-        described.append({**facts, "columns": columns, "measures": measures})
-    titled = []
-    for prefix, (low, high) in ends.items():
-        known = about(f"{prefix}/*")
-        titled.append({"title": known.title.removesuffix("/*"), "percent": known.percent, "low": low, "high": high})
-    return {"measures": titled, "runs": described} if described else {}
+    shown = {run: _shown_clients(run, most) for _, run in every}
+    sparklines = sum(len(clients) for clients, _ in shown.values()) * max(1, len(measures))
+    points = max(SHORTEST_SPARK, min(LONGEST_SPARK, SPARK_POINTS // max(1, sparklines)))
+    rows = []
+    for number, run in every:
+        clients, of = shown[run]
+        if clients:
+            columns = {title: _as_column(values.reindex(clients)) for title, values in _facts(run).items()}
+            values = [_values(run.items(prefix), clients, measure, points) for prefix, measure in measures.items()]
+            rows.append(RunOfClients(number, seed_of(run), of, clients, columns, values))
+    return ClientsTable(list(measures.values()), rows) if rows else None
 
 
 def _prefixes(run: Run) -> list[str]:
     return list(dict.fromkeys(name.rpartition("/")[0] for name in run.names if is_item(name, ITEMS)))
 
 
-def _ends(tables: Sequence[pd.DataFrame]) -> tuple[float, float]:
+def _measure(prefix: str, tables: Sequence[pd.DataFrame]) -> Measure:
+    """Describe the metrics ``prefix/<n>``, whose sparklines go from the smallest to the largest value of all runs."""
     values = np.concatenate([table.to_numpy().ravel() for table in tables])
     values = values[np.isfinite(values)]
-    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    low, high = 0.0, 1.0
+    if len(values):
+        low, high = float(values.min()), float(values.max())
+    known = about(f"{prefix}/*")
+    return Measure(known.title.removesuffix("/*"), known.percent, low, high)
 
 
-def _kept(run: Run, most: int) -> tuple[list[int], int]:
+def _shown_clients(run: Run, most: int) -> tuple[list[int], int]:
     """Return the clients to show (those with the most examples if there are too many) and the number of all clients."""
     sizes = dict(enumerate(run.partition().get("sizes", ())))
-    known = {*sizes, *(int(str(number)) for prefix in _prefixes(run) for number in run.items(prefix))}
+    known = {*sizes}
+    for prefix in _prefixes(run):
+        known |= {int(str(number)) for number in run.items(prefix)}
     ranked = sorted(known, key=lambda client: (-int(sizes.get(client, 0)), client))
     return sorted(ranked[:most]), len(known)
 
 
-def _held(run: Run) -> dict[str, pd.Series]:
+def _facts(run: Run) -> dict[str, pd.Series]:
+    """Return what is known of the clients of a run besides the measures, by title and client."""
     columns: dict[str, pd.Series] = {}
     if arrays := run.partition():
         columns["examples"] = pd.Series(arrays["sizes"])
         if "counts" in arrays:
             columns["classes"] = pd.Series((arrays["counts"] > 0).sum(1))
             columns["main class"] = pd.Series(arrays["counts"].argmax(1))
-    # These models are evaluated on all clients, whether they take part in the round or not.
-    prefixes = [prefix for prefix in _prefixes(run) if not prefix.startswith(("held_out/", "personal/"))]
-    counted = {prefix: run.items(prefix).count() for prefix in prefixes}
-    return columns | ({"rounds": pd.DataFrame(counted).max(axis=1)} if counted else {})
+    rounds = {}
+    for prefix in _prefixes(run):
+        # These models are evaluated on all clients, whether they take part in the round or not.
+        if not prefix.startswith(("held_out/", "personal/")):
+            rounds[prefix] = run.items(prefix).count()
+    if rounds:
+        columns["rounds"] = pd.DataFrame(rounds).max(axis=1)
+    return columns
 
 
-def _measure(table: pd.DataFrame, clients: list[int], low: float, high: float, length: int) -> dict[str, Any]:
+def _values(table: pd.DataFrame, clients: list[int], measure: Measure, points: int) -> MeasuredClients:
+    """Collect the values of a measure in one run.
+
+    Args:
+        table: the values, a row for each round and a column for each client.
+        clients: the clients to show.
+        measure: the measure.
+        points: largest number of points of a sparkline, each the mean over neighbouring rounds.
+    """
+    if not len(table):
+        nothing = [None] * len(clients)
+        return MeasuredClients(nothing, nothing, [""] * len(clients))
     table = table.reindex(columns=clients)
-    last = table.ffill().iloc[-1] if len(table) else pd.Series(math.nan, clients)
-    groups = np.array_split(table.to_numpy(), min(length, len(table))) if len(table) else []
-    points = np.array([_mean(group) for group in groups]).reshape(-1, len(clients)).T
-    sparks = [_spark(row, low, high) for row in points]
-    return {"last": _numbers(last), "mean": _numbers(table.mean()), "sparks": sparks}
+    groups = np.array_split(table.to_numpy(), min(points, len(table)))
+    means = np.array([_mean_over_rounds(rounds) for rounds in groups])  # (points, clients)
+    sparks = [_spark(of_client, measure.low, measure.high) for of_client in means.T]
+    return MeasuredClients(_as_column(table.ffill().iloc[-1]), _as_column(table.mean()), sparks)
 
 
-def _mean(rows: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
-    counts = np.isfinite(rows).sum(0)
-    return np.where(counts > 0, np.nansum(rows, 0) / np.maximum(counts, 1), math.nan)
+def _mean_over_rounds(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Compute each client's mean over the rounds with a value; nan if there is none."""
+    counts = np.isfinite(values).sum(0)
+    return np.where(counts > 0, np.nansum(values, 0) / np.maximum(counts, 1), math.nan)
 
 
 def _spark(values: Iterable[float], low: float, high: float) -> str:
-    top = (len(LETTERS) - 1) / ((high - low) or 1)
-    return "".join(LETTERS[round((value - low) * top)] if math.isfinite(value) else "." for value in values)
+    """Write a sparkline, a letter for each point; a dot is a point without a value."""
+    letters_per_unit = (len(LETTERS) - 1) / ((high - low) or 1)
+    spark = ""
+    for value in values:
+        spark += LETTERS[round((value - low) * letters_per_unit)] if math.isfinite(value) else "."
+    return spark
 
 
-def _numbers(values: pd.Series) -> list[float | None]:
+def _as_column(values: pd.Series) -> list[float | None]:
     return rounded(values.astype(float), 4)
 
 
 def partition(methods: Sequence[Method]) -> Chart | None:
     """Draw the examples of each class at each client as bubbles: a panel per method, or one if all have the same."""
     every = runs_with(methods, lambda run: run.partition().get("counts", ()))
-    counts = {(name, seed_of(run)): run.partition()["counts"] for name, run in every}
-    if not counts:
+    if not every:
         return None
-    first = {seed: each for (_, seed), each in counts.items()}
-    if all(np.array_equal(each, first[seed]) for (_, seed), each in counts.items()):
-        counts = {("all methods" if len(methods) > 1 else methods[0].name, seed): each for seed, each in first.items()}
-    panels = list(dict.fromkeys(name for name, _ in counts))
-    held = {name: _examples(each) for name, each in counts.items()}
-    runs = [{"panel": panels.index(name), "seed": seed, "frames": [each]} for (name, seed), each in held.items()]
-    frames, most = Frames(panels, runs), max(map(len, counts.values()))
-    names, first_seed = client_names(methods), runs[0]["seed"]
+    counts = {(method, seed_of(run)): run.partition()["counts"] for method, run in every}
+    of_seed = {seed: matrix for (_, seed), matrix in counts.items()}
+    if all(np.array_equal(matrix, of_seed[seed]) for (_, seed), matrix in counts.items()):
+        panel = "all methods" if len(methods) > 1 else methods[0].name
+        counts = {(panel, seed): matrix for seed, matrix in of_seed.items()}
+    panels = list(dict.fromkeys(panel for panel, _ in counts))
+    runs = [FramesOfRun(panels.index(panel), seed, [_examples(matrix)]) for (panel, seed), matrix in counts.items()]
+    frames = Frames(panels, runs)
+    names = client_names(methods)
+    first_seed = runs[0].seed
+    printed = {panel: Bubbles(matrix, names) for (panel, seed), matrix in counts.items() if seed == first_seed}
+    clients = max(len(matrix) for matrix in counts.values())
+    caption = "A bubble's area is the number of examples of a class at a client."
+    if clients > BUBBLE_CLIENTS:
+        caption += f" The first {BUBBLE_CLIENTS} of {clients:,} clients are drawn."
     return Chart(
         key="partition",
         title="Examples that each client holds",
-        caption="A bubble's area is the number of examples of a class at a client."
-        + (f" The first {BUBBLE_CLIENTS} of {most:,} clients are drawn." if most > BUBBLE_CLIENTS else ""),
+        caption=caption,
         alt="Bubble plot of the examples of each class at each client",
-        plot=Panels({name: Bubbles(each, names) for (name, seed), each in counts.items() if seed == first_seed}),
-        numbers=tabulated(frames, "Partitions"),
+        plot=Panels(printed),
+        numbers=table_of_frames(frames, "Partitions"),
         frames=frames,
-        wide=len(panels) > 1 or most > NARROW_CLIENTS,
+        wide=len(panels) > 1 or clients > NARROW_CLIENTS,
     )
 
 
-def _examples(counts: NDArray[np.int64]) -> dict[str, Any]:
+def _examples(counts: NDArray[np.int64]) -> Frame[HeldExamples]:
+    """Describe a partition: in words all clients, in numbers the first BUBBLE_CLIENTS.
+
+    Args:
+        counts: (N, C) number of examples of each class at each client.
+    """
     clients, classes = counts[:BUBBLE_CLIENTS].nonzero()
+    sizes = counts[clients, classes]
     held = counts[counts.sum(1) > 0]
-    values = {
+    text = {
         "clients with data": written(len(held)),
         "examples of a client": _span(held.sum(1)),
         f"classes of a client (of {counts.shape[1]})": _span((held > 0).sum(1)),
     }
-    sizes = counts[clients, classes]
-    return {"text": [values], "held": [clients.tolist(), classes.tolist(), sizes.tolist()]}
+    return Frame([text], HeldExamples((clients.tolist(), classes.tolist(), sizes.tolist())))
 
 
 def _span(values: Iterable[int]) -> str:
@@ -165,43 +214,60 @@ def scatter(methods: Sequence[Method]) -> Chart | None:
     """
     every = [(method.name, run) for method in methods for run in method.runs]
     measured = any(run.arrays("cosines") for _, run in every)
-    seeds = list(dict.fromkeys(seed_of(run) for _, run in every))
     tables = {run: _conflict_and_accuracy(run, measured) for _, run in every}
-    kept = seeds[: max(1, DOTS // max(1, max(map(len, tables.values())) * len(methods)))]
-    dots: dict[str, list[pd.DataFrame]] = {}
+    largest = max(len(table) for table in tables.values())
+    seeds = list(dict.fromkeys(seed_of(run) for _, run in every))
+    kept = seeds[: max(1, DOTS // max(1, largest * len(methods)))]
     names = client_names(methods)
-    for name, run in every:
-        if seed_of(run) in kept and len(table := tables[run]):
-            called = [f"client {each}, seed {seed_of(run)}" for each in named(table.index, names)]
-            dots.setdefault(name, []).append(table.assign(name=called, client=table.index))
-    if not dots:
+    parts: dict[str, list[pd.DataFrame]] = {}
+    for method, run in every:
+        table = tables[run]
+        if seed_of(run) in kept and len(table):
+            called = [f"client {name}, seed {seed_of(run)}" for name in names_of(table.index, names)]
+            parts.setdefault(method, []).append(table.assign(name=called, client=table.index))
+    if not parts:
         return None
-    drawn = {name: pd.concat(tables) for name, tables in dots.items()}
-    held_out = any(len(run.items(ACCURACY[0])) for _, run in every)
+    dots = {method: pd.concat(of_runs) for method, of_runs in parts.items()}
     x = "share of a client's pairs in conflict" if measured else "share of the update that rules removed"
+    held_out = any(len(run.items(ACCURACY[0])) for _, run in every)
     y = "accuracy on the client's held-out examples" if held_out else "training accuracy of the client"
-    correlated = {name: _rank_correlation(each["x"], each["y"]) for name, each in drawn.items()}
-    spoken = "; ".join(f"{name} {written(round(value, 2))}" for name, value in correlated.items())
+    correlations = {method: _rank_correlation(table["x"], table["y"]) for method, table in dots.items()}
+    spoken = "; ".join(f"{method} {written(round(value, 2))}" for method, value in correlations.items())
+    caption = "Each dot is a client, with its conflict (before correction, mean over the rounds) and last accuracy. "
+    caption += f"Rank correlation: {spoken}."
+    if len(kept) < len(seeds):
+        caption += f" Seeds {', '.join(kept)}."
     return Chart(
         key="scatter",
         title="Conflict of a client against its accuracy",
-        caption="Each dot is a client, with its conflict (before correction, mean over the rounds) and last accuracy. "
-        f"Rank correlation: {spoken}." + (f" Seeds {', '.join(kept)}." if len(kept) < len(seeds) else ""),
+        caption=caption,
         alt=f"Scatter plot: {y} by {x}. Rank correlation: {spoken}.",
-        plot=Dots(Axis(x, percent=True), Axis(y, percent=True), drawn),
-        numbers=_table(drawn, x, y),
+        plot=Dots(Axis(x, percent=True), Axis(y, percent=True), dots),
+        numbers=_table_of_dots(dots, x, y),
     )
 
 
 def _rank_correlation(x: pd.Series, y: pd.Series) -> float:
     """Compute Spearman's rank correlation; nan if all values of x or of y are equal."""
-    return float(x.corr(y, method="spearman")) if x.nunique() > 1 and y.nunique() > 1 else math.nan
+    if x.nunique() < 2 or y.nunique() < 2:
+        return math.nan
+    return float(x.corr(y, method="spearman"))
 
 
 def _conflict_and_accuracy(run: Run, measured: bool) -> pd.DataFrame:
-    accuracies = [table.ffill().iloc[-1] for prefix in ACCURACY if len(table := run.items(prefix))]
+    """Tabulate ``x``, the conflict, and ``y``, the accuracy, of the clients that have both.
+
+    Args:
+        run: the run.
+        measured: whether the conflict is that of recorded cosines.
+    """
     conflict = _conflict(run) if measured else run.items("clients/removed").mean()
-    return pd.DataFrame({"x": conflict, "y": accuracies[0] if accuracies else pd.Series(dtype=float)}).dropna()
+    accuracy = pd.Series(dtype=float)
+    for prefix in reversed(ACCURACY):
+        table = run.items(prefix)
+        if len(table):
+            accuracy = table.ffill().iloc[-1]
+    return pd.DataFrame({"x": conflict, "y": accuracy}).dropna()
 
 
 def _conflict(run: Run) -> pd.Series:
@@ -211,11 +277,15 @@ def _conflict(run: Run) -> pd.Series:
         arrays = load(path, "clients", "before")
         negative = (arrays["before"] < 0).sum(1)  # never with itself
         shares.append(pd.Series(negative / max(1, len(negative) - 1), arrays["clients"].tolist()))
-    return pd.concat(shares, axis=1).mean(axis=1) if shares else pd.Series(dtype=float)
+    if not shares:
+        return pd.Series(dtype=float)
+    return pd.concat(shares, axis=1).mean(axis=1)
 
 
-def _table(dots: dict[str, pd.DataFrame], x: str, y: str) -> Table:
-    every = [(name, *row) for name, each in dots.items() for row in each[["name", "x", "y"]].itertuples(index=False)]
-    shown = [every[at] for at in thin(len(every), 200)]
-    rows = [[name, who, written(a, True), written(b, True)] for name, who, a, b in shown]
+def _table_of_dots(dots: Mapping[str, pd.DataFrame], x: str, y: str) -> Table:
+    every = []
+    for method, table in dots.items():
+        for name, conflict, accuracy in table[["name", "x", "y"]].itertuples(index=False):
+            every.append([method, name, written(conflict, True), written(accuracy, True)])
+    rows = [every[place] for place in thin(len(every), LISTED_DOTS)]
     return Table(["method", "client", x, y], rows, "Clients: conflict and accuracy")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.commands import counted, some
+from fl_lightning.report.compared.comparison import Comparison
 from fl_lightning.report.compared.experiments import Experiment
 from fl_lightning.report.compared.methods import Method, differing, every_run, logged
 from fl_lightning.report.content.resources import PARTS
@@ -41,6 +42,7 @@ NAMES = {
     "code: commit": "commit of the code",
     "code: dirty": "code changed since the commit",
 }
+TEST = "test/"  # beginning of the names of metrics that are measured once, after the last round
 VALUES = 6  # largest number of different values of an entry that are listed
 BEST = (
     "The best round is chosen on the examples that it is measured on (the test set, unless the data have a validation "
@@ -54,29 +56,36 @@ TIMES = {"seconds": "seconds per round", **PARTS, "rest": "the rest"}
 def last_and_best(methods: Sequence[Method]) -> Table:
     """Tabulate each validation metric after the last and the best round, and test metrics; without any, the loss."""
     names = logged(methods)
-    metrics = [name for name in names if name.startswith(("val/", "test/"))] or [n for n in names if n == "train/loss"]
-    bests = {metric: [False] if metric.startswith("test/") else [False, True] for metric in metrics}
+    metrics = [name for name in names if name.startswith(("val/", TEST))]
+    if not metrics:
+        metrics = [name for name in names if name == "train/loss"]
     head = ["method", "seeds", "rounds"]
     for metric in metrics:
         title = about(metric).title
-        head += [f"{title}: last", f"{title}: best round"] if True in bests[metric] else [title]
+        head += [title] if metric.startswith(TEST) else [f"{title}: last", f"{title}: best round"]
     rows = []
     for method in methods:
         row = [method.name, _seeds(method), _range(run.rounds[0] for run in method.runs)]
-        rows.append([*row, *(_over_seeds(method, metric, best) for metric in metrics for best in bests[metric])])
-    several = any(len(method.runs) > 1 for method in methods)
-    about_seeds = ": means over the seeds ± half of the 95 % t interval" if several else ""
-    return Table(head, rows, f"Last and best rounds{about_seeds}. {BEST}")
+        for metric in metrics:
+            row.append(_last_round(method, metric))
+            if not metric.startswith(TEST):
+                row.append(_best_round(method, metric))
+        rows.append(row)
+    caption = "Last and best rounds"
+    if any(len(method.runs) > 1 for method in methods):
+        caption += ": means over the seeds ± half of the 95 % t interval"
+    return Table(head, rows, f"{caption}. {BEST}")
 
 
-def finished(methods: Sequence[Method]) -> str:
+def status(methods: Sequence[Method]) -> str:
     """Say whether all runs have finished their rounds, or at which round they stopped."""
     rounds = [run.rounds for method in methods for run in method.runs]
     stopped = sorted((done, asked) for done, asked in rounds if asked and done < asked)
     if not stopped:
         return "finished"
-    some = f"{len(stopped)} of {len(rounds)} runs " if len(rounds) > 1 else ""
-    return f"{some}stopped at round {stopped[0][0]:,} of {stopped[0][1]:,}"
+    done, asked = stopped[0]
+    words = f"stopped at round {done:,} of {asked:,}"
+    return f"{len(stopped)} of {len(rounds)} runs {words}" if len(rounds) > 1 else words
 
 
 def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
@@ -86,23 +95,32 @@ def index(experiments: Sequence[Experiment], links: Sequence[str]) -> Table:
         experiments: the experiments.
         links: address of each experiment on the page.
     """
-    rows = []
-    for each in experiments:
-        seeds = _range(len(method.runs) for method in each.methods)
-        row = [each.name, some([method.name for method in each.methods]), seeds, finished(each.methods)]
-        for comparison in each.comparisons[:1]:
-            metric = comparison.metric
-            choose = min if lower_is_better(metric) else max
-            top = choose(comparison.standings, key=lambda standing: standing.last[0]).method
-            row += [about(metric).title, top.name, *(_over_seeds(top, metric, best) for best in (False, True))]
-        rows.append([*row, *["–"] * (8 - len(row))])
     head = ["experiment", "methods", "seeds", "status", "measure", "best method at the end", "last round", "best round"]
+    rows = []
+    for experiment in experiments:
+        methods = experiment.methods
+        seeds = _range(len(method.runs) for method in methods)
+        row = [experiment.name, some([method.name for method in methods]), seeds, status(methods)]
+        if experiment.comparisons:
+            row += _best_method(experiment.comparisons[0])
+        else:
+            row += ["–"] * (len(head) - len(row))
+        rows.append(row)
     return Table(head, rows, f"Experiments on this page. {BEST}", words=True, links=links)
 
 
+def _best_method(comparison: Comparison) -> list[str]:
+    """Write the metric, the method that ended best, and the method's metric after the last and the best round."""
+    metric = comparison.metric
+    choose = min if lower_is_better(metric) else max
+    best = choose(comparison.standings, key=lambda standing: standing.last[0]).method
+    return [about(metric).title, best.name, _last_round(best, metric), _best_round(best, metric)]
+
+
 def _range(numbers: Iterable[int]) -> str:
-    found = sorted(numbers)
-    return "–".join(dict.fromkeys([f"{found[0]:,}", f"{found[-1]:,}"]))
+    ordered = sorted(numbers)
+    low, high = ordered[0], ordered[-1]
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def _seeds(method: Method) -> str:
@@ -110,10 +128,20 @@ def _seeds(method: Method) -> str:
     return ", ".join(map(str, sorted(seeds, key=lambda seed: (str(type(seed)), seed)))) or "–"
 
 
-def _over_seeds(method: Method, metric: str, best: bool) -> str:
+def _last_round(method: Method, metric: str) -> str:
+    """Write a metric after the last round: mean over the seeds, and half the width of its interval."""
+    return _mean_of(metric, [column.iloc[-1] for column in method.series(metric).values()])
+
+
+def _best_round(method: Method, metric: str) -> str:
+    """Write a metric after each seed's best round: mean over the seeds, and half the width of its interval."""
     choose = "min" if lower_is_better(metric) else "max"
-    picked = [each.agg(choose) if best else each.iloc[-1] for each in method.series(metric).values()]
-    return plus_minus(*interval(picked), about(metric).percent)
+    return _mean_of(metric, [column.agg(choose) for column in method.series(metric).values()])
+
+
+def _mean_of(metric: str, values: Sequence[float]) -> str:
+    mean, half = interval(values)
+    return plus_minus(mean, half, about(metric).percent)
 
 
 def settings(methods: Sequence[Method]) -> Table | None:
@@ -132,19 +160,23 @@ def shared(methods: Sequence[Method]) -> Table | None:
     configured = [method for method in methods if method.settings]
     if len(configured) < 2:
         return None
-    differ, known = differing([method.settings for method in configured]), configured[0].settings
+    differ = differing([method.settings for method in configured])
+    known = configured[0].settings
     names = [name for name in dict.fromkeys([*MAIN, *known]) if name not in differ and known.get(name) is not None]
-    rows, are = _rows(names, configured[:1]), "is" if len(names) == 1 else "are"
+    if not names:
+        return None
+    are = "is" if len(names) == 1 else "are"
     caption = f"{counted(len(names), 'setting')} {are} the same for all methods"
-    return Table(["setting", "value"], rows, caption, words=True) if rows else None
+    return Table(["setting", "value"], _rows(names, configured[:1]), caption, words=True)
 
 
 def _rows(names: Iterable[str], methods: Sequence[Method]) -> list[list[str]]:
     """Write settings: a row for each, a column for each method."""
-    return [
-        [MAIN.get(name, name.removesuffix(CLASS)), *(label(method.settings.get(name)) for method in methods)]
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        values = [label(method.settings.get(name)) for method in methods]
+        rows.append([MAIN.get(name, name.removesuffix(CLASS)), *values])
+    return rows
 
 
 def times(methods: Sequence[Method]) -> Table | None:
@@ -152,10 +184,11 @@ def times(methods: Sequence[Method]) -> Table | None:
     head = ["method", "minutes in total", *TIMES.values(), "memory, GiB", "GPU, GiB"]
     rows = []
     for method in methods:
-        if timed := [run.timings for run in method.runs if len(run.timings)]:
-            minutes = np.mean([each["seconds"].sum() / 60 for each in timed])
-            usual = [np.mean([each[name].median() for each in timed]) for name in TIMES]
-            peaks = [max(each[name].max() for each in timed) / 1024 for name in ("memory_mib", "gpu_mib")]
+        timings = [run.timings for run in method.runs if len(run.timings)]
+        if timings:
+            minutes = np.mean([table["seconds"].sum() / 60 for table in timings])
+            usual = [np.mean([table[column].median() for table in timings]) for column in TIMES]
+            peaks = [max(table[column].max() for table in timings) / 1024 for column in ("memory_mib", "gpu_mib")]
             rows.append([method.name, *(written(float(value)) for value in (minutes, *usual, *peaks))])
     caption = "Time (median over the rounds, mean over the runs) and largest memory"
     return Table(head, rows, caption) if rows else None
@@ -163,38 +196,53 @@ def times(methods: Sequence[Method]) -> Table | None:
 
 def environment(methods: Sequence[Method]) -> Table | None:
     """Tabulate the environments of the runs; if runs differ, each value with its runs."""
-    found: dict[str, dict[str, list[str]]] = {}
     runs = [(name, run) for name, run in every_run(methods) if run.environment]
+    entries: dict[str, dict[str, list[str]]] = {}  # names of runs, by entry and value
     for name, run in runs:
-        for key, value in _flat(run.environment):
-            found.setdefault(NAMES.get(key, key), {}).setdefault(str(value), []).append(name)
-    rows = [
-        [key, value, "all" if len(names) == len(runs) else "; ".join(names)]
-        for key, values in found.items()
-        for value, names in _listed(key, values).items()
-    ]
-    head = ["what", "value", "runs"][: 2 if len(runs) == 1 else 3]
-    return Table(head, [row[: len(head)] for row in rows], MADE_WITH, words=True) if rows else None
+        for key, value in _entries(run.environment):
+            entries.setdefault(NAMES.get(key, key), {}).setdefault(str(value), []).append(name)
+    rows = []
+    for key, values in entries.items():
+        for value, names in _join_values(key, values).items():
+            rows.append([key, value, "all" if len(names) == len(runs) else "; ".join(names)])
+    if not rows:
+        return None
+    if len(runs) == 1:
+        return Table(["what", "value"], [row[:2] for row in rows], MADE_WITH, words=True)
+    return Table(["what", "value", "runs"], rows, MADE_WITH, words=True)
 
 
-def _listed(key: str, values: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
-    """Join the values of an entry to one if they are times, or too many for one row each."""
-    names = [name for each in values.values() for name in each]
+def _join_values(key: str, values: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
+    """Join the values of an entry to one if they are times, or too many for one row each.
+
+    Args:
+        key: title of the entry.
+        values: names of the runs with each value.
+    """
+    names = [name for of_value in values.values() for name in of_value]
     if key == "started" and len(values) > 1:
         return {f"{min(values)} to {max(values)}": names}
-    return values if len(values) <= VALUES else {f"{len(values)} different values, such as {next(iter(values))}": names}
+    if len(values) > VALUES:
+        return {f"{len(values)} different values, such as {next(iter(values))}": names}
+    return values
 
 
-def _flat(content: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """List the entries of environment.yaml, each with its value; an entry in an entry has both names."""
     for key, value in content.items():
-        if key == RULES:
+        if key == RULES or value is None:
             continue  # the rules are shown among the settings
         if isinstance(value, dict):
-            yield from ((name if key == "versions" else f"{key}: {name}", each) for name, each in _flat(value))
-        elif value is not None:
-            yield str(key), ", ".join(map(_entry, value)) if isinstance(value, list) else value
+            for name, inner in _entries(value):
+                yield name if key == "versions" else f"{key}: {name}", inner
+        elif isinstance(value, list):
+            yield str(key), ", ".join(map(_entry, value))
+        else:
+            yield str(key), value
 
 
 def _entry(value: Any) -> str:
     """Write an entry of a list; of a resumption the time and the round, since a note tells what changed."""
-    return f"{value.get('time')} (round {value.get('round')})" if isinstance(value, Mapping) else str(value)
+    if isinstance(value, Mapping):
+        return f"{value.get('time')} (round {value.get('round')})"
+    return str(value)
