@@ -19,7 +19,7 @@ from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
 from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, for_scripts
 from fl_lightning.report.templates import environment
-from fl_lightning.report.templates import render as filled
+from fl_lightning.report.templates import render as render_template
 from fl_lightning.runs.catalogue import AFTER, catalogue, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
@@ -87,7 +87,7 @@ def render(experiments: Sequence[Experiment]) -> str:
     described = parts(experiments)
     several = len(described) > 1
     links = [f"#{part.key}name" for part in described]
-    return filled(
+    return render_template(
         templates.get_template("page.html.j2"),
         title=f"{len(described)} experiments" if several else _title(described[0]),
         parts=described,
@@ -138,7 +138,7 @@ def _sections(experiment: Experiment, letters: int) -> Iterator[Section]:
         "settings",
         "Settings",
         tables=_filled(tables.settings(methods)),
-        folded=_filled(tables.shared(methods)),
+        folded=_filled(tables.shared_settings(methods)),
         texts=_configs(methods),
     )
     for key in SECTIONS:

@@ -43,12 +43,12 @@ class Result:
         Raises:
             ConfigurationError: there is not one other method than the baseline, but none or several.
         """
-        found = [each.apart["mean"] for one in self.comparisons for each in one.others]
-        if len(found) != 1:
+        others = [standing for problem in self.comparisons for standing in problem.others]
+        if len(others) != 1:
             raise ConfigurationError(
-                f"p is that of one method and a baseline, got {len(found)} comparisons: see mean_p in the table"
+                f"p is that of one method and a baseline, got {len(others)} comparisons: see mean_p in the table"
             )
-        return found[0].p
+        return others[0].apart["mean"].p
 
 
 def load_runs(folder: str | Path) -> list[Run]:
@@ -80,7 +80,7 @@ def compare(runs: Sequence[Run], metric: str | None = None, baseline: str | None
     Raises:
         ConfigurationError: there are no runs, no run has the metric, or no method has the baseline's name.
     """
-    methods, notes = group(_checked(runs))
+    methods, notes = group(_check_runs(runs))
     for note in [*notes, *unfinished(methods), *resumed(methods)]:
         warnings.warn(note, stacklevel=2)
     return Result(comparison.compare(methods, metric, baseline))
@@ -96,11 +96,11 @@ def write_report(runs: Sequence[Run], file: str | Path) -> None:
     Raises:
         ConfigurationError: there are no runs, the file cannot be written, or ``fl-lightning[report]`` is not installed.
     """
-    parts = experiments(_checked(runs))
-    write_page([described(part) for part in parts], Path(file))
+    parts = experiments(_check_runs(runs))
+    write_page([compare_methods(part) for part in parts], Path(file))
 
 
-def described(
+def compare_methods(
     part: Experiment, metric: str | None = None, baseline: str | None = None, target: float | None = None
 ) -> Experiment:
     """Compare the methods of an experiment, see :func:`comparison.compare`, and add notes on its runs."""
@@ -127,7 +127,8 @@ def write_page(parts: Sequence[Experiment], file: Path) -> None:
         raise ConfigurationError(f"expected an HTML file that can be written, got {file}: {error}") from None
 
 
-def _checked(runs: Sequence[Run]) -> Sequence[Run]:
+def _check_runs(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs, or refuse a folder in their place, none, and anything that is no run."""
     if isinstance(runs, str | Path) or not runs or not all(isinstance(run, Run) for run in runs):
         raise ConfigurationError(f"expected the runs of load_runs(folder), at least one, got {runs!r}")
     return runs
