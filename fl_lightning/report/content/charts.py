@@ -230,8 +230,8 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
     if all(len(line.points) < 2 for line in drawn):
         return None
     caption = "The largest eigenvalues of the Hessian, at the last measurement."
-    rank = Axis("number of the eigenvalue")
-    return line_chart("spectrum", "Spectrum of the Hessian", caption, drawn, rank, Axis("eigenvalue"))
+    number = Axis("number of the eigenvalue")
+    return line_chart("spectrum", "Spectrum of the Hessian", caption, drawn, number, Axis("eigenvalue"))
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
