@@ -15,7 +15,7 @@ from fl_lightning.report.compared.experiments import Experiment, experiments
 from fl_lightning.report.compared.methods import group, resumed
 from fl_lightning.report.compared.verdict import texts, verdict
 from fl_lightning.report.drawing.on_paper import save
-from fl_lightning.report.page import parts as parts_of_page
+from fl_lightning.report.page import Part
 from fl_lightning.report.python import compare_methods, write_page
 from fl_lightning.runs.reader import Run, read_runs
 
@@ -26,19 +26,19 @@ def command(args: Sequence[str]) -> int:
     runs = read_runs(map(Path, options.run))
     if len(options.run) > 1 or options.names:
         # The user has named the folders one by one, or the methods: all runs are compared in one part of the page.
-        parts = [Experiment("", *group(runs, options.names or ()))]
+        every = [Experiment("", *group(runs, options.names or ()))]
     else:
-        parts = experiments(runs)
-    parts = [compare_methods(part, options.metric, options.baseline, options.target) for part in parts]
+        every = experiments(runs)
+    compared = [compare_methods(experiment, options.metric, options.baseline, options.target) for experiment in every]
     out = Path(options.out) if options.out else _default_file(runs)
-    write_page(parts, out)
-    print(f"report: {out} ({_counts(parts)}, {out.stat().st_size / 1e6:.1f} MB)")
+    parts = write_page(compared, out)
+    print(f"report: {out} ({_counts(compared)}, {out.stat().st_size / 1e6:.1f} MB)")
     if options.figures:
         charts = write_figures(parts, Path(options.figures))
         print(f"figures: {options.figures} ({counted(charts, 'chart')})")
-    for part in parts:
-        for sentence in [*resumed(part.methods), *map(verdict, part.comparisons)]:
-            print(f"{part.name}: {sentence}" if part.name else sentence)
+    for experiment in compared:
+        for sentence in [*resumed(experiment.methods), *map(verdict, experiment.comparisons)]:
+            print(f"{experiment.name}: {sentence}" if experiment.name else sentence)
     return 0
 
 
@@ -48,21 +48,21 @@ def _default_file(runs: Sequence[Run]) -> Path:
     return inside(Path(os.path.relpath(common)), "report.html")
 
 
-def _counts(parts: Sequence[Experiment]) -> str:
+def _counts(compared: Sequence[Experiment]) -> str:
     """Say how many experiments, if there are several, runs and methods a page is about."""
-    methods = [method for part in parts for method in part.methods]
+    methods = [method for experiment in compared for method in experiment.methods]
     runs = sum(len(method.runs) for method in methods)
     counts = [counted(runs, "run"), counted(len(methods), "method")]
-    if len(parts) > 1:
-        counts.insert(0, counted(len(parts), "experiment"))
+    if len(compared) > 1:
+        counts.insert(0, counted(len(compared), "experiment"))
     return ", ".join(counts)
 
 
-def write_figures(parts: Sequence[Experiment], folder: Path) -> int:
+def write_figures(parts: Sequence[Part], folder: Path) -> int:
     """Write every chart of the page as PDF, SVG and CSV, and the comparison as CSV, Markdown and LaTeX.
 
     Args:
-        parts: the experiments of the page; each of several gets a folder of its own.
+        parts: the parts of the page; each of several gets a folder of its own.
         folder: folder to write to.
 
     Returns:
@@ -73,8 +73,9 @@ def write_figures(parts: Sequence[Experiment], folder: Path) -> int:
     """
     count = 0
     try:
-        for experiment, part in zip(parts, parts_of_page(parts), strict=True):
-            own = folder / "-".join(re.findall(r"[\w.]+", part.name))  # LaTeX likes no spaces and commas
+        for part in parts:
+            experiment = part.experiment
+            own = folder / "-".join(re.findall(r"[\w.]+", experiment.name))  # LaTeX likes no spaces and commas
             own.mkdir(parents=True, exist_ok=True)
             for section in part.sections:
                 for chart in section.charts:

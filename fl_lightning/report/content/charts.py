@@ -294,7 +294,11 @@ def over_rounds(methods: Sequence[Method], metrics: NumberedMetrics) -> Chart | 
     for panel, run in shown:
         table = run.items(metrics.prefix)
         values = table.iloc[thin(len(table), most), :MAPPED].T
-        cells = Cells(values.columns.tolist(), values.index.tolist(), [rounded(row, 3) for row in values.to_numpy()])
+        cells = Cells(
+            x=[int(number) for number in values.columns],
+            y=values.index.tolist(),
+            z=[rounded(row, 3) for row in values.to_numpy()],
+        )
         frame = Frame([_summary_of_items(table, metrics, names)], cells)
         runs.append(FramesOfRun(panels.index(panel), seed_of(run), [frame]))
         called = values.set_axis(names_of(values.index, names))
