@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,6 +41,25 @@ def counted(number: int, what: str) -> str:
     ('1 run', '1,200 rounds', '0 clients')
     """
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Write a duration in words; nan is a dash.
+
+    >>> [duration(seconds) for seconds in (0.42, 20, 130, 2700, 9000, 90000)]
+    ['0.42 s', '20 s', '2.2 minutes', '45 minutes', '2.5 hours', '25 hours']
+    """
+    if math.isnan(seconds):
+        return "–"
+    value = seconds
+    unit = "s"
+    if seconds >= 7200:
+        value = seconds / 3600
+        unit = "hours"
+    elif seconds >= 100:
+        value = seconds / 60
+        unit = "minutes"
+    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,4 +1,8 @@
-"""Numbers as text, as all tables, charts and files of a report write them; and which of many are shown."""
+"""Numbers as text, as all reports and results write them: with the minus sign −, and – for nan.
+
+A function says how many digits it writes: :func:`fixed` after the point, :func:`significant` in all, and
+:func:`with_interval` as many as the interval asks for. :func:`thin` chooses which of many numbers are shown.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import pandas as pd
 DIGITS = 4  # significant digits of a number in a chart
 NBSP = "\N{NO-BREAK SPACE}"
 PER_CENT = f"{NBSP}%"
+MINUS_SIGN = "\N{MINUS SIGN}"
+LEAST_P = 0.001  # smallest p value that is written
 
 
 def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float | None]:
@@ -34,12 +40,51 @@ def written(value: float, percent: bool = False) -> str:
     if math.isnan(value):
         return "–"
     if percent:
-        text = f"{100 * value:.2f}{PER_CENT}"
-    elif math.isfinite(value) and value == int(value):
-        text = f"{int(value):,}"
-    else:
-        text = f"{value:.4g}"
-    return text.replace("-", "−")
+        return fixed(100 * value, 2) + PER_CENT
+    if math.isfinite(value) and value == int(value):
+        return f"{int(value):,}".replace("-", MINUS_SIGN)
+    return significant(value, DIGITS)
+
+
+def fixed(value: float, digits: int, sign: str = "") -> str:
+    """Write a number with ``digits`` digits after the point; nan is a dash, and zero has no minus.
+
+    >>> fixed(-0.516, 2), fixed(0.5, 2, "+"), fixed(-0.001, 2), fixed(math.nan, 2)
+    ('−0.52', '+0.50', '0.00', '–')
+
+    Args:
+        value: the number.
+        digits: number of digits after the point.
+        sign: "+" writes the sign of a positive number, too.
+    """
+    if math.isnan(value):
+        return "–"
+    return f"{value:{sign}z.{digits}f}".replace("-", MINUS_SIGN)  # z: no minus before zero
+
+
+def significant(value: float, digits: int, sign: str = "") -> str:
+    """Write a number with up to ``digits`` significant digits; nan is a dash.
+
+    >>> significant(-0.0123456, 3), significant(12.0, 3, "+"), significant(math.nan, 3)
+    ('−0.0123', '+12', '–')
+
+    Args:
+        value: the number.
+        digits: number of digits.
+        sign: "+" writes the sign of a positive number, too.
+    """
+    if math.isnan(value):
+        return "–"
+    return f"{value:{sign}.{digits}g}".replace("-", MINUS_SIGN)
+
+
+def p_value(p: float) -> str:
+    """Write a p value; nan is a dash.
+
+    >>> p_value(0.00451), p_value(1e-9), p_value(math.nan)
+    ('0.0045', '< 0.001', '–')
+    """
+    return f"< {LEAST_P}" if p < LEAST_P else significant(p, 2)
 
 
 def with_interval(mean: float, half: float, percent: bool = False, sign: str = "") -> str:
@@ -54,14 +99,28 @@ def with_interval(mean: float, half: float, percent: bool = False, sign: str = "
         percent: whether the values are shares, written in per cent without the sign %.
         sign: "+" writes the sign of a positive mean, too.
     """
-    mean, half = (100 * mean, 100 * half) if percent else (mean, half)
-    if math.isnan(mean):
-        return "–"
+    if percent:
+        mean = 100 * mean
+        half = 100 * half
     usual = 2 if percent else 4
-    digits = max(0, 1 - math.floor(math.log10(half))) if 0 < half < math.inf else usual
-    digits = digits if digits <= usual + 2 else usual  # a narrower interval is a rounding error
-    text = f"{mean:{sign}z.{digits}f}"  # z: no minus before zero
-    return (text if math.isnan(half) else f"{text} ± {half:.{digits}f}").replace("-", "−")
+    digits = usual
+    if 0 < half < math.inf:
+        digits = max(0, 1 - math.floor(math.log10(half)))
+        if digits > usual + 2:  # so narrow an interval is a rounding error
+            digits = usual
+    return fixed_interval(mean, half, digits, sign)
+
+
+def fixed_interval(mean: float, half: float, digits: int, sign: str = "") -> str:
+    """Write ``mean ± half`` with ``digits`` digits after the point; without an interval (half nan), the mean alone.
+
+    >>> fixed_interval(-0.516, 0.4, 2), fixed_interval(1.0, math.nan, 2)
+    ('−0.52 ± 0.40', '1.00')
+    """
+    text = fixed(mean, digits, sign)
+    if math.isnan(mean) or math.isnan(half):
+        return text
+    return f"{text} ± {fixed(half, digits)}"
 
 
 def plus_minus(mean: float, half: float, percent: bool = False) -> str:
@@ -72,7 +131,8 @@ def plus_minus(mean: float, half: float, percent: bool = False) -> str:
     """
     if not half > 0:
         return written(mean, percent)
-    return with_interval(mean, half, percent) + PER_CENT * percent
+    text = with_interval(mean, half, percent)
+    return text + PER_CENT if percent else text
 
 
 def thin(count: int, most: int) -> list[int]:

@@ -45,6 +45,37 @@ def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
     return float(values.mean()), float(stats.t.ppf(0.975, len(values) - 1) * values.sem())
 
 
+def paired(one: pd.Series, other: pd.Series) -> tuple[pd.Series, pd.Series]:
+    """Keep the values that two sides have both, seed by seed.
+
+    Runs of one seed share partition, cohorts and initial weights. So two sides are compared within a seed, and their
+    differences are tested over the seeds (:func:`p_above`). Seed 1 has two rounds on one side and one on the other,
+    and only one side has seed 2:
+
+    >>> a = pd.Series([0.5, 0.6, 0.7], pd.MultiIndex.from_tuples([(1, 1), (1, 2), (2, 1)], names=["seed", "round"]))
+    >>> [side.to_dict() for side in paired(a, a.iloc[:1] + 0.25)]
+    [{(1, 1): 0.5}, {(1, 1): 0.75}]
+
+    Args:
+        one: values of one side, indexed by ``seed`` and what else tells the values apart, such as the round or a cell.
+        other: values of the other side, indexed alike.
+
+    Returns:
+        The values of either side, in the order of the first.
+    """
+    shared = one.index.intersection(other.index, sort=False)
+    return one.reindex(shared), other.reindex(shared)
+
+
+def p_other(values: NDArray[np.float64]) -> float:
+    """Compute the two-sided p value of a mean other than 0, at most 1; see :func:`p_above`.
+
+    >>> p_other(np.array([-1.0, 0.0, 1.0])), p_other(np.array([1.0, 1.0])), p_other(np.array([0.0, 0.0]))
+    (1.0, 0.0, 1.0)
+    """
+    return min(1.0, 2 * min(p_above(values, 0), p_above(-values, 0)))
+
+
 def p_above(values: NDArray[np.float64], level: float) -> float:
     """Compute the one-sided p value of a mean above a level; 0 or 1 if all values are the same.
 
@@ -68,7 +99,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     [0.03, 0.04, 0.04]
     """
     order = [at for at in np.argsort(p_values) if not math.isnan(p_values[at])]
-    corrected, least = [math.nan] * len(p_values), 0.0
+    corrected = [math.nan] * len(p_values)
+    least = 0.0
     for rank, at in enumerate(order):
         least = max(least, min(1.0, (len(order) - rank) * p_values[at]))
         corrected[at] = least
@@ -83,5 +115,6 @@ def label(value: Any) -> str:
     """
     if isinstance(value, float) and math.isinf(value):
         return "IID"
-    missing = pd.api.types.is_scalar(value) and pd.isna(value)
-    return "–" if missing else f"{value:g}" if isinstance(value, float) else str(value)
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return "–"
+    return f"{value:g}" if isinstance(value, float) else str(value)

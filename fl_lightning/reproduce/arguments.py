@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from fl_lightning.commands import CommandParser, counted, whole_number
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.reproduce.experiments.papers import experiments, figures, find
-from fl_lightning.reproduce.run_options import PARTS, PASSED_ON, RunOptions, read
+from fl_lightning.reproduce.run_options import PARTS, PASSED_ON, RunOptions, read_options
 
 ABOUT = "Train the runs of a paper's table or figure, and compare their numbers with the paper's."
 LEDGER = "print where every claim of the papers stands, by the results in --out; write it to FILE, too"
@@ -36,10 +37,11 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
     parser.add_argument("--scale", default="", metavar="NAME", help=SCALES)
     parser.add_argument("--until-decided", action="store_true", help=UNTIL)
     parser.add_argument("--most-seeds", type=partial(whole_number, "--most-seeds"), default=12, help=MOST)
-    asked, runs = read(parser, args, [*PARTS, "config"])
+    asked, runs = read_options(parser, args, [*PARTS, "config"])
     if asked.list or asked.id == ["list"]:
-        for each in [*experiments().values(), *figures()]:
-            print(f"{each.id:30} {counted(len(each.cells), 'cell'):9} {each.claim}", flush=True)
+        for experiment in [*experiments().values(), *figures()]:
+            cells = counted(len(experiment.cells), "cell")
+            print(f"{experiment.id:30} {cells:9} {experiment.claim}", flush=True)
         raise SystemExit(0)
     if asked.ledger is not None and (asked.id or asked.scale or asked.until_decided or runs.subset or runs.options):
         raise ConfigurationError(
@@ -49,4 +51,4 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
         raise ConfigurationError("reproduce needs the id of an experiment: fl-lightning reproduce --list names all")
     for name in asked.id:
         find(name)  # refuses an unknown name
-    return asked, runs
+    return asked, runs if asked.scale else replace(runs, shorter="--scale laptop")

@@ -22,11 +22,16 @@ def command(args: Sequence[str]) -> int:
     asked, runs = arguments(args)
     if asked.ledger is not None:
         return write_ledger(runs.out, asked.ledger)
-    found = [each for name in asked.id for each in find(name)]
+    experiments = [experiment for name in asked.id for experiment in find(name)]
     if asked.scale:
-        scaled = [at_scale(asked.scale, each) for each in found]
-        if not (found := [each for each in scaled if each.cells]):
+        scaled = [at_scale(asked.scale, experiment) for experiment in experiments]
+        experiments = [experiment for experiment in scaled if experiment.cells]
+        if not experiments:
             raise ConfigurationError(f"scale {asked.scale} keeps no cell of {' '.join(asked.id)}: leave out --scale")
-    chosen = [replace(each, cells=tuple(with_options(each.cells, runs.options))) for each in found]
-    shorter = "" if asked.scale else "--scale laptop"
-    return until_decided(chosen, runs, asked.most_seeds, shorter) if asked.until_decided else run(chosen, runs, shorter)
+    chosen = []
+    for experiment in experiments:
+        cells = with_options(experiment.cells, runs.options)
+        chosen.append(replace(experiment, cells=tuple(cells)))
+    if asked.until_decided:
+        return until_decided(chosen, runs, asked.most_seeds)
+    return run(chosen, runs)

@@ -25,7 +25,7 @@ from fl_lightning.fit.command import command
 from fl_lightning.fit.messages import reported
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.inside import inside
-from fl_lightning.reproduce.experiments.experiment import Cell
+from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.grid import option
 from fl_lightning.runs.config.secrets import hidden_arguments
 from fl_lightning.runs.config.settings import settings_fingerprint
@@ -39,8 +39,9 @@ POLL_S = 0.5
 FINGERPRINT_DIGITS = 16  # number of hexadecimal digits in a fingerprint of settings
 LONGEST_NAME = 80  # largest number of characters of a cell's name in the name of its folder
 GRACE_S = 10  # seconds that a run has to stop, after it is told to
-# Names in a job's folder: the mark of a finished job, the log, the folder of the run.
-FINISHED, LOG, EXPERIMENT = "finished.json", "log.txt", "run"
+FINISHED = "finished.json"  # name of the mark of a finished job, in the job's folder
+LOG = "log.txt"  # name of the file with the output of the job's process
+EXPERIMENT = "run"  # name of the folder of the run
 
 
 @dataclass(frozen=True)
@@ -85,14 +86,15 @@ class Job:
     @property
     def run(self) -> Run:
         """The run that the job trains, read anew until it is finished; the run's folder may not exist yet."""
-        return self._whole if self.finished else Run(self._place)
+        # A Run keeps what it has read: of a run under way, that must not be what the tables show in the end.
+        return self._whole_run if self.finished else Run(self._run_folder)
 
     @cached_property
-    def _whole(self) -> Run:
-        return Run(self._place)
+    def _whole_run(self) -> Run:
+        return Run(self._run_folder)
 
     @property
-    def _place(self) -> Path:
+    def _run_folder(self) -> Path:
         return self.folder / EXPERIMENT / "version_0"
 
     @property
@@ -122,10 +124,12 @@ class Job:
 
 
 Pairs = Sequence[tuple[Cell, Job]]  # the jobs of an experiment, each with its cell
+Planned = Sequence[tuple[Experiment, Pairs]]  # experiments, each with the jobs of its cells
 
 
 def finished_by_cell(pairs: Pairs) -> list[tuple[Mapping[str, Any], list[Job]]]:
     """Return the labels of each cell with its finished jobs, one for each seed, in the order of the cells."""
+    # By labels and seed, because a sweep may name a value twice: its cell and its runs count once.
     cells: dict[tuple[tuple[str, Any], ...], dict[int, Job]] = {}
     for cell, job in pairs:
         if job.finished:
@@ -144,8 +148,9 @@ class Folders:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        found = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
-        self._known = {path.name[-FINGERPRINT_DIGITS:]: path for path in found}
+        paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+        # In reverse order, so that of two folders with one fingerprint the first by name is the cell's.
+        self._known = {path.name[-FINGERPRINT_DIGITS:]: path for path in paths}
 
     def of(self, fingerprint: str, name: str) -> Path:
         """Return a cell's folder by its fingerprint; a new folder begins with ``name``, made safe for file systems.
@@ -153,7 +158,8 @@ class Folders:
         >>> Folders(Path("runs")).of("0123456789abcdef", "fedlaw/table-1, alpha 0.1, FedProx(mu=0.1) + GH").name
         'fedlaw-table-1-alpha-0.1-FedProx-mu=0.1+GH-0123456789abcdef'
         """
-        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", re.sub(r"\W*\+\W*", "+", name))[:LONGEST_NAME].strip("-.")
+        joined = re.sub(r"\W*\+\W*", "+", name)
+        safe = re.sub(r"[^A-Za-z0-9.+=_]+", "-", joined)[:LONGEST_NAME].strip("-.")
         return self._known.setdefault(fingerprint, self.folder / f"{safe}-{fingerprint}")
 
 
@@ -192,19 +198,23 @@ def train(jobs: Sequence[Job], processes: int, report: Callable[[Sequence[Job], 
     """
     context = multiprocessing.get_context("forkserver")  # imports modules once, and each run is still a fresh process
     context.set_forkserver_preload(["fl_lightning.fit.command"])
-    waiting = [job for job in {job.folder: job for job in jobs}.values() if not job.finished]
+    by_folder = {job.folder: job for job in jobs}
+    waiting = [job for job in by_folder.values() if not job.finished]
     busy: dict[Any, Job] = {}
     failed: list[Job] = []
     try:
         while waiting or busy:
             while waiting and len(busy) < processes:
-                process = context.Process(target=_work, args=(job := waiting.pop(0), job.log), name=job.name)
+                job = waiting.pop(0)
+                process = context.Process(target=_work, args=(job, job.log), name=job.name)
                 process.start()
                 busy[process] = job
             wait([process.sentinel for process in busy], POLL_S)
-            for process in [process for process in busy if process.exitcode is not None]:
+            ended = [process for process in busy if process.exitcode is not None]
+            for process in ended:
                 job = busy.pop(process)
-                failed += [] if job.finished else [job]
+                if not job.finished:
+                    failed.append(job)
             report(list(busy.values()), failed)
     finally:
         for process in busy:
@@ -232,27 +242,40 @@ def _fit(job: Job, arguments: Sequence[str]) -> int:
             return 0
         began = time.monotonic()
         try:
+            clear_run_without_round(job)
             status = command([*arguments, *_own_arguments(job)])
         finally:
             atexit._run_exitfuncs()  # multiprocessing exits without these: W&B would not close its file
         if status == 0:
-            facts: dict[str, Any] = {"seconds": round(time.monotonic() - began, 1), "seed": job.seed}
-            facts["arguments"] = hidden_arguments(job.arguments)
-            facts |= {"versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")}}
+            facts = {
+                "seconds": round(time.monotonic() - began, 1),
+                "seed": job.seed,
+                "arguments": hidden_arguments(job.arguments),
+                "versions": {name: version(name) for name in ("fl-lightning", "torch", "lightning")},
+            }
+            # Whole or not at all: the mark of a finished job must not be half a file after a kill.
             with whole(inside(job.folder, FINISHED)) as part:
                 part.write_text(json.dumps(facts, indent=1))
         return status
 
 
-def _own_arguments(job: Job) -> list[str]:
-    """Make the arguments for seed, folder and checkpoint; without a checkpoint, delete the run's folder."""
-    arguments = [f"--seed_everything={job.seed}", f"--trainer.default_root_dir={job.folder}"]
-    arguments += [f"--experiment={EXPERIMENT}", *wandb_arguments(job)]
-    if last_of_run(job.run.folder).is_file():
-        return [*arguments, f"--ckpt_path={sound_checkpoint(job.run.folder)}"]
-    if job.run.folder.is_dir():
+def clear_run_without_round(job: Job) -> None:
+    """Delete the folder of a run that was stopped in its first round, and so has no checkpoint to go on from."""
+    if job.run.folder.is_dir() and not last_of_run(job.run.folder).is_file():
         with held(job.run.folder):  # refused while a fit of the user's own trains the run
-            shutil.rmtree(job.run.folder.parent)  # the run was stopped before the end of its first round
+            shutil.rmtree(job.run.folder.parent)
+
+
+def _own_arguments(job: Job) -> list[str]:
+    """Make the arguments for seed, folder, W&B, and the checkpoint from which the run goes on, if there is one."""
+    arguments = [
+        f"--seed_everything={job.seed}",
+        f"--trainer.default_root_dir={job.folder}",
+        f"--experiment={EXPERIMENT}",
+        *wandb_arguments(job),
+    ]
+    if last_of_run(job.run.folder).is_file():
+        arguments.append(f"--ckpt_path={sound_checkpoint(job.run.folder)}")
     return arguments
 
 

@@ -6,14 +6,13 @@ import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
-from fl_lightning.commands import counted, some
+from fl_lightning.commands import counted, duration, some
 from fl_lightning.datamodules import FederatedDataModule
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.command import fetch_missing
 from fl_lightning.fit.read_config import callbacks_of, data_of
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.progress.tracker import Planned, Tracker
-from fl_lightning.runs.display.progress import duration
+from fl_lightning.reproduce.jobs import Job, Planned
+from fl_lightning.reproduce.progress.tracker import Tracker
 
 Made = TypeVar("Made")
 
@@ -30,47 +29,56 @@ def preflight(planned: Planned, fetch: bool) -> tuple[list[str], list[str]]:
         arguments do not allow; and one for each data set that is missing and will be downloaded.
     """
     todo = [job for _, pairs in planned for _, job in pairs if not job.finished]
-    _, refused = _made(callbacks_of, _alike(todo, lambda job: job.config["trainer"]["callbacks"]))
+    # Many cells have the same callbacks or data: each different config of them is made once.
+    _, refused = _make_each(callbacks_of, _alike(todo, lambda job: job.config["trainer"]["callbacks"]))
     if refused:
         return refused, []
-    found, problems = _made(data_of, _alike(todo, lambda job: job.config["data"]))
+    data_sets, problems = _make_each(data_of, _alike(todo, lambda job: job.config["data"]))
+    # By the words: cells that differ in their partition alone lack the same files, which are told and fetched once.
     missing: dict[str, tuple[FederatedDataModule, list[Job]]] = {}
-    for data, jobs in found:
-        if (words := data.missing()) is not None:
-            missing.setdefault(words, (data, []))[1].extend(jobs)
+    for data, jobs in data_sets:
+        words = data.missing()
+        if words is not None:
+            _, needed_by = missing.setdefault(words, (data, []))
+            needed_by.extend(jobs)
     to_come = []
     for words, (data, jobs) in missing.items():
         if not fetch and data.downloads():
-            to_come.append(f"{words} ({_needed_by(jobs)})")
+            to_come.append(f"{words} ({_for_experiments(jobs)})")
             continue
         try:
             fetch_missing(data)
         except ConfigurationError as error:
-            problems.append(f"{error} ({_needed_by(jobs)})")
+            problems.append(f"{error} ({_for_experiments(jobs)})")
     return list(dict.fromkeys(problems)), to_come
 
 
-def _made(make: Callable[[Any], Made], alike: Iterable[list[Job]]) -> tuple[list[tuple[Made, list[Job]]], list[str]]:
+def _make_each(
+    make: Callable[[Any], Made], groups: Iterable[list[Job]]
+) -> tuple[list[tuple[Made, list[Job]]], list[str]]:
     """Make a part of the config of each group of jobs; return what was made, and a line for each refusal."""
-    made, refused = [], []
-    for jobs in alike:
+    made = []
+    refusals = []
+    for jobs in groups:
         try:
             made.append((make(jobs[0].config), jobs))
         except ConfigurationError as error:
-            refused.append(f"{' '.join(jobs[0].group)}: {error}")
-    return made, refused
+            refusals.append(f"{' '.join(jobs[0].group)}: {error}")
+    return made, refusals
 
 
 def _alike(jobs: Iterable[Job], part: Callable[[Job], Any]) -> Collection[list[Job]]:
     """Divide jobs into those whose configs have an equal part."""
-    found: dict[str, list[Job]] = {}
+    groups: dict[str, list[Job]] = {}
     for job in jobs:
-        found.setdefault(json.dumps(part(job), sort_keys=True, default=str), []).append(job)
-    return found.values()
+        text = json.dumps(part(job), sort_keys=True, default=str)
+        groups.setdefault(text, []).append(job)
+    return groups.values()
 
 
-def _needed_by(jobs: Sequence[Job]) -> str:
-    return f"for {some(list(dict.fromkeys(job.group[0] for job in jobs)))}"
+def _for_experiments(jobs: Sequence[Job]) -> str:
+    ids = dict.fromkeys(job.group[0] for job in jobs)
+    return f"for {some(list(ids))}"
 
 
 def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], processes: int) -> int:
@@ -87,31 +95,40 @@ def dry_run(planned: Planned, problems: Sequence[str], to_come: Sequence[str], p
     """
     trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
     for experiment, pairs in planned:
-        print(f"{experiment.id}: {_runs([job for _, job in pairs], experiment.is_trained)}")
+        print(f"{experiment.id}: {_size([job for _, job in pairs], experiment.is_trained)}")
     tracker = Tracker(trained, processes)
     tracker.update((), ())
     todo = len(tracker.jobs) - len(tracker.finished)
     if len(planned) > 1:
         print(f"in total: {counted(len(tracker.jobs), 'different run')}; {todo:,} to train")
     if todo:
-        at_once = f", {processes} runs at a time, if each is as fast as one alone" if processes > 1 else ""
-        left = tracker.left()
-        print("time: unknown until a run has begun" if left is None else f"time: about {duration(left)}{at_once}")
+        print(f"time: {_time(tracker.left(), processes)}")
     for line in to_come:
         print(f"to download: {line}")
     for line in problems:
         print(f"pre-flight failed: {line}")
-    if not problems:
-        print(f"pre-flight passed: configs{'' if to_come else ', callbacks and data'}")
-    return 2 if problems else 0
+    if problems:
+        return 2
+    print("pre-flight passed: configs" if to_come else "pre-flight passed: configs, callbacks and data")
+    return 0
 
 
-def _runs(jobs: Sequence[Job], trained: bool) -> str:
-    seeds = sorted({job.seed for job in jobs})
+def _time(seconds: float | None, processes: int) -> str:
+    if seconds is None:
+        return "unknown until a run has begun"
+    if processes > 1:
+        return f"about {duration(seconds)}, {processes} runs at a time, if each is as fast as one alone"
+    return f"about {duration(seconds)}"
+
+
+def _size(jobs: Sequence[Job], trained: bool) -> str:
+    """Write how many cells, seeds and runs an experiment has, and how many of the runs are finished."""
     cells = counted(len({job.folder.parent for job in jobs}), "cell")
     if not trained:
         return f"{cells}, drawn without training"
-    finished = sum(job.finished for job in {job.folder: job for job in jobs}.values())
-    runs = counted(len({job.folder for job in jobs}), "run")
+    by_folder = {job.folder: job for job in jobs}
+    seeds = sorted({job.seed for job in jobs})
     between = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    return f"{cells}, {between}: {runs}" + (f", {finished:,} finished before" if finished else "")
+    words = f"{cells}, {between}: {counted(len(by_folder), 'run')}"
+    finished = sum(job.finished for job in by_folder.values())
+    return f"{words}, {finished:,} finished before" if finished else words

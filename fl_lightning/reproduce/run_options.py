@@ -38,6 +38,7 @@ class RunOptions:
         subset: labels of the cells to train, as "axis=label,label"; empty for all cells.
         jobs: number of runs at a time.
         dry_run: whether to look for callbacks and data only.
+        shorter: an option of the command that makes the runs shorter, to name where a run takes long; "" for none.
     """
 
     line: str
@@ -47,9 +48,12 @@ class RunOptions:
     subset: Sequence[str]
     jobs: int
     dry_run: bool
+    shorter: str = ""
 
 
-def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS) -> tuple[Namespace, RunOptions]:
+def read_options(
+    parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PARTS
+) -> tuple[Namespace, RunOptions]:
     """Read a command line.
 
     Args:
@@ -62,21 +66,21 @@ def read(parser: CommandParser, args: Sequence[str], parts: Sequence[str] = PART
         SystemExit: help is asked for, and has been printed.
     """
     _add_options(parser, args[0])
-    own, passed_on = _divided(args[1:], parts)
-    read, unknown = parser.parse_known_args(own)
+    own, passed_on = _divide(args[1:], parts)
+    asked, unknown = parser.parse_known_args(own)
     if unknown:
-        raise ConfigurationError(_unknown(unknown[0], vars(read)))
+        raise ConfigurationError(_what_is_wrong(unknown[0], vars(asked)))
     check_options(["fit", *passed_on])
-    given = {"trainer.max_epochs": read.rounds, "trainer.accelerator": read.accelerator}
-    more = [option(name, value) for name, value in given.items() if value is not None]
-    return read, RunOptions(
+    short_names = {"trainer.max_epochs": asked.rounds, "trainer.accelerator": asked.accelerator}
+    given = [option(name, value) for name, value in short_names.items() if value is not None]
+    return asked, RunOptions(
         line=f"fl-lightning {' '.join(args)}",
-        out=Path(read.out),
-        seeds=range(read.first_seed, read.first_seed + read.seeds),
-        options=(*more, *passed_on),
-        subset=read.subset,
-        jobs=read.jobs,
-        dry_run=read.dry_run,
+        out=Path(asked.out),
+        seeds=range(asked.first_seed, asked.first_seed + asked.seeds),
+        options=(*given, *passed_on),
+        subset=asked.subset,
+        jobs=asked.jobs,
+        dry_run=asked.dry_run,
     )
 
 
@@ -99,7 +103,7 @@ def _add_options(parser: CommandParser, name: str) -> None:
     parser.add_argument("--out", default=f"runs/{name}", help=f"folder of all results (default runs/{name})")
 
 
-def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+def _divide(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
     """Divide arguments into the command's own arguments, and options of ``fit`` with their values."""
     own: list[str] = []
     passed_on: list[str] = []
@@ -111,12 +115,13 @@ def _divided(args: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list
             own.append(argument)
             continue
         passed_on.append(argument)
+        # Whether an option of fit takes a value is not known here: what follows is one, unless it is an option.
         if "=" not in argument and rest and not rest[0].startswith("--"):
             passed_on.append(rest.popleft())
     return own, passed_on
 
 
-def _unknown(argument: str, known: Iterable[str]) -> str:
+def _what_is_wrong(argument: str, known: Iterable[str]) -> str:
     """Describe the mistake in an argument that the command does not have."""
     name = option_name(argument)
     if not argument.startswith("-"):
@@ -124,6 +129,7 @@ def _unknown(argument: str, known: Iterable[str]) -> str:
     if name in SET_BY_COMMAND:
         return f"--{name} is set for each run: {SET_BY_COMMAND[name]}"
     part, dot, below = name.partition(".")
+    # With a dot, it is an option of fit whose first part is misspelt: options with a right first part are passed on.
     near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
     if near:
         return f"there is no option --{name}; did you mean --{near}{dot}{below}?"

@@ -10,45 +10,44 @@ from dataclasses import replace
 
 from fl_lightning.commands import counted
 from fl_lightning.report.statistics import label
-from fl_lightning.reproduce.experiments.choosing import named, select
+from fl_lightning.reproduce.experiments.choosing import in_words, select
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Folders, Job, plan
+from fl_lightning.reproduce.jobs import Folders, Job, Planned, plan
 from fl_lightning.reproduce.outcome.numbers import RESULTS, read, unknown_measures
 from fl_lightning.reproduce.outcome.results_folder import write
 from fl_lightning.reproduce.outcome.verdict import LEVELS, OPEN, judge
 from fl_lightning.reproduce.preflight import dry_run, preflight
 from fl_lightning.reproduce.progress.display import announce, train_with_progress
-from fl_lightning.reproduce.progress.tracker import Planned
 from fl_lightning.reproduce.run_options import RunOptions
 from fl_lightning.runs.folder.lock import held
 
 RUNS = "runs"  # in the folder of all results, the folder of the runs
 
 
-def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") -> int:
+def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
     """Train the cells of experiments, and write the results.
 
     Args:
         experiments: the experiments.
         runs: seeds, options and folders of the runs, as read from the command line.
-        shorter: an option of the command that makes the runs shorter; "" for none.
 
     Returns:
         The exit status: 0; 1 if a run failed, which the tables then lack; 2 if data are missing or a measure is
         unknown; 130 after Ctrl-C and 143 after SIGTERM, with tables of the finished runs.
     """
     known = Folders(runs.out / RUNS)
-    planned = [(each, _planned(each, runs, known)) for each in experiments]
+    planned = [(experiment, _plan(experiment, runs, known)) for experiment in experiments]
     problems, to_come = preflight(planned, fetch=not runs.dry_run)
     if runs.dry_run:
         return dry_run(planned, problems, to_come, runs.jobs)
     if problems:
-        return _refused(problems)
-    folders = [runs.out / each.scale / each.id for each in experiments]
+        return _print_problems(problems)
+    folders = [runs.out / experiment.scale / experiment.id for experiment in experiments]
     with ExitStack() as holds:
         for folder in folders:
+            # Two commands must not write the same results: the second one is refused.
             holds.enter_context(held(folder))
-        failed, stopped_by = _trained(planned, runs.jobs, shorter)
+        failed, stopped_by = _train(planned, runs)
         for (experiment, pairs), folder in zip(planned, folders, strict=True):
             problems += unknown_measures(experiment, [job for _, job in pairs])
             write(experiment, pairs, folder, runs)
@@ -57,26 +56,28 @@ def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str = "") 
     if stopped_by:
         print("stopped: the same command continues the runs")
         return 128 + stopped_by
-    return 1 if failed else _refused(problems)
+    return 1 if failed else _print_problems(problems)
 
 
-def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int, shorter: str = "") -> int:
+def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int) -> int:
     """Train the cells of experiments as :func:`run` does; add seeds to those that hold an open claim.
 
     Args:
         experiments: the experiments.
         runs: as in :func:`run`; the seeds are the first of all, and as many as trained at first.
         most: largest number of seeds; a dry run plans this number.
-        shorter: as in :func:`run`.
 
     Returns:
         The exit status, see :func:`run`; the first that is not 0 ends the training.
     """
-    first, begun, status = runs.seeds[0], len(runs.seeds), 0
-    looks = [begun, *(each for each in LEVELS if begun < each <= most)]
-    for seeds in looks[-1:] if runs.dry_run else looks:
-        status = run(experiments, replace(runs, seeds=range(first, first + seeds)), shorter)
-        experiments = [each for each in experiments if not runs.dry_run and _is_open(each, runs)]
+    first = runs.seeds[0]
+    begun = len(runs.seeds)
+    looks = [begun, *(seeds for seeds in LEVELS if begun < seeds <= most)]
+    if runs.dry_run:  # it trains nothing, so that no look can decide a claim
+        return run(experiments, replace(runs, seeds=range(first, first + looks[-1])))
+    for seeds in looks:
+        status = run(experiments, replace(runs, seeds=range(first, first + seeds)))
+        experiments = [experiment for experiment in experiments if _is_open(experiment, runs)]
         if status or not experiments:
             break
     return status
@@ -84,10 +85,10 @@ def until_decided(experiments: Sequence[Experiment], runs: RunOptions, most: int
 
 def _is_open(experiment: Experiment, runs: RunOptions) -> bool:
     results = read(runs.out / experiment.scale / experiment.id / RESULTS)
-    return any(found.verdict == OPEN for found in judge(experiment, results))
+    return any(finding.verdict == OPEN for finding in judge(experiment, results))
 
 
-def _planned(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tuple[Cell, Job]]:
+def _plan(experiment: Experiment, runs: RunOptions, folders: Folders) -> list[tuple[Cell, Job]]:
     """Plan the jobs of the chosen cells of an experiment."""
     chosen = select(experiment.cells, runs.subset, experiment.id)
     announce(f"planning {experiment.id}: {counted(len(chosen), 'cell')} …")
@@ -95,22 +96,27 @@ def _planned(experiment: Experiment, runs: RunOptions, folders: Folders) -> list
     for cell in chosen:
         group = [experiment.id, *map(label, cell.labels.values())]
         arguments = [f"--config={experiment.config}", *cell.options]
-        called = ", ".join(filter(None, (experiment.id, named(cell.labels, list(cell.labels)))))
-        pairs += [(cell, job) for job in plan(group, arguments, runs.seeds, folders, called)]
+        name = ", ".join(filter(None, (experiment.id, in_words(cell.labels, list(cell.labels)))))
+        for job in plan(group, arguments, runs.seeds, folders, name):
+            pairs.append((cell, job))
     return pairs
 
 
-def _trained(planned: Planned, processes: int, shorter: str) -> tuple[list[Job], int]:
+def _train(planned: Planned, runs: RunOptions) -> tuple[list[Job], int]:
     """Train all jobs; return those that failed, and the number of the signal that stopped the training, or 0."""
     trained = [(experiment, pairs) for experiment, pairs in planned if experiment.is_trained]
+    failed: list[Job] = []
     try:
         with _stopped_by_sigterm():
-            return (train_with_progress(trained, processes, shorter) if trained else []), 0
+            if trained:
+                failed = train_with_progress(trained, runs.jobs, runs.shorter)
     except KeyboardInterrupt as interrupt:
+        # SIGTERM leaves its number in the interrupt (_stopped_by_sigterm); Ctrl-C leaves nothing.
         return [], int(next(iter(interrupt.args), signal.SIGINT))
+    return failed, 0
 
 
-def _refused(problems: Sequence[str]) -> int:
+def _print_problems(problems: Sequence[str]) -> int:
     """Print problems as errors; return the exit status."""
     for problem in problems:
         print(f"fl-lightning: error: {problem}", file=sys.stderr)

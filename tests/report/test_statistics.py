@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from fl_lightning.report.statistics import band, interval, label
+from fl_lightning.report.statistics import band, interval, label, p_other, paired
 
 
 def test_band_of_three_seeds_with_one_missing() -> None:
@@ -34,6 +35,27 @@ def test_interval_of_two_seeds_with_one_missing() -> None:
 def test_no_interval_of_one_seed_and_no_mean_of_none() -> None:
     assert interval([5]) == pytest.approx((5, math.nan), nan_ok=True)
     assert all(math.isnan(value) for value in interval([math.nan]))
+
+
+def side(**values: float) -> pd.Series:
+    """Values by seed and cell: ``s1_a=0.5`` is the cell a of seed 1."""
+    index = pd.MultiIndex.from_tuples([(int(name[1]), name[3]) for name in values], names=["seed", "cell"])
+    return pd.Series(list(values.values()), index)
+
+
+def test_pairs_are_what_both_sides_have_within_a_seed() -> None:
+    """Seed 1 lacks b on one side and seed 3 is on one side alone; the order is that of the first side."""
+    one, other = paired(side(s2_a=5.0, s1_a=1.0, s1_b=2.0, s3_a=7.0), side(s1_a=10.0, s2_a=20.0, s2_b=30.0))
+    assert list(one.items()) == [((2, "a"), 5.0), ((1, "a"), 1.0)]
+    assert (other - one).to_dict() == {(2, "a"): 15.0, (1, "a"): 9.0}
+    assert [len(values) for values in paired(side(s1_a=1.0), side(s2_a=1.0))] == [0, 0]
+
+
+def test_the_two_sided_p_value() -> None:
+    """1, 2, 3: t = 2 / (1/√3) = √12 with two degrees of freedom, so p = 1 - √(12/14); the same for the other side."""
+    values = np.array([1.0, 2.0, 3.0])
+    assert p_other(values) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert p_other(-values) == pytest.approx(p_other(values))
 
 
 @pytest.mark.parametrize(

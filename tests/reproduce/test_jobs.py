@@ -17,9 +17,11 @@ import pandas as pd
 import psutil
 import pytest
 from lib.command import HANG, TINY, Result, fit, process, rows, run
+from lib.job_folders import under_way as job_under_way
 from lib.wandb_files import wandb_records
 
-from fl_lightning.reproduce.jobs import Folders, Job, plan, wandb_arguments
+from fl_lightning.reproduce.jobs import Folders, Job, clear_run_without_round, plan, wandb_arguments
+from fl_lightning.runs.folder.checkpoints import last_of_run
 
 SWEEP = ["sweep", "--config", "tiny.yaml", "--grid", "data.partition.alpha=0.1,10.0", "--seeds", "2", "--rounds", "2"]
 
@@ -266,6 +268,19 @@ def test_a_run_is_read_anew_until_it_is_finished(tmp_path: Path) -> None:
     (tmp_path / "finished.json").write_text("{}")
     assert job.run.names == ["val/top1", "train/loss"]
     assert job.run is job.run
+
+
+def test_a_run_without_a_whole_round_begins_anew(tmp_path: Path) -> None:
+    """It is stopped before its first checkpoint: its folder goes. One with a checkpoint stays."""
+    job = job_under_way(tmp_path, top1=[0.5])
+    checkpoint = last_of_run(job.run.folder)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    clear_run_without_round(job)
+    assert checkpoint.is_file()
+    checkpoint.unlink()
+    clear_run_without_round(job)
+    assert list(job.folder.iterdir()) == []
 
 
 def test_names_of_folders_are_safe_and_short() -> None:

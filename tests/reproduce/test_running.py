@@ -22,7 +22,7 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str]
     monkeypatch.chdir(tmp_path)
     passes: list[tuple[list[str], list[int]]] = []
 
-    def run(experiments: Sequence[Experiment], runs: RunOptions, shorter: str) -> int:
+    def run(experiments: Sequence[Experiment], runs: RunOptions) -> int:
         passes.append(([each.id for each in experiments], list(runs.seeds)))
         for each in experiments:
             rows = [
@@ -32,16 +32,16 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str]
             ]
             Path("out", each.id).mkdir(parents=True, exist_ok=True)
             pd.DataFrame(rows).to_csv(Path("out", each.id, "results.csv"), index=False)
-        return int(shorter == "fails")
+        return int(runs.line == "fails")
 
     monkeypatch.setattr(fl_lightning.reproduce.running, "run", run)
     return passes
 
 
-def decide(most: int, shorter: str = "", seeds: int = 3, dry_run: bool = False) -> int:
+def decide(most: int, line: str = "", seeds: int = 3, dry_run: bool = False) -> int:
     experiments = [Experiment(id, id, "", "", (), "", ("top1",), (BETTER,)) for id in GAINS]
-    options = RunOptions("", Path("out"), range(2, 2 + seeds), (), (), 1, dry_run)
-    return until_decided(experiments, options, most, shorter)
+    options = RunOptions(line, Path("out"), range(2, 2 + seeds), (), (), 1, dry_run)
+    return until_decided(experiments, options, most)
 
 
 def test_seeds_are_added_until_no_claim_is_open(ran: list[tuple[list[str], list[int]]]) -> None:
@@ -59,12 +59,12 @@ def test_seeds_are_added_until_no_claim_is_open(ran: list[tuple[list[str], list[
         ({"most": 12, "seeds": 4}, [4, 5, 8, 12]),
         ({"most": 2}, [3]),
         ({"most": 8, "dry_run": True}, [8]),
-        ({"most": 12, "shorter": "fails"}, [3]),
+        ({"most": 12, "line": "fails"}, [3]),
     ],
 )
 def test_it_ends_at_the_most_seeds_or_with_the_first_failure(
     ran: list[tuple[list[str], list[int]]], options: dict[str, int], seeds: list[int]
 ) -> None:
     """A dry run plans the most seeds alone."""
-    assert decide(**options) == ("shorter" in options)  # type: ignore[arg-type]  # one of them is text
+    assert decide(**options) == ("line" in options)  # type: ignore[arg-type]  # one of them is text
     assert [len(each) for _, each in ran] == seeds

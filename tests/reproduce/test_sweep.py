@@ -10,7 +10,7 @@ from lib.job_folders import finished, under_way, waiting
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.reproduce.arguments import arguments
-from fl_lightning.reproduce.experiments.choosing import refined, select, with_options
+from fl_lightning.reproduce.experiments.choosing import refine, select, with_options
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.papers import find
 from fl_lightning.reproduce.preflight import dry_run
@@ -77,18 +77,23 @@ def test_options_of_fit_may_come_first() -> None:
     assert (list(runs.seeds), runs.jobs, runs.out) == ([4, 5, 6], 1, Path("runs/reproduce"))
 
 
+@pytest.mark.parametrize(("scale", "shorter"), [([], "--scale laptop"), (["--scale", "laptop"], "")])
+def test_a_scale_is_proposed_to_those_who_name_none(scale: list[str], shorter: str) -> None:
+    assert arguments(["reproduce", "fedlaw", *scale])[1].shorter == shorter
+
+
 class TestCells:
     def test_a_grid_acts_after_the_options_of_all_runs(self) -> None:
         """So a rule given for all runs can be swept; two rows of labels that are true."""
         options = ["--trainer.callbacks", "ConflictMonitor", "--trainer.callbacks+=FedProx"]
-        cells = refined(with_options([Cell({}, ())], options), ["trainer.callbacks.mu=0.1,0.2"])
+        cells = refine(with_options([Cell({}, ())], options), ["trainer.callbacks.mu=0.1,0.2"])
         found = [config_of(["--config=tiny.yaml", *cell.options])["trainer"]["callbacks"] for cell in cells]
         assert [rules[-1]["init_args"]["mu"] for rules in found] == [0.1, 0.2]
         assert [len(rules) for rules in found] == [2, 2]
 
     def test_chains_of_rules_are_labels(self) -> None:
         chain = "[{class_path: FedProx, init_args: {mu: 0.1}}, {class_path: mine.FedNova}]"
-        cells = refined([Cell({"a": 1}, ())], [f"trainer.callbacks=[{chain}, []]"])
+        cells = refine([Cell({"a": 1}, ())], [f"trainer.callbacks=[{chain}, []]"])
         assert [cell.labels for cell in cells] == [
             {"a": 1, "trainer.callbacks": "FedProx(mu=0.1) + FedNova"},
             {"a": 1, "trainer.callbacks": "[]"},

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
+from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.compared.methods import Method, logged
-from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm, interval, p_above
+from fl_lightning.report.statistics import FEWEST_SEEDS, LEVEL, holm, interval, p_other, paired
 from fl_lightning.runs.catalogue import catalogue, is_item, lower_is_better
 from fl_lightning.runs.config.settings import RULES
 from fl_lightning.runs.reader import Run
@@ -90,7 +91,7 @@ class Comparison:
     @property
     def others(self) -> list[Standing]:
         """The standings of all methods but the baseline."""
-        return [each for each in self.standings if each.method is not self.baseline]
+        return [standing for standing in self.standings if standing.method is not self.baseline]
 
 
 def compare(
@@ -114,19 +115,23 @@ def compare(
     Raises:
         ConfigurationError: no run has the metric, or no method has the baseline's name.
     """
-    if not (known := logged(methods)):
+    known = logged(methods)
+    if not known:
         return []
     metric = metric or default_metric(known)
     if metric not in known:
         near = nearest(metric, known)
         hint = f"did you mean {near}?" if near else f"they have {', '.join(known[:12])}, …"
         raise ConfigurationError(f"metric must be one that the runs have, got {metric}: {hint}")
-    found = [method for method in methods if method.series(metric)]
-    if baseline is not None and not any(_is_called(method, baseline) for method in found):
-        names = "; ".join(dict.fromkeys(name for method in found for name in (method.name, method.short)))
+    measured = [method for method in methods if len(method.values(metric))]
+    if baseline is not None and not any(_is_called(method, baseline) for method in measured):
+        names = "; ".join(dict.fromkeys(name for method in measured for name in (method.name, method.short)))
         raise ConfigurationError(f"baseline must be the name of a method ({names}), got {baseline}")
-    problems = dict.fromkeys(method.problem for method in found)
-    return [_on(p, [m for m in found if m.problem == p], metric, baseline, target) for p in problems]
+    comparisons = []
+    for problem in dict.fromkeys(method.problem for method in measured):
+        rivals = [method for method in measured if method.problem == problem]
+        comparisons.append(_on(problem, rivals, metric, baseline, target))
+    return comparisons
 
 
 def default_metric(logged: Collection[str]) -> str:
@@ -151,43 +156,66 @@ def _is_called(method: Method, name: str) -> bool:
 
 
 def _on(problem: str, methods: Sequence[Method], metric: str, baseline: str | None, target: float | None) -> Comparison:
-    def is_baseline(method: Method) -> bool:
-        return _is_called(method, baseline) if baseline else method.settings.get(RULES) == BASELINE
-
-    base = next(filter(is_baseline, methods), methods[0])
-    target = _target(base, metric) if target is None else target
+    """Compare the methods that are tried on one problem."""
+    base = _baseline_of(methods, baseline)
+    if target is None:
+        target = _usual_target(base, metric)
     others = [method for method in methods if method is not base]
-    apart = map(_differences, zip(*(_apart(method, base, metric) for method in others), strict=True))
-    paired = {method: {"last": last, "mean": mean} for method, last, mean in zip(others, *apart, strict=True)}
-    standings = [_standing(method, metric, target, paired.get(method, {})) for method in methods]
+    apart = [_apart(method, base, metric) for method in others]
+    last = _differences([seeds["last"] for seeds in apart])
+    mean = _differences([seeds["mean"] for seeds in apart])
+    of_base = {other: {"last": last[at], "mean": mean[at]} for at, other in enumerate(others)}
+    standings = [_standing(method, metric, target, of_base.get(method, {})) for method in methods]
     return Comparison(problem, metric, target, base, standings)
 
 
-def _differences(apart: Sequence[Sequence[float]]) -> list[Difference]:
+def _baseline_of(methods: Sequence[Method], name: str | None) -> Method:
+    """Find the method of a name, or without a name that with the rules FedAvg; else take the first."""
+    for method in methods:
+        if _is_called(method, name) if name else method.settings.get(RULES) == BASELINE:
+            return method
+    return methods[0]
+
+
+def _apart(method: Method, base: Method, metric: str) -> pd.DataFrame:
+    """Subtract the baseline within each seed: a row for each shared seed, and columns ``last`` and ``mean``.
+
+    Only the rounds that both runs of a seed have count: ``last`` is after the last of these, ``mean`` is over them.
+    """
+    ours, theirs = paired(_by_seed_and_round(method, metric), _by_seed_and_round(base, metric))
+    of_method = ours.groupby("seed", sort=False)
+    of_base = theirs.groupby("seed", sort=False)
+    # The mean of each seed's values alone: groupby's own mean sums in another order, and so rounds differently.
+    mean = of_method.agg(pd.Series.mean) - of_base.agg(pd.Series.mean)
+    return pd.DataFrame({"last": of_method.last() - of_base.last(), "mean": mean})
+
+
+def _by_seed_and_round(method: Method, metric: str) -> pd.Series:
+    return method.values(metric).set_index(["seed", "round"])["value"]
+
+
+def _differences(apart: Sequence[pd.Series]) -> list[Difference]:
     """Test the differences of each method, one value per seed, and correct the p values for the number of methods."""
-    values = [np.round(np.array(each), DIGITS) for each in apart]
-    p_values = [
-        min(1.0, 2 * min(p_above(each, 0), p_above(-each, 0))) if len(each) >= FEWEST_SEEDS else math.nan
-        for each in values
-    ]
-    every = zip(apart, holm(p_values), strict=True)
-    return [Difference(*interval(each), p, len(each)) for each, p in every]
+    p_values = []
+    for seeds in apart:
+        values = np.round(seeds.to_numpy(dtype=float), DIGITS)
+        p_values.append(p_other(values) if len(values) >= FEWEST_SEEDS else math.nan)
+    differences = []
+    for seeds, p in zip(apart, holm(p_values), strict=True):
+        mean, half = interval(seeds)
+        differences.append(Difference(mean, half, p, len(seeds)))
+    return differences
 
 
-def _apart(method: Method, base: Method, metric: str) -> tuple[list[float], list[float]]:
-    """Subtract the baseline within each seed, over the rounds that both runs have: after the last, and in the mean."""
-    ours, theirs = ({each.runs[n].seed: one for n, one in each.series(metric).items()} for each in (method, base))
-    pairs = [ours[seed].align(theirs[seed], join="inner") for seed in ours if seed in theirs]
-    pairs = [(one, other) for one, other in pairs if len(one)]
-    last = [float(one.iloc[-1]) - float(other.iloc[-1]) for one, other in pairs]
-    return last, [float(one.mean()) - float(other.mean()) for one, other in pairs]
-
-
-def _target(base: Method, metric: str) -> float:
+def _usual_target(base: Method, metric: str) -> float:
     """Round the baseline's last value; nan for an accuracy no better than chance, if the classes are known."""
-    target = _easier(_last(base, metric)[0], metric)
-    top, counts = re.search(r"/top(\d)", metric), base.runs[0].partition().get("counts")
-    chance = int(top[1]) / counts.shape[1] if top and counts is not None else -math.inf
+    last, _ = interval(_last(base, metric))
+    target = _easier(last, metric)
+    top = re.search(r"/top(\d)", metric)
+    counts = base.runs[0].partition().get("counts")
+    if top is None or counts is None:
+        return target
+    chance = int(top[1]) / counts.shape[1]
     return target if target > chance else math.nan
 
 
@@ -201,27 +229,39 @@ def _easier(value: float, metric: str) -> float:
 
 
 def _standing(method: Method, metric: str, target: float, apart: Mapping[str, Difference]) -> Standing:
-    series = method.series(metric)
-    spent = [_costs(method.runs[n], each, target, lower_is_better(metric)) for n, each in series.items()]
-    costs = {name: float(np.median([each[name] for each in spent])) for name in COSTS}
-    reached = sum(math.isfinite(each["rounds"]) for each in spent)
-    mean = interval([each.mean() for each in series.values()])
-    return Standing(method, _last(method, metric), mean, costs, reached, apart)
+    spent = []
+    for position, values in method.series(metric).items():
+        spent.append(_costs(method.runs[position], values, target, lower_is_better(metric)))
+    costs = {name: float(np.median([run[name] for run in spent])) for name in COSTS}
+    reached = sum(math.isfinite(run["rounds"]) for run in spent)
+    means = [values.mean() for values in method.series(metric).values()]
+    return Standing(method, interval(_last(method, metric)), interval(means), costs, reached, apart)
 
 
-def _last(method: Method, metric: str) -> tuple[float, float]:
-    """Return the mean over the seeds of a metric's last value, and half the width of its interval."""
-    return interval([each.iloc[-1] for each in method.series(metric).values()])
+def _last(method: Method, metric: str) -> pd.Series:
+    """Return a metric's last value in each run."""
+    return method.values(metric).groupby("run")["value"].last()
 
 
-def _costs(run: Run, series: pd.Series, target: float, lower: bool) -> dict[str, float]:
-    """Compute the rounds, bytes and seconds of training up to the first value as good as the target."""
+def _costs(run: Run, values: pd.Series, target: float, lower: bool) -> dict[str, float]:
+    """Compute the rounds, bytes and seconds of training up to the first value as good as the target.
+
+    Args:
+        run: the run.
+        values: the run's values of the metric, by round.
+        target: the target; nan for none.
+        lower: whether lower values are better.
+    """
     if math.isnan(target):
         return dict.fromkeys(COSTS, math.nan)
-    there = series.index[(series <= target) if lower else (series >= target)]
+    there = values.index[(values <= target) if lower else (values >= target)]
     if not len(there):
         return dict.fromkeys(COSTS, math.inf)
-    sent = run.metrics["bytes/total"].get(there[0], math.nan) if "bytes/total" in run.metrics else math.nan
-    times = run.timings.loc[: there[0], ["local", "server"]] if len(run.timings) else pd.DataFrame()
-    whole = len(times) == there[0]  # a run that was moved or cleaned may lack the times of some rounds
-    return {"rounds": float(there[0]), "bytes": float(sent), "seconds": float(times.sum().sum()) if whole else math.nan}
+    rounds = int(there[0])
+    sent = values_by_round(run, "bytes/total").get(rounds, math.nan)
+    seconds = math.nan
+    if len(run.timings):
+        times = run.timings.loc[:rounds, ["local", "server"]]
+        if len(times) == rounds:  # a run that was moved or cleaned may lack the times of some rounds
+            seconds = float(times.sum().sum())
+    return {"rounds": float(rounds), "bytes": float(sent), "seconds": seconds}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from fl_lightning.commands import some
@@ -37,16 +36,22 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
     Folders with runs on the same problem (data and network) make one experiment, so that their methods are compared. An
     experiment is named by its folders, relative to the folder that contains all experiments.
     """
-    found: dict[Path, list[Run]] = {}
+    in_folder: dict[Path, list[Run]] = {}
     for run in runs:
-        found.setdefault(experiment_folder(run.folder.resolve()), []).append(run)
-    common = Path(os.path.commonpath(list(found)))
-    named = {folder: folder.name if folder == common else folder.relative_to(common).as_posix() for folder in found}
-    made = []
-    for folders in (together := _together({folder: {*map(_problem, each)} for folder, each in found.items()})):
-        name = some([named[folder] for folder in folders]) if len(together) > 1 else ""
-        made.append(Experiment(name, *group([run for folder in folders for run in found[folder]])))
-    return made
+        in_folder.setdefault(experiment_folder(run.folder.resolve()), []).append(run)
+    common = Path(os.path.commonpath(list(in_folder)))
+    problems = {folder: {_problem(run) for run in own} for folder, own in in_folder.items()}
+    together = _together(problems)
+    parts = []
+    for folders in together:
+        name = some([_name(folder, common) for folder in folders]) if len(together) > 1 else ""
+        parts.append(Experiment(name, *group([run for folder in folders for run in in_folder[folder]])))
+    return parts
+
+
+def _name(folder: Path, common: Path) -> str:
+    """Name an experiment's folder relative to the folder that contains all."""
+    return folder.name if folder == common else folder.relative_to(common).as_posix()
 
 
 def _problem(run: Run) -> str:
@@ -56,8 +61,14 @@ def _problem(run: Run) -> str:
 
 def _together(problems: Mapping[Path, set[str]]) -> list[list[Path]]:
     """Group the folders that share a problem; each folder is in one group."""
-    parts: list[list[Path]] = []
-    for folder, posed in problems.items():
-        shared = [part for part in parts if any(posed & problems[each] for each in part)]
-        parts = [*(part for part in parts if part not in shared), [*chain(*shared), folder]]
-    return parts
+    groups: list[list[Path]] = []
+    for folder, own in problems.items():
+        # The folder joins all groups with one of its problems to one.
+        joined, others = [], []
+        for members in groups:
+            if any(own & problems[member] for member in members):
+                joined += members
+            else:
+                others.append(members)
+        groups = [*others, [*joined, folder]]
+    return groups

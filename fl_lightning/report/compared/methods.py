@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
 from fl_lightning.errors import ConfigurationError
+from fl_lightning.report.compared.long_table import column_per_run, long_table
 from fl_lightning.report.statistics import band
 from fl_lightning.runs.config.settings import CLASS, RULES, short, told
 from fl_lightning.runs.folder.files import NOT_RECORDED
@@ -39,14 +40,18 @@ class Method:
     problem: str = ""
     short: str = ""
 
+    def values(self, metric: str) -> pd.DataFrame:
+        """Return the values of a metric as a :func:`long_table` of the method's runs."""
+        return long_table(self.runs, [metric])
+
     def series(self, metric: str) -> dict[int, pd.Series]:
         """Return a metric by round of each run that has values, by the run's position among the runs."""
-        columns = {n: run.metrics[metric].dropna() for n, run in enumerate(self.runs) if metric in run.metrics}
-        return {n: column for n, column in columns.items() if len(column)}
+        by_run = self.values(metric).set_index("round").groupby("run")["value"]
+        return {int(run): values for run, values in by_run}
 
     def band(self, metric: str) -> pd.DataFrame:
         """Summarise a metric over the seeds, for each round with a value: ``mean``, ``low``, ``high``, ``seeds``."""
-        return band(pd.DataFrame(self.series(metric)))
+        return band(column_per_run(self.values(metric)))
 
     def label(self, run: Run) -> str:
         """Return the name of one of the method's runs."""
@@ -78,40 +83,54 @@ def group(runs: Sequence[Run], names: Sequence[str] = ()) -> tuple[list[Method],
     Raises:
         ConfigurationError: there are not as many names as methods, or two names are the same.
     """
-    found: dict[str, dict[Any, Run]] = {}
+    by_settings: dict[str, dict[Any, Run]] = {}  # and then by seed
     notes = []
     for run in runs:
-        same = found.setdefault(as_key(run.settings) if run.settings else str(run.folder), {})
-        if run.seed in same:
-            sure = ", as far as its config.yaml records them" if run.config.get(NOT_RECORDED) else ""
-            notes.append(f"{same[run.seed].folder} is left out: {run.folder} has the same settings and seed{sure}.")
-        same[run.seed] = run
-    every = [list(each.values()) for each in found.values()]
-    settings = [each[0].settings for each in every]
-    own = list(_names(settings, [each[0] for each in every]))
+        key = as_key(run.settings) if run.settings else str(run.folder)
+        by_seed = by_settings.setdefault(key, {})
+        if run.seed in by_seed:
+            notes.append(_left_out(by_seed[run.seed], run))
+        by_seed[run.seed] = run
+    seeds_of = [list(by_seed.values()) for by_seed in by_settings.values()]
+    firsts = [seeds[0] for seeds in seeds_of]
+    own = _names([first.settings for first in firsts], firsts)
     if names and (len(names) != len(own) or len(set(names)) != len(names)):
         raise ConfigurationError(
             f"--names must give each of the {len(own)} methods ({'; '.join(own)}) a name of its own, got {len(names)} "
             f"({'; '.join(names)})"
         )
-    called = zip(names or own, every, settings, strict=True)
-    return by_problem([Method(*each, short=each[0]) for each in called], keep=bool(names)), notes
+    methods = []
+    for name, seeds in zip(names or own, seeds_of, strict=True):
+        methods.append(Method(name, seeds, seeds[0].settings, short=name))
+    return by_problem(methods, keep=bool(names)), notes
+
+
+def _left_out(earlier: Run, later: Run) -> str:
+    """Write the note on a run that has the same settings and seed as a later one."""
+    sure = ", as far as its config.yaml records them" if later.config.get(NOT_RECORDED) else ""
+    return f"{earlier.folder} is left out: {later.folder} has the same settings and seed{sure}."
 
 
 def unfinished(methods: Sequence[Method]) -> list[str]:
     """Return notes for the reader on runs with fewer rounds than their configs ask for."""
-    rounds = [(label, *run.rounds) for label, run in every_run(methods)]
-    return [f"{label} has {done:,} of {asked:,} rounds." for label, done, asked in rounds if asked and done < asked]
+    notes = []
+    for label, run in every_run(methods):
+        done, asked = run.rounds
+        if asked and done < asked:
+            notes.append(f"{label} has {done:,} of {asked:,} rounds.")
+    return notes
 
 
 def resumed(methods: Sequence[Method]) -> list[str]:
     """Return notes for the reader on runs that went on with other settings or data."""
-    return [
-        f"{label} went on with other settings from round {each.get('round')}: {told(each['changed'])}."
-        for label, run in every_run(methods)
-        for each in run.resumptions
-        if isinstance(each.get("changed"), dict)
-    ]
+    notes = []
+    for label, run in every_run(methods):
+        for resumption in run.resumptions:
+            changed = resumption.get("changed")
+            if isinstance(changed, dict):
+                since = resumption.get("round")
+                notes.append(f"{label} went on with other settings from round {since}: {told(changed)}.")
+    return notes
 
 
 def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
@@ -124,19 +143,19 @@ def by_problem(methods: Sequence[Method], keep: bool = False) -> list[Method]:
         methods: the methods, in any order.
         keep: whether the name of a method stays its name on the problem.
     """
-    groups: dict[str, list[Method]] = {}
+    on_problem: dict[str, list[Method]] = {}
     for method in methods:
-        groups.setdefault(as_key(problem_of(method.settings)), []).append(method)
-    if len(groups) in (1, len(methods)):
+        on_problem.setdefault(as_key(problem_of(method.settings)), []).append(method)
+    if len(on_problem) in (1, len(methods)):
         return [replace(method, short=method.name) for method in methods]
-    firsts = [each[0] for each in groups.values()]
-    titles = _names([problem_of(first.settings) for first in firsts], [first.runs[0] for first in firsts])
-    found = {}
-    for title, each in zip(titles, groups.values(), strict=True):
-        shorts = _names([method.settings for method in each], [method.runs[0] for method in each])
-        for method, name in zip(each, shorts, strict=True):
-            found[method] = replace(method, problem=title, short=method.name if keep else name)
-    return [found[method] for method in methods]
+    firsts = [rivals[0] for rivals in on_problem.values()]
+    problems = _names([problem_of(first.settings) for first in firsts], [first.runs[0] for first in firsts])
+    placed = {}
+    for problem, rivals in zip(problems, on_problem.values(), strict=True):
+        shorts = _names([method.settings for method in rivals], [method.runs[0] for method in rivals])
+        for method, short_name in zip(rivals, shorts, strict=True):
+            placed[method] = replace(method, problem=problem, short=method.name if keep else short_name)
+    return [placed[method] for method in methods]
 
 
 def as_key(settings: Mapping[str, Any]) -> str:
@@ -149,33 +168,56 @@ def problem_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in settings if name.startswith(("data.", "model.client.network"))}
 
 
-def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> Iterator[str]:
-    """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder."""
-    differ, apart = differing(every), 1
-    axes = [axis for axis in differ if len({str(each[axis]) for each in every if axis in each}) > 1]
-    telling: list[str] = []
-    for axis in dict.fromkeys([*axes, *differ]):  # settings that only some methods have come last
-        names = {str([each.get(name) for name in (*telling, axis)]) for each in every}
-        if len(names) > apart and len(telling) < NAMED_BY:
-            telling, apart = [*telling, axis], len(names)
+def _names(every: Sequence[Mapping[str, Any]], runs: Sequence[Run]) -> list[str]:
+    """Name methods by up to three settings that tell them apart, or by their rules, or by the run folder.
+
+    Args:
+        every: the settings of each method.
+        runs: the first run of each method.
+    """
+    differ = differing(every)
+    axes = [axis for axis in differ if _has_several_values(axis, every)]
+    telling = _telling(every, [*axes, *differ])  # settings that only some methods have come last
     common = os.path.commonpath([run.folder.resolve() for run in runs])
+    names = []
     taken: dict[str, int] = {}
-    for chosen, run in zip(every, runs, strict=True):
-        folder = os.path.relpath(run.folder.resolve(), common) if len(runs) > 1 else run.folder.resolve().name
-        spoken = [_spoken(axis, chosen[axis], {*axes, *telling}) for axis in telling if axis in chosen]
-        name = ", ".join(spoken) or str(chosen.get(RULES, folder))
+    for settings, run in zip(every, runs, strict=True):
+        name = ", ".join(_spoken(axis, settings[axis], {*axes, *telling}) for axis in telling if axis in settings)
+        if not name:
+            folder = run.folder.resolve()
+            name = str(settings.get(RULES, os.path.relpath(folder, common) if len(runs) > 1 else folder.name))
         taken[name] = taken.get(name, 0) + 1
-        yield name if taken[name] == 1 else f"{name} #{taken[name]}"
+        names.append(name if taken[name] == 1 else f"{name} #{taken[name]}")
+    return names
+
+
+def _has_several_values(axis: str, every: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether the methods that have a setting differ in its value."""
+    return len({str(settings[axis]) for settings in every if axis in settings}) > 1
+
+
+def _telling(every: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[str]:
+    """Choose up to three settings, each of which tells more methods apart than those before it do."""
+    telling: list[str] = []
+    apart = 1
+    for axis in dict.fromkeys(axes):
+        kinds = {str([settings.get(name) for name in (*telling, axis)]) for settings in every}
+        if len(kinds) > apart and len(telling) < NAMED_BY:
+            telling.append(axis)
+            apart = len(kinds)
+    return telling
 
 
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names, of settings or of a grid's axes, that differ in value, or that some lack."""
-    names = dict.fromkeys(name for each in every for name in each)
-    return [name for name in names if len({str(each.get(name)) for each in every}) > 1]
+    names = dict.fromkeys(name for settings in every for name in settings)
+    return [name for name in names if len({str(settings.get(name)) for settings in every}) > 1]
 
 
 def _spoken(axis: str, value: Any, axes: Collection[str]) -> str:
+    """Write a setting as "alpha=0.1", by two parts of its dotted name if another axis has the same last part."""
     if axis == RULES or axis.endswith(CLASS):
         return str(value)
-    unclear = [each for each in axes if short(each) == short(axis)] != [axis]
-    return f"{'.'.join(axis.split('.')[-2:]) if unclear else short(axis)}={value}"
+    alike = [other for other in axes if short(other) == short(axis)]
+    name = short(axis) if alike == [axis] else ".".join(axis.split(".")[-2:])
+    return f"{name}={value}"

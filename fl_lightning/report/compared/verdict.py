@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import counted, duration
 from fl_lightning.report.compared.comparison import BASELINE, Comparison, Difference, Standing
 from fl_lightning.report.compared.methods import CONFLICT, Method
 from fl_lightning.report.elements import Table, pipes
-from fl_lightning.report.numbers import NBSP, PER_CENT, as_csv, with_interval, written
+from fl_lightning.report.numbers import NBSP, PER_CENT, as_csv, p_value, with_interval, written
 from fl_lightning.report.statistics import FEWEST_SEEDS
 from fl_lightning.runs.catalogue import AFTER, about, is_quality, lower_is_better
 from fl_lightning.runs.config.settings import RULES
 
-LEAST_P = 0.001  # smallest p value that is written
 NAMED = 4  # largest number of methods that a sentence names for one reason
 NO_BASELINE = "No baseline: add `--trainer.callbacks ConflictMonitor` to the command for the same without the rule."
 # What LaTeX lacks, after pandas has escaped the rest.
@@ -37,90 +36,148 @@ def verdict(comparison: Comparison) -> str:
     Of a single method, say what it reaches, and on a second line how to get a baseline if it is none itself. A
     difference counts if p < 0.05. The text gives differences in the mean over the rounds, then in the last round.
     """
-    prefix, words = f"{comparison.problem}: " if comparison.problem else "", _Words(comparison)
-    if not comparison.others:
-        return prefix + words.alone(comparison.standings[0])
-    if max(each.apart["mean"].seeds for each in comparison.others) < FEWEST_SEEDS:
-        return prefix + words.too_few()
-    return prefix + (words.of_one(comparison.others[0]) if len(comparison.others) == 1 else words.of_several())
+    words = _Words(comparison)
+    others = comparison.others
+    if not others:
+        said = words.alone(comparison.standings[0])
+    elif max(standing.apart["mean"].seeds for standing in others) < FEWEST_SEEDS:
+        said = words.too_few()
+    elif len(others) == 1:
+        said = words.of_one(others[0])
+    else:
+        said = words.of_several()
+    return f"{comparison.problem}: {said}" if comparison.problem else said
 
 
 class _Words:
     """Writes the sentences of one comparison."""
 
     def __init__(self, comparison: Comparison) -> None:
-        self.comparison, self.base = comparison, comparison.baseline.short
-        self.percent, title = about(comparison.metric).percent, about(comparison.metric).title
-        # A metric that the catalogue lacks keeps its name.
-        self.title = title if title == comparison.metric else title[0].lower() + title[1:]
-        self.mean, self.unit = f"mean {self.title} over the rounds", PER_CENT * self.percent
-        # What one method does to the baseline, then what several do.
-        self.wins, self.loses = ("beats", "beat"), ("falls short of", "fall short of")
-        if not is_quality(comparison.metric):
-            self.wins, self.loses = ("is above", "are above"), ("is below", "are below")
+        self.comparison = comparison
+        self.base = comparison.baseline.short
+        metric = about(comparison.metric)
+        self.percent = metric.percent
+        self.title = metric.title
+        if metric.title != comparison.metric:  # a metric that the catalogue lacks keeps its name
+            self.title = metric.title[0].lower() + metric.title[1:]
+        self.mean = f"mean {self.title} over the rounds"
 
     def alone(self, standing: Standing) -> str:
-        last, mean = (with_interval(*each, self.percent) + self.unit for each in (standing.last, standing.mean))
+        """Say what the only method reaches, and what it leaves of the clients' conflict."""
+        last = self.with_unit(standing.last)
+        mean = self.with_unit(standing.mean)
         seeds = counted(len(standing.method.runs), "seed")
         said = f"{self.base} ends with a {self.title} of {last}; the mean over the rounds is {mean} ({seeds})."
-        said = f"{said} {conflict([standing.method])}".rstrip()
-        return said if standing.method.settings.get(RULES, BASELINE) == BASELINE else f"{said}\n{NO_BASELINE}"
+        if told := conflict([standing.method]):
+            said = f"{said} {told}"
+        if standing.method.settings.get(RULES, BASELINE) != BASELINE:
+            said = f"{said}\n{NO_BASELINE}"
+        return said
 
     def too_few(self) -> str:
-        others = [each for each in self.comparison.others if each.apart["mean"].seeds]
+        """Say that there are too few seeds for a verdict, and which differences they show."""
+        others = [standing for standing in self.comparison.others if standing.apart["mean"].seeds]
         if not others:
             return f"No verdict: no method has a seed in common with {self.base}."
-        most = max(each.apart["mean"].seeds for each in others)
-        apart = ", ".join(
-            f"{each.method.short} {self.by(each.apart['mean'])} ({self.by(each.apart['last'])} after the last round)"
-            for each in others
-        )
+        differences = []
+        for standing in others:
+            mean = self.by(standing.apart["mean"])
+            last = self.by(standing.apart["last"])
+            differences.append(f"{standing.method.short} {mean} ({last} after the last round)")
+        most = max(standing.apart["mean"].seeds for standing in others)
         few = f"{counted(most, 'seed')} {'is' if most == 1 else 'are'} too few, at least {FEWEST_SEEDS} are needed"
-        return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {apart}."
+        return f"No verdict: {few}. Differences to {self.base} in {self.mean}: {', '.join(differences)}."
 
     def of_one(self, standing: Standing) -> str:
-        name, mean, last = standing.method.short, standing.apart["mean"], standing.apart["last"]
+        """Say whether the only other method beats the baseline."""
+        name = standing.method.short
+        mean = standing.apart["mean"]
+        last = standing.apart["last"]
         sure = f"{self.edges(mean)}, {_p(mean)}, {counted(mean.seeds, 'seed')}"
-        if mean.is_clear:
-            way = self.wins if self.is_better(mean) else self.loses
-            first = f"{name} {way[0]} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
-        else:
+        if not mean.is_clear:
             first = f"{name} and {self.base} cannot be told apart in {self.mean}: {self.by(mean)} ({sure})"
-        told = "" if last.is_clear else ", not distinguishable"
-        return f"{first}; last-round difference {self.by(last)}{told} ({_p(last)})."
+        elif self.is_better(mean):
+            first = f"{name} {self.wins(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+        else:
+            first = f"{name} {self.loses(1)} {self.base} by {self.by(mean)} of {self.mean} ({sure})"
+        unclear = "" if last.is_clear else ", not distinguishable"
+        return f"{first}; last-round difference {self.by(last)}{unclear} ({_p(last)})."
 
     def of_several(self) -> str:
-        way = 1 if lower_is_better(self.comparison.metric) else -1
-        others = sorted(self.comparison.others, key=lambda each: way * each.apart["mean"].mean)
-        means, lasts = ({each.method.short: each.apart[name] for each in others} for name in ("mean", "last"))
-        better = self.listed(means, lambda each: each.is_clear and self.is_better(each))
-        worse = self.listed(means, lambda each: each.is_clear and not self.is_better(each))
-        same = self.listed(means, lambda each: not each.is_clear and each.seeds >= FEWEST_SEEDS)
-        few = [name for name, mean in means.items() if mean.seeds < FEWEST_SEEDS]
-        best = _joined(better) or "No method"
-        parts = [f"{best} {self.wins[len(better) > 1]} {self.base} in {self.mean}"]
-        parts += [f"{_joined(worse)} {self.loses[len(worse) > 1]} {self.base}"] if worse else []
-        parts += [f"{_joined(same)} cannot be told from {self.base}"] if same else []
-        parts += [f"{_joined(few)} {'have' if len(few) > 1 else 'has'} too few seeds"] if few else []
-        seeds, told = max(mean.seeds for mean in means.values()), self.listed(lasts, lambda each: each.is_clear)
-        tested = sum(mean.seeds >= FEWEST_SEEDS for mean in means.values())
-        certain = f"{counted(seeds, 'seed')}, p values corrected for {counted(tested, 'comparison')} by Holm's method"
-        last = f"After the last round, {_joined(told) or 'no method'} can be told from {self.base}."
-        return f"{'; '.join(parts)} ({certain}). {last}"
+        """Say which of several other methods beat the baseline, which fall short of it, and which are like it."""
+        better, worse, same, few = [], [], [], []
+        for standing in self.best_first():
+            mean = standing.apart["mean"]
+            name = self.with_difference(standing, "mean")
+            if mean.is_clear and self.is_better(mean):
+                better.append(name)
+            elif mean.is_clear:
+                worse.append(name)
+            elif mean.seeds >= FEWEST_SEEDS:
+                same.append(name)
+            else:
+                few.append(standing.method.short)
+        parts = [f"{_joined(better) or 'No method'} {self.wins(len(better))} {self.base} in {self.mean}"]
+        if worse:
+            parts.append(f"{_joined(worse)} {self.loses(len(worse))} {self.base}")
+        if same:
+            parts.append(f"{_joined(same)} cannot be told from {self.base}")
+        if few:
+            parts.append(f"{_joined(few)} {'has' if len(few) == 1 else 'have'} too few seeds")
+        return f"{'; '.join(parts)} ({self.certainty()}). {self.after_the_last_round()}"
 
-    def listed(self, differences: Mapping[str, Difference], chosen: Callable[[Difference], bool]) -> list[str]:
-        return [f"{name} ({self.by(each)}, {_p(each)})" for name, each in differences.items() if chosen(each)]
+    def best_first(self) -> list[Standing]:
+        """Sort the methods other than the baseline by their differences to it in the mean over the rounds."""
+        sign = 1 if lower_is_better(self.comparison.metric) else -1
+        return sorted(self.comparison.others, key=lambda standing: sign * standing.apart["mean"].mean)
+
+    def certainty(self) -> str:
+        """Say how many seeds there are, and for how many tests the p values of several methods are corrected."""
+        seeds = [standing.apart["mean"].seeds for standing in self.comparison.others]
+        tests = sum(number >= FEWEST_SEEDS for number in seeds)
+        tested = f"p values corrected for {counted(tests, 'comparison')} by Holm's method"
+        return f"{counted(max(seeds), 'seed')}, {tested}"
+
+    def after_the_last_round(self) -> str:
+        """Say which of several methods differ from the baseline after the last round."""
+        clear = [standing for standing in self.best_first() if standing.apart["last"].is_clear]
+        names = _joined([self.with_difference(standing, "last") for standing in clear])
+        return f"After the last round, {names or 'no method'} can be told from {self.base}."
+
+    def wins(self, methods: int) -> str:
+        """Say what a number of better methods do to the baseline; more of a metric may be neither better nor worse."""
+        if not is_quality(self.comparison.metric):
+            return "are above" if methods > 1 else "is above"
+        return "beat" if methods > 1 else "beats"
+
+    def loses(self, methods: int) -> str:
+        """Say what a number of worse methods do; see :meth:`wins`."""
+        if not is_quality(self.comparison.metric):
+            return "are below" if methods > 1 else "is below"
+        return "fall short of" if methods > 1 else "falls short of"
 
     def is_better(self, difference: Difference) -> bool:
         return (difference.mean > 0) != lower_is_better(self.comparison.metric)
 
+    def with_unit(self, interval: tuple[float, float]) -> str:
+        """Write a mean with half the width of its interval, and the unit."""
+        text = with_interval(*interval, self.percent)
+        return text + PER_CENT if self.percent else text
+
+    def with_difference(self, standing: Standing, name: str) -> str:
+        """Name a method with its difference to the baseline, in the "mean" over the rounds or after the "last" one."""
+        difference = standing.apart[name]
+        return f"{standing.method.short} ({self.by(difference)}, {_p(difference)})"
+
     def by(self, difference: Difference) -> str:
         """Write a difference without its interval, as "+4.0 points"."""
-        return self.signed(difference.mean, difference.half) + " points" * self.percent
+        text = self.signed(difference.mean, difference.half)
+        return f"{text} points" if self.percent else text
 
     def edges(self, difference: Difference) -> str:
-        edges = (difference.mean - difference.half, difference.mean + difference.half)
-        low, high = (self.signed(edge, difference.half) for edge in edges)
+        """Write the ends of a difference's interval."""
+        low = self.signed(difference.mean - difference.half, difference.half)
+        high = self.signed(difference.mean + difference.half, difference.half)
         return f"95{PER_CENT} interval {low} to {high}"
 
     def signed(self, value: float, half: float) -> str:
@@ -130,21 +187,34 @@ class _Words:
 
 def conflict(methods: Sequence[Method]) -> str:
     """Write the conflict ratio of each method, and what the rules have left of it; empty if no ratio was measured."""
-    told = []
+    ratios = []
     for method in methods:
-        before, after = (written(method.band(name)["mean"].mean(), True) for name in (CONFLICT, CONFLICT + AFTER))
-        if before != "–":
-            told.append(f"{method.name} {before}" + (f" → {after}" if after not in ("–", before) else ""))
-    return f"Pairs of clients in conflict (mean over the rounds, → after correction): {_joined(told)}." if told else ""
+        before = written(method.band(CONFLICT)["mean"].mean(), percent=True)
+        after = written(method.band(CONFLICT + AFTER)["mean"].mean(), percent=True)
+        if before == "–":
+            continue
+        if after in ("–", before):
+            ratios.append(f"{method.name} {before}")
+        else:
+            ratios.append(f"{method.name} {before} → {after}")
+    if not ratios:
+        return ""
+    return f"Pairs of clients in conflict (mean over the rounds, → after correction): {_joined(ratios)}."
 
 
 def _joined(names: Sequence[str]) -> str:
-    names = names if len(names) <= NAMED else [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    """Write a list of names, of more than four the first three and the number of the others."""
+    if len(names) > NAMED:
+        names = [*names[: NAMED - 1], f"{len(names) - NAMED + 1} more"]
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _p(difference: Difference) -> str:
-    return (f"p < {LEAST_P}" if difference.p < LEAST_P else f"p = {difference.p:.2g}").replace(" ", NBSP)
+    """Write a difference's p value, as "p = 0.02" or "p < 0.001", without a space at which a line may break."""
+    text = p_value(difference.p)
+    return f"p {text}".replace(" ", NBSP) if text.startswith("<") else f"p = {text}".replace(" ", NBSP)
 
 
 def table(comparison: Comparison) -> Table:
@@ -153,84 +223,114 @@ def table(comparison: Comparison) -> Table:
     The table also holds its text as CSV, Markdown and LaTeX. A cell breaks only before a p value or a bracket.
     """
     head, rows = _cells(comparison)
-    rows = [[row[0], *(re.sub(r"(?<!,) (?![(])", NBSP, cell) for cell in row[1:])] for row in rows]
-    caption = ", ".join(filter(None, (about(comparison.metric).title, comparison.problem)))
-    if max(len(each.method.runs) for each in comparison.standings) > 1:
+    rows = [[row[0], *(_unbroken(cell) for cell in row[1:])] for row in rows]
+    caption = about(comparison.metric).title
+    if comparison.problem:
+        caption += f", {comparison.problem}"
+    if max(len(standing.method.runs) for standing in comparison.standings) > 1:
         caption += ": means over the seeds ± half of the 95 % t interval, differences between runs of one seed"
     return Table(head, rows, caption, exports=texts([comparison]))
+
+
+def _unbroken(cell: str) -> str:
+    return re.sub(r"(?<!,) (?![(])", NBSP, cell)
 
 
 def _cells(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the table, without columns that are empty in all rows."""
     percent = about(comparison.metric).percent
-    unit, points = (", %", ", points") if percent else ("", "")
+    unit = ", %" if percent else ""
+    points = ", points" if percent else ""
     target = f"{100 * comparison.target:g}{PER_CENT}" if percent else f"{comparison.target:g}"
-    head = ["method", f"last{unit}", f"last − {comparison.baseline.short}{points}"]
-    head += [f"mean over rounds{unit}", f"mean − {comparison.baseline.short}{points}", "seeds"]
-    head += [f"rounds to {target}", f"sent until {target}", f"trained until {target}"]
-    rows = [_row(each, percent) for each in comparison.standings]
-    kept = [at for at in range(len(head)) if any(row[at] not in ("", "–") for row in rows)]
-    return [head[at] for at in kept], [[row[at] for at in kept] for row in rows]
+    head = [
+        "method",
+        f"last{unit}",
+        f"last − {comparison.baseline.short}{points}",
+        f"mean over rounds{unit}",
+        f"mean − {comparison.baseline.short}{points}",
+        "seeds",
+        f"rounds to {target}",
+        f"sent until {target}",
+        f"trained until {target}",
+    ]
+    rows = [_row(standing, percent) for standing in comparison.standings]
+    kept = [column for column in range(len(head)) if any(row[column] not in ("", "–") for row in rows)]
+    return [head[column] for column in kept], [[row[column] for column in kept] for row in rows]
 
 
 def _row(standing: Standing, percent: bool) -> list[str]:
-    reached, of, costs = standing.reached, len(standing.method.runs), standing.costs
-    some = f" ({reached} of {of} seeds)" if 0 < reached < of else ""
-    cells = [standing.method.short]
-    for value, name in ((standing.last, "last"), (standing.mean, "mean")):
-        cells += [with_interval(*value, percent), _cell(standing.apart.get(name), percent)]
-    cells += [str(of)]
-    if math.isnan(costs["rounds"]):
-        return [*cells, "–", "–", "–"]
-    if math.isinf(costs["rounds"]):
-        return [*cells, some.strip(" ()") or "not reached", "–", "–"]
-    sent = "–" if math.isnan(costs["bytes"]) else decimal(round(costs["bytes"]))
-    return [*cells, f"{costs['rounds']:g}{some}", sent, duration(costs["seconds"])]
+    """Write a method's cells of the table."""
+    return [
+        standing.method.short,
+        with_interval(*standing.last, percent),
+        _cell(standing.apart.get("last"), percent),
+        with_interval(*standing.mean, percent),
+        _cell(standing.apart.get("mean"), percent),
+        str(len(standing.method.runs)),
+        *_costs(standing),
+    ]
 
 
 def _cell(difference: Difference | None, percent: bool) -> str:
-    if difference is None or not difference.seeds:
-        return "–" if difference else ""
+    """Write a difference with its p value; None is that of the baseline."""
+    if difference is None:
+        return ""
+    if not difference.seeds:
+        return "–"
     text = with_interval(difference.mean, difference.half, percent, "+")
     return text if math.isnan(difference.p) else f"{text}, {_p(difference)}"
 
 
-def duration(seconds: float) -> str:
-    """Write a time for a reader; nan is a dash.
-
-    >>> duration(5.26), duration(90.0), duration(5400.0)
-    ('5.3 s', '1.5 min', '1.5 h')
-    """
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return "–" if math.isnan(seconds) else f"{seconds:.2g} s"
+def _costs(standing: Standing) -> list[str]:
+    """Write the rounds, bytes and time that the target costs, and how many seeds reach it if not all do."""
+    costs = standing.costs
+    seeds = len(standing.method.runs)
+    reached = f"{standing.reached} of {seeds} seeds" if 0 < standing.reached < seeds else ""
+    if math.isnan(costs["rounds"]):
+        return ["–", "–", "–"]
+    if math.isinf(costs["rounds"]):
+        return [reached or "not reached", "–", "–"]
+    rounds = f"{costs['rounds']:g} ({reached})" if reached else f"{costs['rounds']:g}"
+    sent = "–" if math.isnan(costs["bytes"]) else decimal(round(costs["bytes"]))
+    return [rounds, sent, duration(costs["seconds"])]
 
 
 def numbers(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     """Tabulate the comparisons, one row per problem and method; a cost is infinite if the target is not reached."""
-    rows = []
-    for comparison in comparisons:
-        for each in comparison.standings:
-            row: dict[str, Any] = {"problem": comparison.problem, "method": each.method.short}
-            row |= {"metric": comparison.metric, "seeds": len(each.method.runs)}
-            row |= dict(zip(("last", "last_half_width", "mean", "mean_half_width"), each.last + each.mean, strict=True))
-            row |= {"baseline": comparison.baseline.short}
-            for name in ("last", "mean"):
-                facts = astuple(each.apart[name]) if each.apart else (math.nan,) * 4
-                row |= {f"{name}_{key}": fact for key, fact in zip(OF_A_DIFFERENCE, facts, strict=True)}
-            row |= {"target": comparison.target, "reached": each.reached}
-            rows.append(row | {f"{name}_to_target": cost for name, cost in each.costs.items()})
+    rows = [_facts(comparison, standing) for comparison in comparisons for standing in comparison.standings]
     return pd.DataFrame(rows)
+
+
+def _facts(comparison: Comparison, standing: Standing) -> dict[str, Any]:
+    """Return a method's row of the numbers."""
+    row: dict[str, Any] = {
+        "problem": comparison.problem,
+        "method": standing.method.short,
+        "metric": comparison.metric,
+        "seeds": len(standing.method.runs),
+    }
+    row["last"], row["last_half_width"] = standing.last
+    row["mean"], row["mean_half_width"] = standing.mean
+    row["baseline"] = comparison.baseline.short
+    for name in ("last", "mean"):
+        facts = astuple(standing.apart[name]) if standing.apart else (math.nan,) * 4
+        row |= {f"{name}_{ending}": fact for ending, fact in zip(OF_A_DIFFERENCE, facts, strict=True)}
+    row["target"] = comparison.target
+    row["reached"] = standing.reached
+    return row | {f"{name}_to_target": cost for name, cost in standing.costs.items()}
 
 
 def texts(comparisons: Sequence[Comparison]) -> dict[str, str]:
     """Write comparisons by file name: the numbers as CSV; sentences and tables as Markdown and LaTeX."""
-    tables = {verdict(each): _cells(each) for each in comparisons}
+    pages, tables = [], []
+    for comparison in comparisons:
+        head, rows = _cells(comparison)
+        pages.append("\n".join([verdict(comparison), "", *pipes(head, rows), ""]))
+        tables.append(latex(head, rows))
     return {
         "comparison.csv": as_csv(numbers(comparisons)),
-        "comparison.md": "\n".join("\n".join([said, "", *pipes(*cells), ""]) for said, cells in tables.items()),
-        "comparison.tex": "\n".join(latex(*cells) for cells in tables.values()),
+        "comparison.md": "\n".join(pages),
+        "comparison.tex": "\n".join(tables),
     }
 
 

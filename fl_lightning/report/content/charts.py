@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from rich.filesize import decimal
 
-from fl_lightning.report.compared.methods import Method
+from fl_lightning.report.compared.long_table import long_table
+from fl_lightning.report.compared.methods import Method, logged
 from fl_lightning.report.content.by_round import (
     client_name,
     client_names,
@@ -238,8 +239,9 @@ def layers(methods: Sequence[Method]) -> Chart | None:
     """Draw the conflict ratio of each layer, averaged over the rounds and runs; None if no run logged the ratios."""
     means = {}
     for method in methods:
-        of_runs = [run.metrics.filter(like=LAYER).mean() for run in method.runs]
-        mean = pd.DataFrame(of_runs).mean()
+        names = [name for name in logged([method]) if name.startswith(LAYER)]
+        of_runs = long_table(method.runs, names).groupby(["run", "metric"])["value"].mean()
+        mean = of_runs.groupby("metric").mean()
         if len(mean):
             means[method.name] = mean
     table = pd.DataFrame(means)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.compared.methods import Method
 from fl_lightning.report.content.charts import ROUND, line_chart
 from fl_lightning.report.drawing.plots import Axis, Bars, Line
@@ -126,6 +127,4 @@ def _time(run: Run) -> pd.Series:
 
 
 def _bytes(run: Run) -> pd.Series:
-    if BYTES not in run.metrics:
-        return pd.Series(dtype=float)
-    return run.metrics[BYTES].dropna()
+    return values_by_round(run, BYTES)

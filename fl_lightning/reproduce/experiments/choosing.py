@@ -27,40 +27,47 @@ def with_options(cells: Sequence[Cell], more: Sequence[str]) -> list[Cell]:
     return [Cell(cell.labels, (*cell.options, *more)) for cell in cells]
 
 
-def refined(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
+def refine(cells: Sequence[Cell], swept: Sequence[str]) -> list[Cell]:
     """Expand every cell to all points of the axes ``option=values``.
 
     Raises:
         ConfigurationError: an axis has no values, or would override an option of the cells.
     """
-    axes = []
-    _refuse_overrides(cells, [f"--{each}" for each in swept])
-    for each in swept:
-        name, _, text = each.partition("=")
-        if not name or not text:
-            raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {each}: data.partition.alpha=0.1,1")
-        values = read_yaml(f"--grid {each}", text)
-        if not isinstance(values, list):
-            values = [read_yaml(f"--grid {each}: {part}", part) for part in text.split(",")]
-        axes.append([(name, value) for value in values])
-    return [
-        Cell(
-            {**cell.labels, **{name: _label(value) for name, value in point}},
-            (*cell.options, *(option(*p) for p in point)),
-        )
-        for cell in cells
-        for point in itertools.product(*axes)
-    ]
+    _refuse_overrides(cells, [f"--{axis}" for axis in swept])
+    axes = [_read_axis(axis) for axis in swept]
+    points = list(itertools.product(*axes))
+    return [_at_point(cell, point) for cell in cells for point in points]
+
+
+def _read_axis(axis: str) -> list[tuple[str, Any]]:
+    """Read an axis ``option=values``; return the option with each of its values."""
+    name, _, text = axis.partition("=")
+    if not name or not text:
+        raise ConfigurationError(f"--grid must be OPTION=VALUE[,VALUE], got {axis}: data.partition.alpha=0.1,1")
+    values = read_yaml(f"--grid {axis}", text)
+    if not isinstance(values, list):
+        values = [read_yaml(f"--grid {axis}: {part}", part) for part in text.split(",")]
+    return [(name, value) for value in values]
+
+
+def _at_point(cell: Cell, point: Sequence[tuple[str, Any]]) -> Cell:
+    """Set some more options of a cell, with a label for each."""
+    labels = {name: _label(value) for name, value in point}
+    options = [option(name, value) for name, value in point]
+    return Cell({**cell.labels, **labels}, (*cell.options, *options))
 
 
 def _refuse_overrides(cells: Sequence[Cell], arguments: Iterable[str]) -> None:
     """Refuse options that override what the cells set; options that append (``+=``) do not."""
-    ours = {option_name(argument) for cell in cells for argument in cell.options if argument.startswith("--")}
+    own = {option_name(argument) for cell in cells for argument in cell.options if argument.startswith("--")}
     for argument in arguments:
+        if argument.partition("=")[0].endswith("+"):
+            continue
         name = option_name(argument)
-        appends = argument.partition("=")[0].endswith("+")
-        lost = sorted(own for own in ours if own == name or ("." in name and own.startswith(f"{name}.")))
-        if lost and not appends:
+        lost = [name] if name in own else []
+        if "." in name:  # an option below another one is lost with it: data.partition.alpha with data.partition
+            lost += sorted(below for below in own if below.startswith(f"{name}."))
+        if lost:
             raise ConfigurationError(
                 f"--{name} would override {lost[0]}, which the grid or another option sets, and so make labels of the "
                 "table false: leave one of them out, or choose cells by --subset"
@@ -79,13 +86,17 @@ def _label(value: Any) -> Any:
         return value
     parts = value if isinstance(value, list) else [value]
     if parts and all(isinstance(part, dict) and "class_path" in part for part in parts):
-        return " + ".join(map(_called, parts))
+        return " + ".join(_class_label(part) for part in parts)
     return yaml.safe_dump(value, default_flow_style=True).strip()
 
 
-def _called(part: dict[str, Any]) -> str:
-    arguments = ", ".join(f"{name}={value}" for name, value in (part.get("init_args") or {}).items())
-    return short(part["class_path"]) + (f"({arguments})" if arguments else "")
+def _class_label(part: dict[str, Any]) -> str:
+    name = short(part["class_path"])
+    arguments = part.get("init_args") or {}
+    if not arguments:
+        return name
+    values = ", ".join(f"{argument}={value}" for argument, value in arguments.items())
+    return f"{name}({values})"
 
 
 def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cell]:
@@ -104,19 +115,24 @@ def select(cells: Sequence[Cell], wanted: Sequence[str], where: str) -> list[Cel
         known = {label(cell.labels[axis]) for cell in cells if axis in cell.labels}
         asked = set(labels.split(","))
         if not known or not asked <= known:
-            axes = dict.fromkeys(name for cell in cells for name in cell.labels)
-            there = f"{axis} has the labels {', '.join(sorted(known))}" if known else f"the axes are {', '.join(axes)}"
+            if known:
+                there = f"{axis} has the labels {', '.join(sorted(known))}"
+            else:
+                axes = dict.fromkeys(name for cell in cells for name in cell.labels)
+                there = f"the axes are {', '.join(axes)}"
             raise ConfigurationError(f"--subset must choose labels of {where} (AXIS=LABEL), got {choice}: {there}")
         cells = [cell for cell in cells if axis in cell.labels and label(cell.labels[axis]) in asked]
     return list(cells)
 
 
-def named(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
+def in_words(labels: Mapping[str, Any], axes: Sequence[str]) -> str:
     """Write the labels on some axes: "FedAvg", "alpha 0.1", "IID, num_clients 5"."""
-    return ", ".join(_spoken(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)
+    return ", ".join(_with_axis(axis, labels[axis]) for axis in axes if labels.get(axis) is not None)
 
 
-def _spoken(axis: str, value: Any) -> str:
+def _with_axis(axis: str, value: Any) -> str:
     text = label(value)
-    bare = isinstance(value, str) or (isinstance(value, float) and math.isinf(value))
-    return text if bare else f"{axis.rpartition('.')[2]} {text}"
+    # Words speak for themselves, and so does an infinite alpha, which is written "IID".
+    if isinstance(value, str) or (isinstance(value, float) and math.isinf(value)):
+        return text
+    return f"{axis.rpartition('.')[2]} {text}"

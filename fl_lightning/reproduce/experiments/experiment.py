@@ -133,9 +133,15 @@ class Experiment:
     @property
     def rounds(self) -> list[int]:
         """The rounds that rows and claims name; empty if the last round of a run is meant."""
-        labels = [*self.rows, *(side for claim in self.claims for side in (claim.higher, claim.than, claim.at))]
-        named = [each["round"] for each in labels if "round" in each]
-        return sorted({round for each in named for round in (each if isinstance(each, list) else [each])})
+        labels = [*self.rows]
+        for claim in self.claims:
+            labels += [claim.higher, claim.than, claim.at]
+        rounds = set[int]()
+        for point in labels:
+            if "round" in point:
+                named = point["round"]
+                rounds.update(named if isinstance(named, list) else [named])
+        return sorted(rounds)
 
     def read_at(self, rounds: int) -> dict[int, int]:
         """Map the rounds that rows and claims name to the rounds of ours that stand for them.
@@ -143,9 +149,10 @@ class Experiment:
         Args:
             rounds: number of rounds of a run. Later rounds are left out; if none remains, the last round is read.
         """
-        ours = {at: self.paced(at) for at in self.rounds}
-        return {at: own for at, own in ours.items() if own <= rounds} or {rounds: rounds}
+        ours = {theirs: self.our_rounds(theirs) for theirs in self.rounds}
+        trained = {theirs: own for theirs, own in ours.items() if own <= rounds}
+        return trained or {rounds: rounds}
 
-    def paced(self, rounds: int) -> int:
-        """Return the number of rounds, at least 1, that stand for a number of the paper's rounds."""
+    def our_rounds(self, rounds: int) -> int:
+        """Return the number of rounds of ours, at least 1, that stand for a number of the paper's rounds."""
         return max(1, round(rounds * self.pace))

@@ -23,29 +23,40 @@ def grid(path: str | Path) -> list[Cell]:
         ConfigurationError: a grid does not name axes, or an axis neither maps labels to options nor lists labels of a
             base.
     """
+    # The grids below give options to labels; points are those of the config's own grid alone.
     *below, own = [_grids(file, content) for file, content in layers(path)]
-    items = (item for grids in below for axes in grids for item in axes.items())
-    known = {axis: values for axis, values in items if isinstance(values, Mapping)}
-    return [cell for axes in own for cell in _points(path, known, axes)]
+    known = {}
+    for axes in itertools.chain(*below):
+        for axis, values in axes.items():
+            if isinstance(values, Mapping):
+                known[axis] = values
+    cells = []
+    for axes in own:
+        cells += _points(path, known, axes)
+    return cells
 
 
 def _grids(path: str, content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = content.get(GRID) or {}
-    grids = found if isinstance(found, list) else [found]
+    value = content.get(GRID) or {}
+    grids = value if isinstance(value, list) else [value]
     if not all(isinstance(axes, dict) for axes in grids):
-        raise ConfigurationError(f"{path}: grid must map axes to their labels, or list such grids, got {found}")
+        raise ConfigurationError(f"{path}: grid must map axes to their labels, or list such grids, got {value}")
     return grids
 
 
 def _points(path: str | Path, known: Mapping[str, Any], axes: Mapping[str, Any]) -> Iterator[Cell]:
-    chosen = {axis: _labelled(path, axis, values, known.get(axis)) for axis, values in axes.items()}
+    chosen = {axis: _options_by_label(path, axis, values, known.get(axis)) for axis, values in axes.items()}
     for point in itertools.product(*(values.items() for values in chosen.values())):
-        labels = dict(zip(chosen, (label for label, _ in point), strict=True))
-        options = [option(name, value) for _, changes in point for name, value in (changes or {}).items()]
+        labels = {}
+        options = []
+        for axis, (label, changes) in zip(chosen, point, strict=True):
+            labels[axis] = label
+            options += [option(name, value) for name, value in (changes or {}).items()]
         yield Cell(labels, tuple(options))
 
 
-def _labelled(path: str | Path, axis: str, values: Any, known: Any) -> Mapping[Any, Any]:
+def _options_by_label(path: str | Path, axis: str, values: Any, known: Any) -> Mapping[Any, Any]:
+    """Return the options that each label of an axis sets, None for none; those of ``known`` for a list of labels."""
     if isinstance(values, Mapping) and all(isinstance(changes, Mapping | None) for changes in values.values()):
         return values
     known = known or {}

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import ConfigurationError, most_similar
@@ -27,10 +28,11 @@ ORDER = ("fedgh-slides", "fedlaw", "fedmgc", "fedgh-paper", "fedgam", "controls/
 @cache
 def ids() -> list[str]:
     """Return the ids of the experiments with configs of their own, in order."""
-    return sorted((path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("*/*.yaml")), key=_place)
+    paths = [path.relative_to(FOLDER).with_suffix("") for path in FOLDER.glob("*/*.yaml")]
+    return sorted((path.as_posix() for path in paths), key=_order)
 
 
-def _place(id: str) -> tuple[int, str, bool, float, str]:
+def _order(id: str) -> tuple[int, str, bool, float, str]:
     """Return the key that sorts ids: the papers in ORDER; in a document, tables before figures, by their numbers."""
     document, _, name = id.partition("/")
     kind, _, number = name.partition("-")
@@ -40,31 +42,57 @@ def _place(id: str) -> tuple[int, str, bool, float, str]:
 
 def experiments() -> dict[str, Experiment]:
     """Read the experiments with configs of their own, by id."""
-    return {id: read(id)[0] for id in ids()}
+    return {id: _read(id)[0] for id in ids()}
 
 
 def figures(document: str = "") -> list[Experiment]:
     """Read the figures, of all documents or of one, that show cells of another experiment."""
     within = f"{document}/" if document else ""
-    found = [each for id in ids() if id.startswith(within) for each in read(id)[1:]]
-    return sorted(found, key=lambda each: _place(each.id))
+    read = []
+    for id in ids():
+        if id.startswith(within):
+            read += _read(id)[1:]
+    return sorted(read, key=lambda figure: _order(figure.id))
 
 
 @cache
-def read(id: str) -> tuple[Experiment, ...]:
+def _read(id: str) -> tuple[Experiment, ...]:
     """Read an experiment from its config, followed by the figures that show its cells."""
     path = FOLDER / f"{id}.yaml"
     facts = read_yaml(path, path.read_text(encoding="utf-8"))[PAPER]
-    shown, plot = facts.pop("figures", {}), facts.pop("plot", None)
-    facts["rows"], facts["notes"] = (tuple(facts.get(name, ())) for name in ("rows", "notes"))
-    facts["gate"] = Gate(**{name: value for part in layers_of(path, PAPER, "gate") for name, value in part.items()})
-    facts["claims"] = tuple(Claim(**claim) for claim in facts.get("claims", ()))
-    measures = [name for name in in_papers() if any(name in row for row in facts["rows"])]
-    facts["measures"] = tuple(dict.fromkeys([*measures, *(claim.measure for claim in facts["claims"])])) or ("top1",)
-    facts |= {"config": str(path), "cells": tuple(grid(path)), "plot": Plot(**plot) if plot else None}
-    whole = Experiment(id=id, **facts)
+    others = facts.pop("figures", {})
+    plot = facts.pop("plot", None)
+    rows = tuple(facts.pop("rows", ()))
+    claims = tuple(Claim(**claim) for claim in facts.pop("claims", ()))
+    facts.pop("gate", None)  # read with the parts of it that the files below this one give
+    whole = Experiment(
+        id=id,
+        rows=rows,
+        config=str(path),
+        measures=_measures(rows, claims),
+        claims=claims,
+        gate=_gate(path),
+        notes=tuple(facts.pop("notes", ())),
+        cells=tuple(grid(path)),
+        plot=Plot(**plot) if plot else None,
+        **facts,
+    )
     document = id.partition("/")[0]
-    return whole, *(_figure(whole, f"{document}/{name}", **each) for name, each in shown.items())
+    return whole, *(_figure(whole, f"{document}/{name}", **about) for name, about in others.items())
+
+
+def _measures(rows: Sequence[Mapping[str, Any]], claims: Sequence[Claim]) -> tuple[str, ...]:
+    """Name what the rows print and the claims compare, each once; top-1 if that is nothing."""
+    printed = [name for name in in_papers() if any(name in row for row in rows)]
+    compared = [claim.measure for claim in claims]
+    return tuple(dict.fromkeys([*printed, *compared])) or ("top1",)
+
+
+def _gate(path: Path) -> Gate:
+    conditions: dict[str, Any] = {}
+    for part in layers_of(path, PAPER, "gate"):
+        conditions |= part
+    return Gate(**conditions)
 
 
 def _figure(
@@ -79,15 +107,23 @@ def _figure(
 ) -> Experiment:
     """Make a figure that shows cells of another experiment: those with some labels, all with some more options."""
     more = [option(name, value) for name, value in (options or {}).items()]
-    # trainer.callbacks.epochs of a scale means the last callback, which is the cell's rule.
-    first = tuple(each for each in more if option_name(each) == "trainer.callbacks")
-    chosen = tuple(
-        Cell(cell.labels, (*first, *cell.options, *(each for each in more if each not in first)))
-        for cell in whole.cells
-        if all(cell.labels.get(axis) in labels for axis, labels in (cells or {}).items())
+    # A figure's monitor stands before the cell's rule: trainer.callbacks.epochs of a scale means the last callback.
+    first = [argument for argument in more if option_name(argument) == "trainer.callbacks"]
+    last = [argument for argument in more if argument not in first]
+    shown = []
+    for cell in whole.cells:
+        if all(cell.labels.get(axis) in labels for axis, labels in (cells or {}).items()):
+            shown.append(Cell(cell.labels, (*first, *cell.options, *last)))
+    return replace(
+        whole,
+        id=id,
+        source=source,
+        claim=claim,
+        claims=(),
+        notes=(f"The paper's numbers are those of {whole.id}.", *notes, *whole.notes),
+        cells=tuple(shown),
+        plot=Plot(**plot),
     )
-    notes = (f"The paper's numbers are those of {whole.id}.", *notes, *whole.notes)
-    return replace(whole, id=id, source=source, claim=claim, claims=(), notes=notes, cells=chosen, plot=Plot(**plot))
 
 
 def find(name: str) -> list[Experiment]:
@@ -98,15 +134,28 @@ def find(name: str) -> list[Experiment]:
     """
     name = name.replace("/figure-", "/fig-").rstrip("/")
     if name in ids():
-        return [read(name)[0]]
-    document, _, table = name.rpartition("/")
-    found = [read(id)[0] for id in ids() if id.startswith(f"{name}/")]
-    found += [each for each in figures(document or name) if f"{each.id}/".startswith(f"{name}/")]
-    if not found:
-        documents = {id.partition("/")[0] for id in ids()}
-        same = [id for id in ids() if id.startswith(document) and id.endswith(f"/{table}")]
-        near = same or [each for each in sorted(documents) if each.startswith(name)]
-        near = near or most_similar(name, [*ids(), *documents], 1)
+        return [_read(name)[0]]
+    within = f"{name}/"
+    tables = [_read(id)[0] for id in ids() if id.startswith(within)]
+    document = name.rpartition("/")[0] or name
+    drawn = [figure for figure in figures(document) if f"{figure.id}/".startswith(within)]
+    if not tables and not drawn:
+        near = _near(name)
         hint = f"did you mean {' or '.join(near)}?" if near else "fl-lightning reproduce --list names all"
         raise ConfigurationError(f"there is no experiment {name}: {hint}")
-    return found
+    return [*tables, *drawn]
+
+
+def _near(name: str) -> list[str]:
+    """Suggest names for one that does not exist.
+
+    These are tables of the same name in documents that begin as named; else documents that begin so; else what is most
+    similar.
+    """
+    document, _, table = name.rpartition("/")
+    same = [id for id in ids() if id.startswith(document) and id.endswith(f"/{table}")]
+    if same:
+        return same
+    documents = {id.partition("/")[0] for id in ids()}
+    begun = [other for other in sorted(documents) if other.startswith(name)]
+    return begun or most_similar(name, [*ids(), *documents], 1)

@@ -34,15 +34,20 @@ class Scale:
 
     def cell(self, cell: Cell) -> Cell | None:
         """Return a cell of the paper's experiment at this scale; None if the cell is left out."""
-        changes = [{".".join(ROUNDS): self.rounds}, self.options]
+        options = [option(".".join(ROUNDS), self.rounds), *_as_options(self.options)]
         for axis, kept in self.axes.items():
             if axis not in cell.labels:
                 continue
-            if cell.labels[axis] not in kept:
+            label = cell.labels[axis]
+            if label not in kept:
                 return None
-            changes.append((kept[cell.labels[axis]] if isinstance(kept, Mapping) else None) or {})
-        more = [option(name, value) for each in changes for name, value in each.items()]
-        return Cell(cell.labels, (*cell.options, *more))
+            if isinstance(kept, Mapping):
+                options += _as_options(kept[label] or {})
+        return Cell(cell.labels, (*cell.options, *options))  # the last of two settings of an option counts
+
+
+def _as_options(values: Mapping[str, Any]) -> list[str]:
+    return [option(name, value) for name, value in values.items()]
 
 
 def scales(config: str) -> list[str]:
@@ -59,9 +64,13 @@ def scale_of(config: str, name: str) -> Scale:
     parts = [value for value in layers_of(config, SCALE, name) if isinstance(value, Mapping)]
     if not parts:
         raise ConfigurationError(f"{config} has no scale {name}: it has {', '.join(scales(config)) or 'none'}")
-    merged = {key: value for part in parts for key, value in part.items()}
-    for key in ("options", "axes"):
-        merged[key] = {name: value for part in parts for name, value in (part.get(key) or {}).items()}
+    merged: dict[str, Any] = {}
+    for part in parts:
+        merged |= part
+    for key in ("options", "axes"):  # of these, each file may give some
+        merged[key] = {}
+        for part in parts:
+            merged[key] |= part.get(key) or {}
     fields = {field.name for field in dataclasses.fields(Scale)}
     if set(merged) != fields:
         raise ConfigurationError(
@@ -79,5 +88,6 @@ def at_scale(name: str, experiment: Experiment) -> Experiment:
     scale = scale_of(experiment.config, name)
     *_, rounds = layers_of(experiment.config, *ROUNDS)
     reduced = f"{name.capitalize()} scale, not the paper's: {scale.note}"
-    cells = tuple(small for cell in experiment.cells if (small := scale.cell(cell)) is not None)
+    smaller = [scale.cell(cell) for cell in experiment.cells]
+    cells = tuple(cell for cell in smaller if cell is not None)
     return dataclasses.replace(experiment, cells=cells, scale=name, reduced=reduced, pace=scale.rounds / rounds)

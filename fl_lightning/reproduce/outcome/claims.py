@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.report.statistics import paired
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Claim
 from fl_lightning.reproduce.outcome.numbers import axes_of, same
 
@@ -52,42 +52,60 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
     Raises:
         ValueError: the labels leave open which two cells to compare.
     """
-    along = (claim.along or "").lstrip("-")
-    named = ({str(name): row[name] for name in row} for row in results.to_dict("records"))
-    rows = [row for row in named if has(row, claim.at)]
-    if "round" not in {*claim.higher, *claim.than, *claim.at, along}:
-        rows = [row for row in rows if row["round"] == results["round"].max()]
     axes = [name for name in axes_of(results) if name not in {*claim.higher, *claim.than}]
+    rows = _meant(claim, results)
+    rows = rows.assign(cell=_numbered(rows, axes))
+    labels = rows.drop_duplicates("cell").set_index("cell")[axes]
     found = []
-    for higher, than in itertools.product(_each(claim.higher), _each(claim.than)):
-        sides = [_by_cell(rows, higher, axes, claim.measure)]
+    for higher, than in itertools.product(_choices(claim.higher), _choices(claim.than)):
+        side = _side(rows, higher, claim.measure)
         if claim.number is None:
-            sides.append(_by_cell(rows, than, axes, claim.measure))
+            side, other = paired(side, _side(rows, than, claim.measure))
+            apart = side - other
         else:
-            sides.append({cell: dict.fromkeys(seeds, claim.number) for cell, seeds in sides[0].items()})
-        shared = {cell: sides[0][cell].keys() & sides[1][cell].keys() for cell in sides[0] if cell in sides[1]}
-        cells = [cell for cell, seeds in shared.items() if seeds]
-        seeds = set().union(*(shared[cell] for cell in cells))
-        whole = sorted(seed for seed in seeds if all(seed in shared[cell] for cell in cells))
-        differences = [[sides[0][cell][seed] - sides[1][cell][seed] for cell in cells] for seed in whole]
-        weights = _weights(cells, axes, claim.along)
-        values = np.round(np.array(differences) @ weights, EFFECT_DECIMALS) if whole and weights.any() else np.zeros(0)
-        found.append(Effects(higher, than, values, len(cells)))
+            apart = side - claim.number
+        by_cell = apart.unstack("cell") if len(apart) else pd.DataFrame()  # a row for each seed
+        whole = by_cell.dropna()
+        weights = _weights(labels.loc[by_cell.columns], claim.along)
+        values = np.zeros(0)
+        if len(whole) and weights.any():
+            values = np.round(whole.to_numpy() @ weights, EFFECT_DECIMALS)
+        found.append(Effects(higher, than, values, len(by_cell.columns)))
     return found
 
 
-def _by_cell(
-    rows: Sequence[Labels], labels: Labels, axes: Sequence[str], measure: str
-) -> dict[tuple[Any, ...], dict[int, float]]:
-    """Find the values of the rows that have some labels: by the labels on other axes, then by seed."""
-    found: dict[tuple[Any, ...], dict[int, float]] = {}
-    for row in rows:
-        if has(row, labels) and not math.isnan(row[measure]):
-            values = found.setdefault(tuple(None if pd.isna(row[axis]) else row[axis] for axis in axes), {})
-            if row["seed"] in values:
-                raise ValueError(f"expected labels of one cell for each comparison, got {labels}: name more axes")
-            values[row["seed"]] = row[measure]
-    return found
+def _meant(claim: Claim, results: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that a claim is about: with its labels, and of the last round unless the claim names rounds."""
+    rows = _with_labels(results, claim.at)
+    along = (claim.along or "").lstrip("-")
+    if "round" in {*claim.higher, *claim.than, *claim.at, along}:
+        return rows
+    return rows[rows["round"] == results["round"].max()]
+
+
+def _with_labels(rows: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+    """Return the rows that have some labels, see :func:`has`."""
+    records: list[dict[Any, Any]] = rows.to_dict("records")
+    return rows[np.array([has(record, labels) for record in records], dtype=bool)]
+
+
+def _numbered(rows: pd.DataFrame, axes: Sequence[str]) -> pd.Series:
+    """Number the combinations of labels on some axes; a missing label is a label of its own."""
+    if not axes:
+        return pd.Series(0, rows.index)
+    return rows.groupby(list(axes), sort=False, dropna=False).ngroup()
+
+
+def _side(rows: pd.DataFrame, labels: Labels, measure: str) -> pd.Series:
+    """Return the values of one side of a comparison by seed and cell.
+
+    Raises:
+        ValueError: a seed has several values in one cell.
+    """
+    values = _with_labels(rows, labels).set_index(["seed", "cell"])[measure].dropna()
+    if values.index.has_duplicates:
+        raise ValueError(f"expected labels of one cell for each comparison, got {labels}: name more axes")
+    return values
 
 
 def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
@@ -102,28 +120,39 @@ def paper_effect(claim: Claim, paper: pd.DataFrame, index: int) -> float:
     return float(values[0]) if len(values) else claim.stated
 
 
-def shown(one: Effects) -> str:
+def shown(comparison: Effects) -> str:
     """Name the two sides of a comparison, such as "FedAvg+GH against FedAvg"."""
-    return " against ".join(named(side, list(side)) for side in (one.higher, one.than) if side)
+    sides = [side for side in (comparison.higher, comparison.than) if side]
+    return " against ".join(in_words(side, list(side)) for side in sides)
 
 
-def _each(labels: Labels) -> list[Labels]:
+def _choices(labels: Labels) -> list[Labels]:
+    """Choose one label from each list of labels, in all ways."""
     choices = [label if isinstance(label, list) else [label] for label in labels.values()]
     return [dict(zip(labels, point, strict=True)) for point in itertools.product(*choices)]
 
 
 def has(row: Labels, labels: Labels) -> bool:
     """Tell whether a row has one of the wanted labels on each axis; an axis that no cell has counts as null."""
-    wanted = {axis: label if isinstance(label, list) else [label] for axis, label in labels.items()}
-    return all(any(same(row.get(axis), each) for each in allowed) for axis, allowed in wanted.items())
+    for axis, wanted in labels.items():
+        allowed = wanted if isinstance(wanted, list) else [wanted]
+        if not any(same(row.get(axis), label) for label in allowed):
+            return False
+    return True
 
 
-def _weights(cells: Sequence[tuple[Any, ...]], axes: Sequence[str], along: str | None) -> Vector:
-    """Compute (cells,) weights of the mean, or of the slope along an axis ("-axis": of the negative slope)."""
+def _weights(cells: pd.DataFrame, along: str | None) -> Vector:
+    """Compute (cells,) weights of the mean, or of the slope along an axis ("-axis": of the negative slope).
+
+    Args:
+        cells: a row for each cell, a column for each axis on which the cells have labels.
+        along: see :class:`Claim`.
+    """
     if along is None:
         return np.full(len(cells), 1 / max(len(cells), 1))
-    at = axes.index(along.lstrip("-"))
-    weights = slope_weights([cell[at] for cell in cells], [(*cell[:at], *cell[at + 1 :]) for cell in cells])
+    axis = along.lstrip("-")
+    groups = _numbered(cells, [name for name in cells.columns if name != axis])
+    weights = slope_weights(cells[axis].tolist(), groups.tolist())
     return -weights if along.startswith("-") else weights
 
 
@@ -133,7 +162,9 @@ def slope_weights(labels: Sequence[float], groups: Sequence[Hashable]) -> Vector
     The axis' labels count 0, 1, … from the lowest. One slope is taken for each combination of the other axes' labels,
     so that differences on other axes do not count, and the slopes are averaged.
 
-    >>> slope_weights([0.1, 1.0, math.inf], ["MNIST"] * 3)  # positions 0, 1, 2 about 1 are -1, 0, 1: squares sum to 2
+    Three labels are at positions 0, 1 and 2, which are -1, 0 and 1 about their mean; the squares of these sum to 2:
+
+    >>> slope_weights([0.1, 1.0, float("inf")], ["MNIST"] * 3)
     array([-0.5,  0. ,  0.5])
 
     Args:
@@ -141,11 +172,13 @@ def slope_weights(labels: Sequence[float], groups: Sequence[Hashable]) -> Vector
         groups: each cell's labels on the other axes.
     """
     positions = np.searchsorted(np.unique(labels), labels).astype(float)
-    weights, sloped = np.zeros(len(labels)), 0
+    weights = np.zeros(len(labels))
+    sloped = 0
     for group in set(groups):
-        inside = np.array([each == group for each in groups])
+        inside = np.array([own == group for own in groups])
         centred = positions[inside] - positions[inside].mean()
-        if spread := centred @ centred:  # 0 if the group has one label only: no slope
+        spread = centred @ centred
+        if spread > 0:  # a group with one label only has no slope
             weights[inside] = centred / spread
             sloped += 1
     return weights / max(sloped, 1)

@@ -13,10 +13,12 @@ import pandas as pd
 
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.report.compared.comparison import default_metric
+from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.runs.catalogue import is_item, measured
+from fl_lightning.runs.reader import Run
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
 UNREADABLE = (ConfigurationError, OSError, KeyError)  # a file of a run that is missing, damaged or half written
@@ -34,24 +36,27 @@ def collect(experiment: Experiment, jobs: Pairs) -> pd.DataFrame:
         columns, if no run is finished.
     """
     axes = list(dict.fromkeys(axis for cell, _ in jobs for axis in cell.labels))
-    rows = [row for cell, job in jobs if job.finished for row in _read(experiment, axes, cell, job)]
+    rows = []
+    for cell, job in jobs:
+        if job.finished:
+            rows += _rows_of_job(experiment, axes, cell, job)
+    if not rows:
+        return pd.DataFrame()
     # A sweep may name a value twice: count each run once.
-    return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True) if rows else pd.DataFrame()
+    return pd.DataFrame(rows).drop_duplicates([*axes, "round", "seed"], ignore_index=True)
 
 
-def _read(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
-    metrics, facts = job.run.metrics, job.facts
-    return [
-        {
-            **{axis: cell.labels.get(axis) for axis in axes},
-            "round": round,
-            "seed": job.seed,
-            **{name: measure(experiment, metrics, name, own) for name in experiment.measures},
-            "seconds": facts["seconds"],
-            "folder": str(job.folder),
-        }
-        for round, own in experiment.read_at(job.rounds).items()
-    ]
+def _rows_of_job(experiment: Experiment, axes: Sequence[str], cell: Cell, job: Job) -> list[dict[str, Any]]:
+    """Return a finished job's rows of :func:`collect`, one for each round that the table reads."""
+    run = job.run  # reads metrics.csv once
+    seconds = job.facts["seconds"]
+    rows = []
+    for round, own in experiment.read_at(job.rounds).items():
+        row = {axis: cell.labels.get(axis) for axis in axes}
+        row |= {"round": round, "seed": job.seed}
+        row |= {name: measure(experiment, run, name, own) for name in experiment.measures}
+        rows.append(row | {"seconds": seconds, "folder": str(job.folder)})
+    return rows
 
 
 def with_measure(experiment: Experiment, jobs: Iterable[Job]) -> Experiment:
@@ -70,11 +75,16 @@ def unknown_measures(experiment: Experiment, jobs: Iterable[Job]) -> list[str]:
         experiment: the experiment; a paper's, some of whose cells log less than others, has no unknown measures.
         jobs: the experiment's jobs. If none has begun, all measures may still be logged.
     """
-    if experiment.rows or experiment.claims or not (logged := _logged(jobs)):
+    if experiment.rows or experiment.claims:
         return []
+    logged = _logged(jobs)
+    if not logged:
+        return []
+    asked = {_starred(measured(name)[0]) for name in experiment.measures}
     lines = []
-    for name in sorted({_starred(measured(each)[0]) for each in experiment.measures} - logged):
-        hint = f"; did you mean {near}?" if (near := nearest(name, logged)) else ""
+    for name in sorted(asked - logged):
+        near = nearest(name, logged)
+        hint = f"; did you mean {near}?" if near else ""
         lines.append(f"{experiment.id}: the runs log no {name}, but {', '.join(sorted(logged))}{hint}")
     return lines
 
@@ -84,7 +94,7 @@ def _logged(jobs: Iterable[Job]) -> set[str]:
     names = set[str]()
     for job in jobs:
         with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
-            names |= set(map(_starred, job.run.names))
+            names |= {_starred(name) for name in job.run.names}
     return names
 
 
@@ -115,22 +125,22 @@ def axes_of(results: pd.DataFrame) -> list[str]:
     return [str(name) for name in results.columns[: list(results.columns).index("round") + 1]]
 
 
-def measure(experiment: Experiment, metrics: pd.DataFrame, name: str, round: int) -> float:
+def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
     """Compute a metric's mean over the experiment's ``last`` rounds up to ``round``; nan if the metric was not logged.
 
     The factor γ that FedLAW learns is averaged over the 21 rounds around the middle: rounds 90 to 110 in the paper.
     ``train_top1 - top1`` is the difference of two metrics.
     """
     if MINUS in name:
-        more, less = (measure(experiment, metrics, each, round) for each in name.split(MINUS))
-        return more - less
+        more, less = name.split(MINUS)
+        return measure(experiment, run, more, round) - measure(experiment, run, less, round)
     metric, factor = measured(name)
-    if metric not in metrics:
-        return math.nan
-    middle, around = round // 2, experiment.paced(10)
-    last = experiment.paced(experiment.last)
-    chosen = slice(middle - around, middle + around) if name == "gamma_learned" else slice(round - last + 1, round)
-    return factor * float(metrics[metric].loc[chosen].mean())
+    first = round - experiment.our_rounds(experiment.last) + 1
+    last = round
+    if name == "gamma_learned":
+        first = round // 2 - experiment.our_rounds(10)
+        last = round // 2 + experiment.our_rounds(10)
+    return factor * float(values_by_round(run, metric).loc[first:last].mean())
 
 
 def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
@@ -147,13 +157,14 @@ def compare(experiment: Experiment, results: pd.DataFrame) -> pd.DataFrame:
     """
     if results.empty:
         return results
-    axes, lines = axes_of(results), []
-    for labels, group in results.groupby(axes, sort=False, dropna=False):
+    axes = axes_of(results)
+    lines = []
+    for labels, seeds in results.groupby(axes, sort=False, dropna=False):
         point = dict(zip(axes, labels, strict=True))
         for name in dict.fromkeys(experiment.measures):
-            mean, half_width = interval(group[name])
+            mean, half_width = interval(seeds[name])
             paper = printed(experiment, point, name)
-            line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(group[name].count())}
+            line = {"measure": name, "mean": mean, "half_width": half_width, "seeds": int(seeds[name].count())}
             lines.append({**point, **line, "paper": paper, "difference": mean - paper})
     return pd.DataFrame(lines)
 
@@ -164,24 +175,23 @@ def printed(experiment: Experiment, point: Mapping[str, Any], name: str) -> floa
     A cell without a label on an axis (None or nan) matches every label of this axis: FedAvg matches every proxy set.
     """
     if MINUS in name:
-        more, less = (printed(experiment, point, each) for each in name.split(MINUS))
-        return more - less
+        more, less = name.split(MINUS)
+        return printed(experiment, point, more) - printed(experiment, point, less)
     for row in experiment.rows:
-        named = [axis for axis in point if axis in row and not pd.isna(point[axis])]
-        if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in named):
+        shared = [axis for axis in point if axis in row and not pd.isna(point[axis])]
+        if row.get(name) is not None and all(same(row[axis], point[axis]) for axis in shared):
             return float(row[name])
     return math.nan
 
 
 def on_paper(experiment: Experiment, points: pd.DataFrame) -> pd.DataFrame:
     """Fill a table of cells and rounds with the paper's numbers, as if they came from runs with seed 0."""
-    points = points.drop_duplicates(axes_of(points)).assign(seed=0)
-    cells = points[axes_of(points)].to_dict("records")
-    numbers = {
-        name: [printed(experiment, {str(k): v for k, v in cell.items()}, name) for cell in cells]
-        for name in experiment.measures
-    }
-    return points.assign(**numbers)
+    axes = axes_of(points)
+    points = points.drop_duplicates(axes).assign(seed=0)
+    cells: list[dict[Any, Any]] = points[axes].to_dict("records")
+    for name in experiment.measures:
+        points[name] = [printed(experiment, cell, name) for cell in cells]
+    return points
 
 
 def same(one: Any, other: Any) -> bool:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import data_of
+from fl_lightning.report.compared.long_table import column_per_run, long_table
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.drawing import plots
 from fl_lightning.report.drawing.on_paper import save
 from fl_lightning.report.drawing.paper_axes import TOLD_APART
 from fl_lightning.report.statistics import band
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
 from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.numbers import printed, same
@@ -61,22 +62,35 @@ def picture(experiment: Experiment, pairs: Pairs, folder: Path) -> Path | None:
 
 
 def _curves(experiment: Experiment, pairs: Pairs) -> plots.Plot | None:
-    shown = experiment.plot or _usual(experiment, [cell.labels for cell, _ in pairs])
-    found = curves(list(shown.measures), pairs)
-    names = {named(curve.labels, [axis for axis in curve.labels if axis not in shown.panels]) for curve in found}
-    if not found or (
-        experiment.plot is None and (len(names) > TOLD_APART or all(len(curve.points) < 2 for curve in found))
-    ):
+    plot = experiment.plot or _usual_plot(experiment, [cell.labels for cell, _ in pairs])
+    curves = make_curves(list(plot.measures), pairs)
+    if not curves:
         return None
-    return lines(found, shown.measures, shown.panels, experiment)
+    # A paper's figure is drawn as the paper has it; anything else only if its lines can be read.
+    if experiment.plot is None and not _can_be_read(curves, plot.panels):
+        return None
+    return in_panels(curves, plot.measures, plot.panels, experiment)
 
 
-def _usual(experiment: Experiment, labels: Sequence[Mapping[str, Any]]) -> Plot:
+def _can_be_read(curves: Sequence[Curve], panels: Sequence[str]) -> bool:
+    """Tell whether any curve has two points, and the lines of all panels are few enough to be told apart."""
+    names = set()
+    for curve in curves:
+        axes = [axis for axis in curve.labels if axis not in panels]
+        names.add(in_words(curve.labels, axes))
+    return len(names) <= TOLD_APART and any(len(curve.points) > 1 for curve in curves)
+
+
+def _usual_plot(experiment: Experiment, cells: Sequence[Mapping[str, Any]]) -> Plot:
     """Make the plot of the first measure: one line per method, or per chain of callbacks, or per last axis' label."""
-    axes = list(dict.fromkeys(axis for each in labels for axis in each))
-    line = next((axis for axis in ("method", "trainer.callbacks") if axis in axes), axes[-1] if axes else None)
+    axes = list(dict.fromkeys(axis for labels in cells for axis in labels))
+    lines_by = axes[-1] if axes else None
+    if "method" in axes:
+        lines_by = "method"
+    elif "trainer.callbacks" in axes:
+        lines_by = "trainer.callbacks"
     measure = experiment.measures[0]
-    return Plot({measure: axis_title(measure)}, [axis for axis in differing(labels) if axis != line])
+    return Plot({measure: axis_title(measure)}, [axis for axis in differing(cells) if axis != lines_by])
 
 
 def _surfaces(pairs: Pairs) -> plots.Plot | None:
@@ -84,33 +98,36 @@ def _surfaces(pairs: Pairs) -> plots.Plot | None:
 
     The loss of the model, in the middle, is written behind the title.
     """
-    files = {
-        called: file
-        for called, job in _first_seed(pairs).items()
-        if job.finished and (file := job.run.arrays("surface").get(job.rounds))
-    }
     panels = {}
-    for called, file in files.items():
+    for name, job in _jobs_of_first_seed(pairs).items():
+        file = job.run.arrays("surface").get(job.rounds) if job.finished else None
+        if file is None:
+            continue
         arrays = load(file, "steps", "loss")
-        steps, loss = arrays["steps"], arrays["loss"]
-        panels[f"{called}: {loss[len(steps) // 2, len(steps) // 2]:.3g}"] = plots.Surface(steps, loss)
+        steps = arrays["steps"]
+        loss = arrays["loss"]
+        middle = len(steps) // 2
+        panels[f"{name}: {loss[middle, middle]:.3g}"] = plots.Surface(steps, loss)
     return plots.Panels(panels) if panels else None
 
 
 def _partitions(pairs: Pairs) -> plots.Plot:
     """Plot the examples that clients hold in each cell with the first seed, one partition below the other."""
     panels = {}
-    for called, job in _first_seed(pairs).items():
+    for name, job in _jobs_of_first_seed(pairs).items():
         counts = _class_counts(job)
-        first = f"the first {DRAWN} of {len(counts):,} clients" if len(counts) > DRAWN else ""
-        panels[", ".join(filter(None, (called, first)))] = plots.Bubbles(counts[:DRAWN])
+        titles = [name] if name else []
+        if len(counts) > DRAWN:
+            titles.append(f"the first {DRAWN} of {len(counts):,} clients")
+        panels[", ".join(titles)] = plots.Bubbles(counts[:DRAWN])
     return plots.Panels(panels, columns=1)
 
 
-def _first_seed(pairs: Pairs) -> dict[str, Job]:
+def _jobs_of_first_seed(pairs: Pairs) -> dict[str, Job]:
     """Return the jobs with the first seed, by the labels of their cells."""
     axes = differing([cell.labels for cell, _ in pairs])
-    return {named(cell.labels, axes): job for cell, job in pairs if job.seed == pairs[0][1].seed}
+    first = pairs[0][1].seed
+    return {in_words(cell.labels, axes): job for cell, job in pairs if job.seed == first}
 
 
 def _class_counts(job: Job) -> NDArray[np.int64]:
@@ -119,7 +136,8 @@ def _class_counts(job: Job) -> NDArray[np.int64]:
     data = data_of({"data": settings | {"init_args": settings["init_args"] | {"seed": job.seed}}})
     data.prepare_data()
     data.setup("fit")
-    if (counts := data.class_counts()) is None:
+    counts = data.class_counts()
+    if counts is None:
         raise ConfigurationError(f"{type(data).__name__} has no classes to draw: choose a data set with labels")
     return counts.numpy()
 
@@ -140,80 +158,100 @@ class Curve:
     points: pd.DataFrame
 
 
-def curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
+def make_curves(measures: Sequence[str], pairs: Pairs) -> list[Curve]:
     """Make one curve for each cell and each measure of its finished jobs, in the order of the cells."""
-    found = [
-        Curve(labels, measure, band(by_seed(jobs, measure)))
-        for labels, jobs in finished_by_cell(pairs)
-        for measure in measures
-    ]
-    return [curve for curve in found if len(curve.points)]
+    curves = []
+    for labels, jobs in finished_by_cell(pairs):
+        for measure in measures:
+            points = band(by_seed(jobs, measure))
+            if len(points):
+                curves.append(Curve(labels, measure, points))
+    return curves
 
 
 def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
     """Tabulate a measure by round (similarities by rank), one column per job that has the measure; gaps are nan."""
     if measure == SIMILARITIES:
-        return by_rank([cosines for job in jobs if len(cosines := _similarities(job))])
+        cosines = [_similarities(job) for job in jobs]
+        return by_rank([values for values in cosines if len(values)])
     metric, factor = measured(measure)
-    tables = [job.run.metrics for job in jobs]
-    return pd.DataFrame({n: factor * each[metric].dropna() for n, each in enumerate(tables) if metric in each})
+    return factor * column_per_run(long_table([job.run for job in jobs], [metric]))
 
 
 def _similarities(job: Job) -> NDArray[np.float64]:
     path = job.run.arrays("cosines").get(job.rounds)
     cosines = load(path, "before")["before"] if path else np.zeros((0, 0))
-    return np.asarray(cosines[np.triu_indices(len(cosines), 1)])
+    return np.asarray(cosines[np.triu_indices(len(cosines), 1)])  # each pair once, and no client with itself
 
 
 def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
     """Sort each run's values into a column, by rank from 1; a run with fewer clients fills its column by quantiles."""
     ranks = max(map(len, values), default=0)
-    columns = [np.quantile(each, np.linspace(0, 1, ranks)) for each in values]
+    levels = np.linspace(0, 1, ranks)
+    columns = [np.quantile(own, levels) for own in values]
     return pd.DataFrame(dict(enumerate(columns)), index=range(1, ranks + 1))
 
 
-def lines(
-    found: Sequence[Curve], measures: Mapping[str, str], panels: Sequence[str], experiment: Experiment
+def in_panels(
+    curves: Sequence[Curve], measures: Mapping[str, str], panels: Sequence[str], experiment: Experiment
 ) -> plots.Lines | plots.Panels:
     """Lay curves out in panels, with the paper's numbers as marks.
 
     Args:
-        found: the curves, at least one.
+        curves: the curves, at least one.
         measures: title of the axis for each measure; every measure has panels of its own.
         panels: axes of the grid with a panel for each label. A curve without a label on such an axis is in all of the
             axis' panels.
         experiment: the experiment with the paper's numbers.
     """
-    axes = [axis for axis in differing([curve.labels for curve in found]) if axis not in panels]
-    places = _places([curve.labels for curve in found], panels)
+    axes = [axis for axis in differing([curve.labels for curve in curves]) if axis not in panels]
+    places = _places([curve.labels for curve in curves], panels)
     drawn = {}
     for measure, place in itertools.product(measures, places):
-        here = [curve for curve in found if curve.measure == measure and _is_in(curve, place)]
-        inside = {named(curve.labels, axes) or OURS: curve for curve in here}
-        titles = measures[measure] if len(measures) > 1 else "", named(place, panels)
-        drawn[", ".join(filter(None, titles))] = plots.Lines(
-            plots.Axis("pair of clients, by ascending cosine" if measure == SIMILARITIES else "round"),
-            _axis(measure, measures[measure]),
-            [plots.Line(called, curve.points) for called, curve in inside.items()],
-            [mark for called, curve in inside.items() for mark in paper_marks(experiment, called, curve)],
-        )
-    columns = len({place[panels[-1]] for place in places if place}) if panels else 0
+        here = [curve for curve in curves if curve.measure == measure and _is_in(curve, place)]
+        by_name = {in_words(curve.labels, axes) or OURS: curve for curve in here}
+        titles = [in_words(place, panels)]
+        if len(measures) > 1:
+            titles.insert(0, measures[measure])
+        title = ", ".join(filter(None, titles))
+        drawn[title] = _panel(measure, measures[measure], by_name, experiment)
     if len(drawn) == 1:
         return drawn.popitem()[1]
-    return plots.Panels(drawn, columns=columns if 1 < columns < min(len(drawn), 6) else 0)
+    # A row for each label of the other axes, if it is not too long; or else a nearly square grid.
+    columns = len({place[panels[-1]] for place in places if place}) if panels else 0
+    if not 1 < columns < min(len(drawn), 6):
+        columns = 0
+    return plots.Panels(drawn, columns=columns)
 
 
-def _axis(measure: str, title: str) -> plots.Axis:
+def _panel(measure: str, title: str, by_name: Mapping[str, Curve], experiment: Experiment) -> plots.Lines:
+    """Plot curves by their names, with the paper's numbers as marks."""
+    marks = []
+    for name, curve in by_name.items():
+        marks += paper_marks(experiment, name, curve)
+    return plots.Lines(
+        plots.Axis("pair of clients, by ascending cosine" if measure == SIMILARITIES else "round"),
+        _y_axis(measure, title),
+        [plots.Line(name, curve.points) for name, curve in by_name.items()],
+        marks,
+    )
+
+
+def _y_axis(measure: str, title: str) -> plots.Axis:
     """Return the y-axis; a share under the metric's own name is shown in per cent, as papers print shares."""
     metric, factor = measured(measure)
     return plots.Axis(title, percent=about(metric).percent and factor == 1)
 
 
-def _places(labels: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the labels of each panel, the last axis fastest."""
-    whole = [tuple(each[axis] for axis in panels) for each in labels if set(panels) <= set(each)]
-    order = [dict.fromkeys(column) for column in zip(*whole, strict=True)]
-    return [dict(zip(panels, place, strict=True)) for place in itertools.product(*order) if place in whole] or [{}]
+def _places(cells: Sequence[Mapping[str, Any]], panels: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the labels of each panel, the last axis fastest; no panel is empty, unless all are."""
+    taken = []  # the panels of the curves that have a label on each axis; other curves are in several panels
+    for labels in cells:
+        if all(axis in labels for axis in panels):
+            taken.append(tuple(labels[axis] for axis in panels))
+    order = [dict.fromkeys(column) for column in zip(*taken, strict=True)]
+    places = [dict(zip(panels, place, strict=True)) for place in itertools.product(*order) if place in taken]
+    return places or [{}]
 
 
 def _is_in(curve: Curve, place: Mapping[str, Any]) -> bool:
@@ -223,7 +261,7 @@ def _is_in(curve: Curve, place: Mapping[str, Any]) -> bool:
 def paper_marks(experiment: Experiment, method: str, curve: Curve) -> list[plots.Mark]:
     """Mark the paper's numbers for a curve, at the rounds that the table names or at the curve's last round."""
     rounds = experiment.read_at(int(curve.points.index[-1]))
-    numbers = {own: printed(experiment, {**curve.labels, "round": at}, curve.measure) for at, own in rounds.items()}
-    return [
-        plots.Mark(method, round, number, plots.PAPER) for round, number in numbers.items() if not math.isnan(number)
-    ]
+    numbers = {}  # a round of ours has one mark, even if it stands for two of the paper's
+    for theirs, ours in rounds.items():
+        numbers[ours] = printed(experiment, {**curve.labels, "round": theirs}, curve.measure)
+    return [plots.Mark(method, ours, number, plots.PAPER) for ours, number in numbers.items() if not math.isnan(number)]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 
-from fl_lightning.commands import counted
+from fl_lightning.commands import counted, duration
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
 from fl_lightning.reproduce.outcome import tables
@@ -20,7 +19,6 @@ from fl_lightning.reproduce.outcome.pictures import picture
 from fl_lightning.reproduce.outcome.sweep_comparison import write_comparison
 from fl_lightning.reproduce.outcome.verdict import judge
 from fl_lightning.reproduce.run_options import RunOptions
-from fl_lightning.runs.display.progress import duration
 from fl_lightning.runs.folder.lock import LOCK
 
 # Options of fit that change no result.
@@ -34,8 +32,25 @@ HARMLESS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Holds an experiment's results, of which each part of the folder is written.
+
+    Attributes:
+        experiment: the experiment, which names its measures.
+        pairs: the experiment's cells and jobs.
+        table: our runs, see :func:`fl_lightning.reproduce.outcome.numbers.collect`.
+        page: the numbers beside the paper's, the findings, the facts and the picture.
+    """
+
+    experiment: Experiment
+    pairs: Pairs
+    table: pd.DataFrame
+    page: tables.Page
+
+
 def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> None:
-    """Print an experiment's results, and write them to an existing folder.
+    """Print an experiment's results, and write them to an existing folder, part by part (PARTS).
 
     Args:
         experiment: the experiment; if it names no measures, one that its runs log is taken.
@@ -46,13 +61,72 @@ def write(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) 
     measured = with_measure(experiment, [job for _, job in pairs])
     if not experiment.measures and measured.measures != (USUAL,):
         print(f"{measured.id}: measured by {measured.metric}, since the runs log no {USUAL}; --measures names others")
-    results = with_columns(measured, pairs, collect(measured, pairs))
-    _keep_earlier(folder, results)
-    differs = measured.scale or any(each.startswith("trainer.max_epochs") for each in changes(runs.options))
-    image = picture(replace(measured, rows=()) if differs else measured, pairs, folder)  # no marks of other rounds
+    table = with_columns(measured, pairs, collect(measured, pairs))
+    _keep_earlier(folder, table)
+    image = _draw(measured, pairs, folder, runs)
     if measured.is_trained:
-        _write_tables(measured, pairs, results, image, folder, runs)
+        results = _results(measured, pairs, table, image, runs)
+        for write_part in PARTS:
+            write_part(results, folder)
     print(f"results: {folder}")
+
+
+def _draw(experiment: Experiment, pairs: Pairs, folder: Path, runs: RunOptions) -> Path | None:
+    """Draw the picture; if the runs are shorter or longer than the paper's, without its numbers."""
+    other_rounds = any(change.startswith("trainer.max_epochs") for change in changes(runs.options))
+    if experiment.scale or other_rounds:
+        experiment = replace(experiment, rows=())
+    return picture(experiment, pairs, folder)
+
+
+def _results(
+    experiment: Experiment, pairs: Pairs, table: pd.DataFrame, image: Path | None, runs: RunOptions
+) -> Results:
+    """Compare the runs with the paper, judge its claims, and collect facts; print how the runs differ from the paper's.
+
+    A table with claims has the changed settings in a column of their own, for the ledger.
+    """
+    changed = ", ".join(changes(runs.options))
+    notes = []
+    if experiment.scale:
+        notes.append(experiment.reduced)
+    if changed:
+        paper = ": the paper's numbers belong to others" if experiment.rows else ""
+        notes.append(f"settings in place of the config's: {changed}{paper}")
+    for note in notes:
+        print(f"{experiment.id}: {note}")
+    facts = [*notes, f"`{runs.line}`", *_about_runs([job for _, job in pairs], table)]
+    if experiment.claims:
+        facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
+        if changed and len(table):
+            table = table.assign(**{CHANGED: changed})
+    page = tables.Page(experiment, compare(experiment, table), judge(experiment, table), facts, image)
+    return Results(experiment, pairs, table, page)
+
+
+def _write_numbers(results: Results, folder: Path) -> None:
+    """Write the table of our runs as CSV."""
+    results.table.to_csv(folder / RESULTS, index=False)
+
+
+def _write_pages(results: Results, folder: Path) -> None:
+    """Write the page as Markdown and as HTML."""
+    (folder / "table.md").write_text(tables.markdown(results.page))
+    (folder / "table.html").write_text(tables.html(results.page))
+
+
+def _print_tables(results: Results, folder: Path) -> None:
+    """Print the tables beside a paper's; without a paper's numbers, compare the cells, and write that comparison."""
+    console = Console()
+    if results.experiment.rows or results.table.empty:
+        for table in tables.terminal(results.page):
+            console.print(table)
+    else:
+        write_comparison(results.experiment, results.pairs, folder, console)
+
+
+# What a folder consists of beside the picture, in the order in which it is written.
+PARTS: tuple[Callable[[Results, Path], None], ...] = (_write_numbers, _write_pages, _print_tables)
 
 
 def _keep_earlier(folder: Path, results: pd.DataFrame) -> None:
@@ -63,7 +137,10 @@ def _keep_earlier(folder: Path, results: pd.DataFrame) -> None:
         return
     if before <= set(results.get("folder", ())):
         return
-    kept = folder / next(name for n in itertools.count(1) if not (folder / (name := f"earlier-{n}")).exists())
+    number = 1
+    while (folder / f"earlier-{number}").exists():
+        number += 1
+    kept = folder / f"earlier-{number}"
     files = [path for path in folder.iterdir() if path.is_file() and path.name != LOCK]
     kept.mkdir()
     for path in files:
@@ -83,42 +160,20 @@ def changes(more: Sequence[str]) -> list[str]:
             text.append(word.removeprefix("--").replace("=", " ", 1))
         else:
             text[-1] += f" {word}"
-    return [each for each in text if each.split()[0] not in HARMLESS]
-
-
-def _write_tables(
-    experiment: Experiment, pairs: Pairs, results: pd.DataFrame, image: Path | None, folder: Path, runs: RunOptions
-) -> None:
-    changed = changes(runs.options)
-    notes = [experiment.reduced] if experiment.scale else []
-    if changed:
-        paper = ": the paper's numbers belong to others" if experiment.rows else ""
-        notes.append(f"settings in place of the config's: {', '.join(changed)}{paper}")
-    for note in notes:
-        print(f"{experiment.id}: {note}")
-    facts = [*notes, f"`{runs.line}`", *_about_runs([job for _, job in pairs], results)]
-    if experiment.claims:
-        facts.append("where the claims of all papers stand: fl-lightning reproduce --ledger")
-        results = results.assign(**{CHANGED: ", ".join(changed)}) if changed and len(results) else results
-    results.to_csv(folder / RESULTS, index=False)
-    page = tables.Page(experiment, compare(experiment, results), judge(experiment, results), facts, image)
-    (folder / "table.md").write_text(tables.markdown(page))
-    (folder / "table.html").write_text(tables.html(page))
-    console = Console()
-    if experiment.rows or results.empty:
-        for table in tables.terminal(page):
-            console.print(table)
-    else:
-        write_comparison(experiment, pairs, folder, console)
+    return [option for option in text if option.split()[0] not in HARMLESS]
 
 
 def _about_runs(jobs: Sequence[Job], results: pd.DataFrame) -> list[str]:
     """Tell how many runs are finished, with which seeds, by which versions (all if they differ), in which time."""
-    done = [job for job in jobs if job.finished]
-    facts = [f"{len(done)} of {counted(len(jobs), 'run')} finished"]
-    if done:
-        seeds = sorted({job.seed for job in done})
-        made = dict.fromkeys(f"{name} {version}" for job in done for name, version in job.facts["versions"].items())
-        facts.append(f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}; {', '.join(made)}")
-        facts.append(f"{duration(results.drop_duplicates('folder')['seconds'].sum())} of training in all")
+    finished = [job for job in jobs if job.finished]
+    facts = [f"{len(finished)} of {counted(len(jobs), 'run')} finished"]
+    if finished:
+        seeds = sorted({job.seed for job in finished})
+        versions: dict[str, None] = {}  # in their order, each once
+        for job in finished:
+            versions |= dict.fromkeys(f"{name} {version}" for name, version in job.facts["versions"].items())
+        word = "seeds" if len(seeds) > 1 else "seed"
+        facts.append(f"{word} {', '.join(map(str, seeds))}; {', '.join(versions)}")
+        seconds = results.drop_duplicates("folder")["seconds"].sum()
+        facts.append(f"{duration(seconds)} of training in all")
     return facts

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from fl_lightning.report.compared.methods import Method, by_problem, differing
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
 from fl_lightning.report.page import parts_of_page, render
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
@@ -36,10 +37,10 @@ def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console
     methods = as_methods(pairs)
     logged = {metric for method in methods for run in method.runs for metric in run.names}
     metrics = [metric for metric, _ in map(measured, experiment.measures) if metric in logged]
-    comparisons = [each for metric in metrics for each in compare(methods, metric)]
-    for each in comparisons:
-        shown = table(each)
-        console.print(verdict(each), highlight=False, markup=False)
+    comparisons = [comparison for metric in metrics for comparison in compare(methods, metric)]
+    for comparison in comparisons:
+        shown = table(comparison)
+        console.print(verdict(comparison), highlight=False, markup=False)
         console.print(framed(shown.caption, *fitted(shown.head, shown.rows, console.width)))
     for file, text in texts(comparisons).items():
         (folder / file).write_text(text, encoding="utf-8")
@@ -57,11 +58,13 @@ def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tu
     Returns:
         Head and rows of the table to print.
     """
-    names, cells = list(head), [[row[0], *map(_short_lines, row[1:])] for row in rows]
+    names = list(head)
+    cells = [[row[0], *(_short_lines(cell) for cell in row[1:])] for row in rows]
     if _width(names, cells) > width:
         names = [name.replace(" ", "\n") for name in names]
     while _width(names, cells) > width and len(names) > FEWEST_COLUMNS:
-        names, cells = names[:-1], [row[:-1] for row in cells]
+        names = names[:-1]
+        cells = [row[:-1] for row in cells]
     return names, cells
 
 
@@ -71,22 +74,27 @@ def _short_lines(cell: str) -> str:
 
 
 def _width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    columns = zip(head, *rows, strict=True)
-    return sum(max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2 for column in columns)
+    """Return the width of a table in characters, with two between columns."""
+    width = 0
+    for column in zip(head, *rows, strict=True):
+        width += max(len(line) for cell in column for line in cell.splitlines() or [""]) + 2
+    return width
 
 
 def as_methods(pairs: Pairs) -> list[Method]:
     """Make one method of the finished jobs of each cell, named by the labels that tell the cells apart."""
     axes = differing([cell.labels for cell, _ in pairs])
-    cells = {named(labels, axes) or "run": (labels, jobs) for labels, jobs in finished_by_cell(pairs)}
-    methods = by_problem(
-        [Method(called, [job.run for job in jobs], jobs[0].run.settings) for called, (_, jobs) in cells.items()]
-    )
-    on_problem = {
-        problem: differing([cells[method.name][0] for method in methods if method.problem == problem])
-        for problem in {method.problem for method in methods}
-    }
-    return [
-        replace(method, short=named(cells[method.name][0], on_problem[method.problem]) or method.name)
-        for method in methods
-    ]
+    methods, labels_of = [], {}
+    for labels, jobs in finished_by_cell(pairs):
+        name = in_words(labels, axes) or "run"
+        methods.append(Method(name, [job.run for job in jobs], jobs[0].run.settings))
+        labels_of[name] = labels
+    methods = by_problem(methods)
+    return [replace(method, short=_short_name(method, methods, labels_of)) for method in methods]
+
+
+def _short_name(method: Method, methods: Sequence[Method], labels_of: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name a method by the labels that tell it from the others on its problem."""
+    rivals = [other for other in methods if other.problem == method.problem]
+    axes = differing([labels_of[rival.name] for rival in rivals])
+    return in_words(labels_of[method.name], axes) or method.name

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_lightning.report import elements
+from fl_lightning.report.numbers import fixed, fixed_interval, p_value, significant
 from fl_lightning.report.statistics import label
 from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
@@ -60,26 +61,25 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
     printed = {name for name in measures if compared.loc[compared["measure"] == name, "paper"].notna().any()}
     head = [*labels, "seeds"]
     for name in measures:
-        head += [name, f"{name} paper", f"{name} − paper"] if name in printed else [name]
+        head.append(name)
+        if name in printed:
+            head += [f"{name} paper", f"{name} − paper"]
     rows = []
-    for _, group in compared.groupby(keys, sort=False, dropna=False):
-        row = [label(group.iloc[0][name]) for name in labels] + [str(int(group["seeds"].max()))]
-        for name, one in zip(measures, group.to_dict("records"), strict=True):
-            digits = DIGITS[measured(name.split(MINUS)[0])[1]]
-            row.append(with_interval(one["mean"], one["half_width"], digits))
-            row += [number(one["paper"], digits), number(one["difference"], digits, "+")] if name in printed else []
+    for _, cell in compared.groupby(keys, sort=False, dropna=False):
+        row = [label(cell.iloc[0][name]) for name in labels]
+        row.append(str(int(cell["seeds"].max())))
+        for name, numbers in zip(measures, cell.to_dict("records"), strict=True):
+            digits = DIGITS[_factor(name)]
+            row.append(fixed_interval(numbers["mean"], numbers["half_width"], digits))
+            if name in printed:
+                row += [fixed(numbers["paper"], digits), fixed(numbers["difference"], digits, "+")]
         rows.append(row)
     return head, rows
 
 
-def number(value: float, digits: int, sign: str = "") -> str:
-    """Write a number with ``digits`` digits after the point; nan is a dash."""
-    return "–" if math.isnan(value) else f"{value:{sign}.{digits}f}"
-
-
-def with_interval(mean: float, half_width: float, digits: int) -> str:
-    """Write ``mean ± half width``, or the mean alone if there is no interval (half width nan)."""
-    return number(mean, digits) if math.isnan(half_width) else f"{mean:.{digits}f} ± {half_width:.{digits}f}"
+def _factor(measure: str) -> float:
+    """Return the factor between a measure and the metric: 100 for shares in per cent. A difference has its first's."""
+    return measured(measure.split(MINUS)[0])[1]
 
 
 def terminal(page: Page) -> list[Table]:
@@ -88,30 +88,56 @@ def terminal(page: Page) -> list[Table]:
     # A line break after the first word, such as "top1" in "top1 paper".
     head = [name.replace(" ", "\n", 1) for name in head]
     tables = [framed(page.experiment.source, head, rows, caption=page.experiment.metric)]
-    return [*tables, framed("claims", CLAIMS, judged(page), "left")] if page.findings else tables
+    if page.findings:
+        tables.append(framed("claims", CLAIMS, claim_rows(page), "left"))
+    return tables
 
 
-def judged(page: Page) -> list[list[str]]:
+def claim_rows(page: Page) -> list[list[str]]:
     """Write the rows of the table of claims, whose columns are CLAIMS."""
-    claims = zip(page.experiment.claims, page.findings, strict=True)
-    return [[claim.text, *told(claim, found)] for claim, found in claims]
+    rows = []
+    for claim, finding in zip(page.experiment.claims, page.findings, strict=True):
+        rows.append([claim.text, *row_of_finding(claim, finding)])
+    return rows
 
 
-def told(claim: Claim, found: Finding) -> list[str]:
+def row_of_finding(claim: Claim, finding: Finding) -> list[str]:
     """Write a finding: its verdict with the reason, then its numbers, under the heads of CLAIMS after the first."""
-    of = f" ({found.compared})" if found.compared else ""
-    why = f": {found.why}" if found.why else ""
-    within = "" if math.isnan(found.half_width) else f" ± {found.half_width:.2g}"
-    unit = "points" if measured(claim.measure.split(MINUS)[0])[1] == 100 else claim.measure
+    unit = "points" if _factor(claim.measure) == 100 else claim.measure
+    if claim.along:
+        unit = f"{unit} a step of {claim.along.lstrip('-')}"
+    needed = str(finding.needed or "–")
+    if finding.needed > MOST_SEEDS:
+        needed = f"> {MOST_SEEDS}"
     return [
-        f"{found.verdict}{'*' * found.starred}{of}{why}",
-        "–" if math.isnan(found.effect) else f"{found.effect:+.3g}{within}",
-        "–" if math.isnan(found.paper) else f"{found.paper:+.3g}",
-        f"{unit} a step of {claim.along.lstrip('-')}" if claim.along else unit,
-        str(found.seeds or "–"),
-        "–" if math.isnan(found.p) else "< 0.001" if found.p < 0.001 else f"{found.p:.2g}",
-        f"> {MOST_SEEDS}" if found.needed > MOST_SEEDS else str(found.needed or "–"),
+        _verdict_with_reason(finding),
+        _effect(finding),
+        significant(finding.paper, 3, "+"),
+        unit,
+        str(finding.seeds or "–"),
+        p_value(finding.p),
+        needed,
     ]
+
+
+def _verdict_with_reason(finding: Finding) -> str:
+    """Write "holds* (the comparison that decides): the reason"; the star is for Holm's correction."""
+    text = finding.verdict
+    if finding.starred:
+        text += "*"
+    if finding.compared:
+        text += f" ({finding.compared})"
+    if finding.why:
+        text += f": {finding.why}"
+    return text
+
+
+def _effect(finding: Finding) -> str:
+    """Write an effect with half the width of its interval, if there is one."""
+    effect = significant(finding.effect, 3, "+")
+    if math.isnan(finding.effect) or math.isnan(finding.half_width):
+        return effect
+    return f"{effect} ± {significant(finding.half_width, 2)}"
 
 
 def framed(
@@ -133,12 +159,11 @@ def framed(
 def markdown(page: Page) -> str:
     """Write a page in Markdown: source, facts about the runs, numbers, claims, the PNG beside the page, notes."""
     experiment = page.experiment
-    head, rows = lines(page.compared)
     about = f"{experiment.claim} ({experiment.metric})" if experiment.claim else experiment.metric
-    compared, claims = ("\n".join(elements.pipes(*table)) for table in ((head, rows), (CLAIMS, judged(page))))
-    return page_from(
-        "table.md.j2", page=page, about=about, compared=compared if head else "", judged=claims if page.findings else ""
-    )
+    head, rows = lines(page.compared)
+    compared = "\n".join(elements.pipes(head, rows)) if head else ""
+    claims = "\n".join(elements.pipes(CLAIMS, claim_rows(page))) if page.findings else ""
+    return page_from("table.md.j2", page=page, about=about, compared=compared, claims=claims)
 
 
 def page_from(template: str, **values: Any) -> str:
@@ -150,8 +175,11 @@ def page_from(template: str, **values: Any) -> str:
 
 def html(page: Page) -> str:
     """Write the page of :func:`markdown` in the report's style as HTML that needs no other file."""
-    drawn = base64.b64encode(page.image.with_suffix(".svg").read_bytes()).decode() if page.image else ""
-    compared = elements.Table(*lines(page.compared), page.experiment.metric)
-    claims = elements.Table(CLAIMS, judged(page), "Claims", words=True)
+    figure = ""
+    if page.image:
+        figure = base64.b64encode(page.image.with_suffix(".svg").read_bytes()).decode()
+    head, rows = lines(page.compared)
+    compared = elements.Table(head, rows, page.experiment.metric)
+    claims = elements.Table(CLAIMS, claim_rows(page), "Claims", words=True)
     template = environment(HERE).get_template("table.html.j2")
-    return render(template, title=page.experiment.source, page=page, compared=compared, judged=claims, figure=drawn)
+    return render(template, title=page.experiment.source, page=page, compared=compared, claims=claims, figure=figure)

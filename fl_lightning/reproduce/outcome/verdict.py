@@ -13,12 +13,13 @@ from scipy import stats  # type: ignore[import-untyped]  # it ships no types
 from fl_lightning.report.statistics import interval, p_above
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.claims import Vector, effects, paper_effect, shown
-from fl_lightning.reproduce.outcome.gate import missed, unrecorded
+from fl_lightning.reproduce.outcome.gate import parts_not_recorded, why_not_tested
 from fl_lightning.reproduce.outcome.numbers import on_paper
 
 # The numbers of seeds after which a claim is tested, and the levels of the tests; and the probability that one of these
 # looks decides although the effect is 0, or half of the paper's (tests/reproduce/outcome/test_verdict.py).
-LEVELS, FALSE = {3: 0.01, 5: 0.01, 8: 0.015, 12: 0.025}, 0.049
+LEVELS = {3: 0.01, 5: 0.01, 8: 0.015, 12: 0.025}
+FALSE = 0.049
 HOLDS, TOO_SMALL, OPPOSITE, SCALE, OPEN, NOT_RUN = VERDICTS = (
     *("holds", "too small", "opposite"),
     *("scale", "open", "not run"),
@@ -78,35 +79,43 @@ def judge(experiment: Experiment, results: pd.DataFrame) -> list[Finding]:
 
 
 def _finding(experiment: Experiment, claim: Claim, results: pd.DataFrame, paper: pd.DataFrame) -> Finding:
-    found = effects(claim, results)
-    values = [each.values for each in found]
-    theirs = [paper_effect(claim, paper, index) for index in range(len(found))]
-    fewest = min(range(len(found)), key=lambda index: len(values[index]))
+    comparisons = effects(claim, results)
+    values = [comparison.values for comparison in comparisons]
+    theirs = [paper_effect(claim, paper, index) for index in range(len(comparisons))]
+    fewest = min(range(len(values)), key=lambda index: len(values[index]))
     if not len(values[fewest]):
-        return Finding(NOT_RUN, f"no seed has runs to compare: {shown(found[fewest])}")
-    why = missed(experiment, claim, results)
-    # Without an effect of the paper's in the claimed direction, only the side of zero is asked for.
-    halves = [max(0.0, each / 2) if not math.isnan(each) else 0.0 for each in theirs]
+        return Finding(NOT_RUN, f"no seed has runs to compare: {shown(comparisons[fewest])}")
+    halves = [_half_in_claimed_direction(effect) for effect in theirs]
     verdict, index, seeds, p = decide(values, halves, claim.by)
+    why = why_not_tested(experiment, claim, results)
     if why:
-        verdict, p = SCALE, math.nan
-    elif verdict in (TOO_SMALL, OPPOSITE) and (lacking := unrecorded(experiment, results)):
-        verdict, why = OPEN, f"its runs do not record {', '.join(lacking)}"
+        verdict = SCALE
+        p = math.nan
+    elif verdict in (TOO_SMALL, OPPOSITE) and parts_not_recorded(experiment, results):
+        verdict = OPEN
+        why = f"its runs do not record {', '.join(parts_not_recorded(experiment, results))}"
     elif verdict == OPEN and decide(values, [0.0] * len(values), claim.by)[0] == HOLDS:
         why = "the side is clear, the size is not"
-    index = fewest if math.isnan(p) else index
-    effect, half_width = interval(values[index][:seeds].tolist())
+    if math.isnan(p):
+        index = fewest
+    looked_at = values[index][:seeds]
+    effect, half_width = interval(looked_at.tolist())
     return Finding(
         verdict,
         why,
-        compared=shown(found[index]) if len(found) > 1 else "",
+        compared=shown(comparisons[index]) if len(comparisons) > 1 else "",
         effect=effect,
         half_width=half_width,
         paper=theirs[index],
         seeds=seeds,
-        needed=seeds_needed(values[index][:seeds], halves[index]) if verdict == OPEN and claim.by is None else 0,
+        needed=seeds_needed(looked_at, halves[index]) if verdict == OPEN and claim.by is None else 0,
         p=p,
     )
+
+
+def _half_in_claimed_direction(effect: float) -> float:
+    """Return half of the paper's effect; 0, so that only the side is asked for, if it prints none or one below 0."""
+    return effect / 2 if effect > 0 else 0.0
 
 
 def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | None) -> tuple[str, int, int, float]:
@@ -121,15 +130,23 @@ def decide(values: Sequence[Vector], halves: Sequence[float], margin: float | No
         Verdict, index of the comparison that decides, number of seeds at the look, and p value of all looks together;
         with fewer seeds than the first look takes, all of them and nan.
     """
-    most = min(map(len, values))
-    verdict, index, at, p = OPEN, 0, min(most, min(LEVELS)), math.nan
+    most = min(len(effects_of_seeds) for effects_of_seeds in values)
+    verdict = OPEN
+    index = 0
+    at = min(most, min(LEVELS))
+    p = math.nan
     for seeds, level in LEVELS.items():
-        if seeds <= most and verdict == OPEN:
-            found = p_values([each[:seeds] for each in values], halves, margin)
-            clear = [name for name in found if found[name][0] < level]  # an effect below 0 is also too small
-            nearest = clear[0] if clear else min(found, key=lambda name: found[name][0])
-            p, index, at = min(1.0, found[nearest][0] / level * sum(LEVELS.values())), found[nearest][1], seeds
-            verdict = nearest if clear else OPEN
+        if seeds > most or verdict != OPEN:
+            break
+        found = p_values([effects_of_seeds[:seeds] for effects_of_seeds in values], halves, margin)
+        clear = [name for name in found if found[name][0] < level]
+        # An effect below 0 is also too small: the first in the order of DECIDED stands.
+        nearest = clear[0] if clear else min(found, key=lambda name: found[name][0])
+        own_p, index = found[nearest]
+        p = min(1.0, own_p / level * sum(LEVELS.values()))
+        at = seeds
+        if clear:
+            verdict = nearest
     return verdict, index, at, p
 
 
@@ -148,23 +165,26 @@ def p_values(
         halves: half of the paper's effect for each comparison; 0 for none.
         margin: a margin above 0; None for the claim that effects are above 0.
     """
-
-    def all_of(found: Sequence[float]) -> tuple[float, int]:
-        return max(found), int(np.argmax(found))
-
-    def any_of(found: Sequence[float]) -> tuple[float, int]:
-        return min(1.0, len(found) * min(found)), int(np.argmin(found))
-
     if margin is not None:
-        within = [max(p_above(each, -margin), p_above(-each, -margin)) for each in values]
-        beyond = [2 * min(p_above(each, margin), p_above(-each, margin)) for each in values]
-        return {OPPOSITE: any_of(beyond), HOLDS: all_of(within)}
+        within = [max(p_above(seeds, -margin), p_above(-seeds, -margin)) for seeds in values]
+        beyond = [2 * min(p_above(seeds, margin), p_above(-seeds, margin)) for seeds in values]
+        return {OPPOSITE: _any_of(beyond), HOLDS: _all_of(within)}
     pairs = list(zip(values, halves, strict=True))
     return {
-        OPPOSITE: any_of([2 * p_above(-each, 0) for each in values]),
-        TOO_SMALL: any_of([2 * p_above(-each, -half) for each, half in pairs]),
-        HOLDS: all_of([2 * p_above(each, half) for each, half in pairs]),
+        OPPOSITE: _any_of([2 * p_above(-seeds, 0) for seeds in values]),
+        TOO_SMALL: _any_of([2 * p_above(-seeds, -half) for seeds, half in pairs]),
+        HOLDS: _all_of([2 * p_above(seeds, half) for seeds, half in pairs]),
     }
+
+
+def _all_of(p_values: Sequence[float]) -> tuple[float, int]:
+    """Return the p value of an intersection-union test, and the comparison with this p value."""
+    return max(p_values), int(np.argmax(p_values))
+
+
+def _any_of(p_values: Sequence[float]) -> tuple[float, int]:
+    """Return the smallest p value times the number of comparisons, at most 1, and the comparison with this p value."""
+    return min(1.0, len(p_values) * min(p_values)), int(np.argmin(p_values))
 
 
 def seeds_needed(values: Vector, half: float) -> int:
@@ -180,8 +200,10 @@ def seeds_needed(values: Vector, half: float) -> int:
         The number, at least 3; MOST_SEEDS + 1 if it is above MOST_SEEDS, 0 if all values are the same.
     """
     first, *_, last = LEVELS
-    if len(values) < first or not np.ptp(values):
-        return first if len(values) < first else 0
+    if len(values) < first:
+        return first
+    if not np.ptp(values):
+        return 0
     distance = abs(float(values.mean()) - half) / float(values.std(ddof=1))
     seeds = np.arange(first, MOST_SEEDS + 1)
     power = stats.nct.sf(stats.t.ppf(1 - LEVELS[last] / 2, seeds - 1), seeds - 1, distance * np.sqrt(seeds))

@@ -14,16 +14,15 @@ from statistics import fmean
 
 from fl_lightning.report.compared.methods import differing
 from fl_lightning.report.statistics import interval
-from fl_lightning.reproduce.experiments.choosing import named
+from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
-from fl_lightning.reproduce.jobs import Job, Pairs
+from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
 from fl_lightning.runs.catalogue import measured
 from fl_lightning.runs.display.progress import ADVICE, time_left
 from fl_lightning.runs.folder.run_folder import newest_in
 from fl_lightning.runs.reader import Run
 
-Planned = Sequence[tuple[Experiment, Pairs]]
 KEPT = "another command with other --measures trains nothing again"
 
 
@@ -53,9 +52,11 @@ def rows_of(planned: Planned) -> list[Row]:
     for experiment, pairs in planned:
         axes = differing([cell.labels for cell, _ in pairs])
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
-            words = [experiment.id] if len(planned) > 1 or not axes else []
-            jobs = {job.folder: job for _, job in group}
-            rows.append(Row(" ".join([*words, named(cell.labels, axes)]).strip(), experiment, list(jobs.values())))
+            name = in_words(cell.labels, axes)
+            if len(planned) > 1 or not axes:
+                name = f"{experiment.id} {name}".strip()
+            jobs = {job.folder: job for _, job in group}  # a sweep may name a value twice
+            rows.append(Row(name, experiment, list(jobs.values())))
     return rows
 
 
@@ -77,19 +78,24 @@ class Tracker:
     """
 
     def __init__(self, planned: Planned, processes: int, shorter: str = "") -> None:
-        self.rows, self.processes, self.shorter = rows_of(planned), processes, shorter
-        self.jobs = list({job.folder: job for row in self.rows for job in row.jobs}.values())
+        self.rows = rows_of(planned)
+        self.processes = processes
+        self.shorter = shorter
+        by_folder = {job.folder: job for row in self.rows for job in row.jobs}
+        self.jobs = list(by_folder.values())
         self.busy: Sequence[Job] = ()
         self.finished = {job.folder: None for job in self.jobs if job.finished}
         self.failed: set[Path] = set()
         self.news: list[str] = []
-        self._foretold, self._looked_at = False, set[str]()  # the experiments whose first metrics have been looked at
+        self._foretold = False  # whether a job has said how long a run takes
+        self._looked_at = set[str]()  # the experiments whose first metrics have been looked at
         # The rounds that a job has done, and when that number was first seen.
         self._rounds = {job.folder: (job.rounds_done, time.monotonic()) for job in self.jobs if not job.finished}
         self._results: dict[tuple[str, Path], float] = {}
         self._left: tuple[float | None, float] = None, time.monotonic()  # the estimate, and when it was made
+        self._paces: dict[Path, float] = {}  # seconds per round
         todo = {job.folder.parent for job in self.jobs if job.folder not in self.finished}
-        self._paces = {job.folder: own for job in self.jobs if job.folder.parent in todo and (own := pace(job))}
+        self._note_paces([job for job in self.jobs if job.folder.parent in todo])
 
     def update(self, busy: Sequence[Job], failed: Sequence[Job]) -> tuple[list[Job], list[Job]]:
         """Read the progress of the jobs.
@@ -108,36 +114,49 @@ class Tracker:
         self.failed |= {job.folder for job in lost}
         self.busy = [job for job in busy if job.folder not in self.finished]
         for job in self.busy:
-            if (done := job.rounds_done) != self._rounds[job.folder][0]:
+            done = job.rounds_done
+            if done != self._rounds[job.folder][0]:
                 self._rounds[job.folder] = done, now
-        self._paces |= {job.folder: own for job in [*new, *self.busy] if (own := pace(job))}
+        self._note_paces([*new, *self.busy])
         self._left = self._estimate(now), now
         self.news = [*self._first_estimate([*new, *self.busy]), *self._first_look()]
         return new, lost
 
+    def _note_paces(self, jobs: Iterable[Job]) -> None:
+        """Keep the paces of those jobs that have one."""
+        for job in jobs:
+            seconds = pace(job)
+            if seconds:
+                self._paces[job.folder] = seconds
+
     def _first_estimate(self, jobs: Sequence[Job]) -> list[str]:
         """Return the line in which the first of all jobs to know foretells its time; empty before, and afterwards."""
-        estimate = None if self._foretold else next((words for job in jobs if (words := job.estimate)), None)
-        if estimate is None:
+        if self._foretold:
+            return []
+        estimates = (job.estimate for job in jobs)
+        line = next(filter(None, estimates), None)
+        if line is None:
             return []
         self._foretold = True
-        which = f"the first of {len(self.jobs):,} runs: " if len(self.jobs) > 1 else ""
-        more = f" or {self.shorter}" if self.shorter and ADVICE in estimate else ""
-        return [f"{which}{estimate}{more}"]
+        if self.shorter and ADVICE in line:
+            line = f"{line} or {self.shorter}"
+        if len(self.jobs) > 1:
+            line = f"the first of {len(self.jobs):,} runs: {line}"
+        return [line]
 
     def _first_look(self) -> list[str]:
         """Look at the first metrics of each experiment's runs: choose a measure, or say which measures are unknown."""
         lines = list[str]()
-        for experiment in {row.experiment.id: row.experiment for row in self.rows}.values():
-            jobs = [job for row in self.rows if row.experiment.id == experiment.id for job in row.jobs]
-            if experiment.id in self._looked_at or not any(map(self.rounds, jobs)):
+        by_id = {row.experiment.id: row.experiment for row in self.rows}
+        for experiment in by_id.values():
+            own_rows = [row for row in self.rows if row.experiment.id == experiment.id]
+            jobs = [job for row in own_rows for job in row.jobs]
+            if experiment.id in self._looked_at or not any(self.rounds(job) for job in jobs):
                 continue
             self._looked_at.add(experiment.id)
             lines += [f"{line}; {KEPT}" for line in unknown_measures(experiment, jobs)]
-            measured_by = with_measure(experiment, jobs)
-            self.rows = [
-                replace(row, experiment=measured_by) if row.experiment is experiment else row for row in self.rows
-            ]
+            chosen = with_measure(experiment, jobs)
+            self.rows = [replace(row, experiment=chosen) if row.experiment is experiment else row for row in self.rows]
         return lines
 
     def rounds(self, job: Job) -> int:
@@ -149,11 +168,12 @@ class Tracker:
         if job.folder not in self.finished:
             metric, factor = measured(row.measure)
             return factor * newest_in(job.run.folder, metric)
+        # A finished job is read once. By experiment, because experiments that share the job have measures of their own.
         key = row.experiment.id, job.folder
         if key not in self._results:
             with suppress(*UNREADABLE):  # the tables, made at the end, report the damage
                 last = max(row.experiment.read_at(job.rounds).values())
-                self._results[key] = measure(row.experiment, job.run.metrics, row.measure, last)
+                self._results[key] = measure(row.experiment, job.run, row.measure, last)
         return self._results.get(key, math.nan)
 
     def mean(self, row: Row, jobs: Sequence[Job]) -> float:
@@ -174,18 +194,18 @@ class Tracker:
         if not self._paces:
             return None
         under_way = {job.folder for job in self.busy}
-        over = self.finished.keys() | self.failed | under_way
-        waiting = [job for job in self.jobs if job.folder not in over]
-        by_settings: dict[Path, list[float]] = {}
-        for folder, own in self._paces.items():
-            by_settings.setdefault(folder.parent, []).append(own)
+        begun = self.finished.keys() | self.failed | under_way
+        waiting = [job for job in self.jobs if job.folder not in begun]
+        by_settings: dict[Path, list[float]] = {}  # jobs with the same settings lie in one folder
+        for folder, seconds in self._paces.items():
+            by_settings.setdefault(folder.parent, []).append(seconds)
         usual = fmean(self._paces.values())
-        seconds = []
+        left = []
         for job in [*self.busy, *waiting]:
-            own = fmean(by_settings.get(job.folder.parent, [usual]))
+            round_takes = fmean(by_settings.get(job.folder.parent, [usual]))
             since = now - self._rounds[job.folder][1] if job.folder in under_way else 0.0
-            seconds.append(time_left(own, self.rounds(job), job.rounds, since))
-        return last_end(seconds, self.processes)
+            left.append(time_left(round_takes, self.rounds(job), job.rounds, since))
+        return last_end(left, self.processes)
 
 
 def last_end(seconds: Iterable[float], processes: int) -> float:
@@ -199,8 +219,8 @@ def last_end(seconds: Iterable[float], processes: int) -> float:
         processes: number of jobs at a time.
     """
     ends = [0.0] * processes
-    for each in seconds:
-        heapq.heapreplace(ends, ends[0] + each)
+    for job_takes in seconds:
+        heapq.heapreplace(ends, ends[0] + job_takes)
     return max(ends)
 
 

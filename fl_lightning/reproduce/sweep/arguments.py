@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fl_lightning.commands import CommandParser
 from fl_lightning.fit.configs import find_config
-from fl_lightning.reproduce.run_options import PASSED_ON, RunOptions, read
+from fl_lightning.reproduce.run_options import PASSED_ON, RunOptions, read_options
 
 ABOUT = "Train a config with every combination of the values in --grid."
 CONFIG = "config of every run; --grid is added to the config's grid"
@@ -32,6 +32,6 @@ def arguments(args: Sequence[str]) -> tuple[Namespace, RunOptions]:
     parser.add_argument("--experiment", metavar="NAME", help=EXPERIMENT)
     parser.add_argument("--grid", action="append", default=[], metavar="OPTION=VALUES", help=SWEPT)
     parser.add_argument("--measures", nargs="+", default=[], help=MEASURES)
-    asked, runs = read(parser, args)
+    asked, runs = read_options(parser, args)
     find_config(asked.config)
     return asked, runs

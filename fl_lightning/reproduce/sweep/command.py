@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.configs import experiment_in, find_config
-from fl_lightning.reproduce.experiments.choosing import refined, with_options
+from fl_lightning.reproduce.experiments.choosing import refine, with_options
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.experiments.grid import grid
 from fl_lightning.reproduce.running import RUNS, run
@@ -26,8 +26,15 @@ def command(args: Sequence[str]) -> int:
             "choose another name by --experiment, and another place by --out"
         )
     measures = tuple(dict.fromkeys(asked.measures))
-    cells = refined(with_options(grid(config), runs.options), asked.grid)
+    cells = refine(with_options(grid(config), runs.options), asked.grid)
     experiment = Experiment(
-        name, f"Sweep of {asked.config}", ", ".join(measures), "", (), config, measures, cells=tuple(cells)
+        id=name,
+        source=f"Sweep of {asked.config}",
+        metric=", ".join(measures),
+        claim="",
+        rows=(),
+        config=config,
+        measures=measures,
+        cells=tuple(cells),
     )
     return run([experiment], runs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.table import Column
 from rich.text import Text
 from typing_extensions import override
 
+from fl_lightning.commands import duration
 from fl_lightning.engine.federation.data import PADDING
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.runs.catalogue import AFTER
@@ -34,17 +34,6 @@ LONG_S = 600.0  # seconds of a run without a GPU above which the options that ma
 TENTH_S = 30.0  # seconds of a tenth of a round above which a pipe gets a line for each tenth
 # Begin the line that foretells how long a round and the run take, and its advice.
 ESTIMATE, ADVICE = "estimate: ", "make it shorter by "
-
-
-def duration(seconds: float) -> str:
-    """Write a duration in words.
-
-    >>> [duration(seconds) for seconds in (0.42, 20, 130, 2700, 9000, 90000)]
-    ['0.42 s', '20 s', '2.2 minutes', '45 minutes', '2.5 hours', '25 hours']
-    """
-    units = ((seconds, "s", 100), (seconds / 60, "minutes", 120), (seconds / 3600, "hours", math.inf))
-    value, unit = next((value, unit) for value, unit, limit in units if value < limit)
-    return f"{value:.2g} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 def time_left(pace: float, done: float, total: int, since: float) -> float:

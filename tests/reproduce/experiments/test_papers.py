@@ -169,6 +169,22 @@ def test_find_refuses_others(name: str) -> None:
         find(name)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fedgh/table-2", "did you mean fedgh-slides/table-2 or fedgh-paper/table-2?"),
+        ("fedgh", "did you mean fedgh-paper or fedgh-slides?"),
+        ("fedlow/table-11", "did you mean fedlaw/table-11?"),
+        ("x", "fl-lightning reproduce --list names all"),
+    ],
+)
+def test_find_names_what_is_near(name: str, hint: str) -> None:
+    """The same table in documents that begin so, documents that begin so, what is most similar, or nothing."""
+    with pytest.raises(ConfigurationError) as refusal:
+        find(name)
+    assert str(refusal.value) == f"there is no experiment {name}: {hint}"
+
+
 def test_what_is_read_is_what_rows_and_claims_name() -> None:
     """Top-1 and top-3 at three rounds; min_cosine of a row and a metric of a claim; top-1 where nothing is printed."""
     four, two = KNOWN["fedgh-slides/table-4"], KNOWN["fedgh-paper/fig-2"]

@@ -3,9 +3,9 @@
 import dataclasses
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from lib.command import TINY
+from lib.job_folders import finished
 
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.fit.read_config import config_of
@@ -69,10 +69,15 @@ def test_rounds_stand_for_the_papers() -> None:
     """Two rounds for ten: round 1 for the paper's 5, the last ten of 200 as the last two of 40."""
     assert smaller().read_at(2) == {5: 1, 10: 2}
     fifth = dataclasses.replace(smaller(), pace=0.2)
-    metrics = pd.DataFrame({"val/top1": [round / 100 for round in range(1, 41)]}, index=range(1, 41))
-    assert measure(fifth, metrics, "top1", 40) == pytest.approx(39.5)
-    gamma = pd.DataFrame({"fedlaw/gamma": [float(18 <= round <= 22) for round in range(1, 41)]}, index=range(1, 41))
-    assert measure(fifth, gamma, "gamma_learned", 40) == 1, "rounds 90 to 110 of 200 are 18 to 22 of 40"
+    run = finished(
+        Path("job"),
+        **{
+            "val/top1": [round / 100 for round in range(1, 41)],
+            "fedlaw/gamma": [float(18 <= round <= 22) for round in range(1, 41)],
+        },
+    ).run
+    assert measure(fifth, run, "top1", 40) == pytest.approx(39.5)
+    assert measure(fifth, run, "gamma_learned", 40) == 1, "rounds 90 to 110 of 200 are 18 to 22 of 40"
 
 
 def test_a_scale_without_a_note() -> None:

@@ -13,7 +13,7 @@ from lib.made_results import BETTER, A, B, runs
 from fl_lightning.reproduce.experiments.experiment import Cell, Claim, Experiment, Gate
 from fl_lightning.reproduce.experiments.papers import experiments
 from fl_lightning.reproduce.outcome.claims import has
-from fl_lightning.reproduce.outcome.gate import missed, seen, unrecorded, with_columns
+from fl_lightning.reproduce.outcome.gate import gate_row, parts_not_recorded, why_not_tested, with_columns
 from fl_lightning.reproduce.outcome.numbers import collect
 from fl_lightning.reproduce.outcome.verdict import judge
 
@@ -44,9 +44,9 @@ def results(a: float = 50, b: float = 50, **columns: Any) -> pd.DataFrame:
 )
 def test_what_the_accuracies_say(a: float, b: float, words: str) -> None:
     """Also of published results, which have no other columns."""
-    assert missed(PAPER, BETTER, results(a, b)) == words
+    assert why_not_tested(PAPER, BETTER, results(a, b)) == words
     assert (
-        missed(PAPER, BETTER, results(a, b, fall=0.1)).replace(
+        why_not_tested(PAPER, BETTER, results(a, b, fall=0.1)).replace(
             ", and FedAvg's training loss still falls, by 10% in a fifth of the rounds", ""
         )
         == words
@@ -54,50 +54,53 @@ def test_what_the_accuracies_say(a: float, b: float, words: str) -> None:
 
 
 def test_the_papers_own_rounds_are_enough() -> None:
-    assert missed(dataclasses.replace(PAPER, scale=""), BETTER, results(39, 50, fall=0.1)) == ""
+    assert why_not_tested(dataclasses.replace(PAPER, scale=""), BETTER, results(39, 50, fall=0.1)) == ""
 
 
 def test_one_seed_at_chance_is_enough_and_only_the_claims_own_cells_count() -> None:
     cells = {(1, "A"): [50.0] * 3, (1, "B"): [50, 50, 11], (2, "A"): [50.0] * 3, (2, "B"): [50.0] * 3}
     made = runs(cells, "alpha", "method")
-    assert missed(PAPER, BETTER, made) == "alpha 1, B is at 11 % with seed 3, chance at 10 %"
-    assert missed(PAPER, Claim("", B, A, at={"alpha": 2}), made) == ""
+    assert why_not_tested(PAPER, BETTER, made) == "alpha 1, B is at 11 % with seed 3, chance at 10 %"
+    assert why_not_tested(PAPER, Claim("", B, A, at={"alpha": 2}), made) == ""
 
 
 def test_fedavg_counts_beside_the_claims_cells() -> None:
     """FedAvg is at 30 % at alpha 1 and at 60 % at alpha 2, of which a claim about C and B has one, or both."""
     cells = {(alpha, method): [30.0 * alpha] * 3 for alpha in (1, 2) for method in "ABC"}
     made, c = runs(cells, "alpha", "method"), {"method": "C"}
-    assert missed(PAPER, Claim("", B, c, at={"alpha": 2}), made) == ""
-    assert missed(PAPER, Claim("", B, c, at={"alpha": 1}), made) == "FedAvg is at 30 %, the paper's at 70 %"
-    assert missed(PAPER, Claim("", {**B, "alpha": 2}, {**c, "alpha": 1}), made) == "", "45 % on average"
-    assert missed(PAPER, BETTER, made.assign(alpha=made["alpha"].where(made["method"] != "A"))) == ""
+    assert why_not_tested(PAPER, Claim("", B, c, at={"alpha": 2}), made) == ""
+    assert why_not_tested(PAPER, Claim("", B, c, at={"alpha": 1}), made) == "FedAvg is at 30 %, the paper's at 70 %"
+    assert why_not_tested(PAPER, Claim("", {**B, "alpha": 2}, {**c, "alpha": 1}), made) == "", "45 % on average"
+    assert why_not_tested(PAPER, BETTER, made.assign(alpha=made["alpha"].where(made["method"] != "A"))) == ""
 
 
 def test_a_loss_that_has_stopped_falling_is_far_enough() -> None:
-    assert missed(PAPER, BETTER, results(30, 50, fall=0.04)) == ""
+    assert why_not_tested(PAPER, BETTER, results(30, 50, fall=0.04)) == ""
     words = "FedAvg's training loss still falls, by 12% in a fifth of the rounds"
-    assert missed(PAPER, BETTER, results(30, 50, fall=0.12)) == f"FedAvg is at 30 %, the paper's at 70 %, and {words}"
+    assert (
+        why_not_tested(PAPER, BETTER, results(30, 50, fall=0.12))
+        == f"FedAvg is at 30 %, the paper's at 70 %, and {words}"
+    )
     bare = dataclasses.replace(PAPER, rows=())
-    assert missed(bare, BETTER, results(30, 50, fall=0.12)) == words, "a paper without numbers"
-    assert missed(bare, BETTER, results(30, 50)) == "", "nothing is recorded by which to judge"
+    assert why_not_tested(bare, BETTER, results(30, 50, fall=0.12)) == words, "a paper without numbers"
+    assert why_not_tested(bare, BETTER, results(30, 50)) == "", "nothing is recorded by which to judge"
 
 
 def test_a_rule_that_did_nothing() -> None:
     """The side with the larger dose counts; a claim that both sides are equal may hold because of it."""
     gated = dataclasses.replace(PAPER, gate=dataclasses.replace(GATE, dose={"conflict/ratio": 0}))
     nothing, some = results(fall=0.0, dose=0.005), results(fall=0.0, dose=[math.nan] * 3 + [0.02] * 3)
-    assert missed(gated, BETTER, nothing) == "conflict/ratio is 0, as without the rule"
-    assert missed(gated, dataclasses.replace(BETTER, by=0.5), nothing) == ""
-    assert missed(gated, BETTER, some) == ""
-    assert missed(gated, BETTER, results(fall=0.0, dose=math.nan)) == "", "no side has this rule"
+    assert why_not_tested(gated, BETTER, nothing) == "conflict/ratio is 0, as without the rule"
+    assert why_not_tested(gated, dataclasses.replace(BETTER, by=0.5), nothing) == ""
+    assert why_not_tested(gated, BETTER, some) == ""
+    assert why_not_tested(gated, BETTER, results(fall=0.0, dose=math.nan)) == "", "no side has this rule"
 
 
 def test_the_papers_regime() -> None:
     gated = dataclasses.replace(PAPER, gate=dataclasses.replace(GATE, overfits=True))
     words = "FedAvg does not overfit: its validation loss is 1.1 times its training loss"
-    assert missed(gated, BETTER, results(gap=[1.1] * 3 + [9] * 3)) == words
-    assert missed(gated, BETTER, results(gap=[1.6] * 3 + [1] * 3)) == ""
+    assert why_not_tested(gated, BETTER, results(gap=[1.1] * 3 + [9] * 3)) == words
+    assert why_not_tested(gated, BETTER, results(gap=[1.6] * 3 + [1] * 3)) == ""
 
 
 def test_a_claim_whose_runs_miss_the_gate_is_never_opposite() -> None:
@@ -111,10 +114,12 @@ def test_a_claim_whose_runs_miss_the_gate_is_never_opposite() -> None:
 def test_what_published_results_do_not_record() -> None:
     gated = dataclasses.replace(PAPER, gate=Gate(dose={"conflict/ratio": 0}, overfits=True))
     later = ["the fall of FedAvg's training loss", "what the rules did", "whether FedAvg overfits"]
-    assert unrecorded(gated, results()) == later
-    assert unrecorded(PAPER, results(fall=0.1)) == []
-    assert unrecorded(PAPER, results().rename(columns={"top1": "val/loss"})) == ["accuracy", later[0]]
-    assert missed(gated, Claim("", B, A, measure="val/loss"), results().rename(columns={"top1": "val/loss"})) == ""
+    assert parts_not_recorded(gated, results()) == later
+    assert parts_not_recorded(PAPER, results(fall=0.1)) == []
+    assert parts_not_recorded(PAPER, results().rename(columns={"top1": "val/loss"})) == ["accuracy", later[0]]
+    assert (
+        why_not_tested(gated, Claim("", B, A, measure="val/loss"), results().rename(columns={"top1": "val/loss"})) == ""
+    )
 
 
 def test_columns_of_runs(tmp_path: Path) -> None:
@@ -156,6 +161,6 @@ def test_configs_name_fedavgs_cells_and_metrics() -> None:
 
 def test_what_is_seen() -> None:
     """FedAvg's means alone, but for the dose; a dash where nothing is recorded."""
-    assert seen(PAPER, results(50, 60)) == ["50 %", "70 %", "–", "–", "–"]
+    assert gate_row(PAPER, results(50, 60)) == ["50 %", "70 %", "–", "–", "–"]
     recorded = results(50, 60, fall=0.12, gap=1.5, dose=[0.2, 0.4, 0.6] * 2)
-    assert seen(PAPER, recorded) == ["50 %", "70 %", "12%", "1.5", "0.4"]
+    assert gate_row(PAPER, recorded) == ["50 %", "70 %", "12%", "1.5", "0.4"]

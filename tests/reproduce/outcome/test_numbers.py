@@ -30,30 +30,29 @@ def trained(folder: Path, seed: int, top1: Sequence[float], **labels: Any) -> tu
     return Cell(labels, ()), finished(folder / "-".join(map(str, labels.values())), seed, top1=top1)
 
 
-def test_a_measure_is_the_mean_of_the_last_rounds() -> None:
+def test_a_measure_is_the_mean_of_the_last_rounds(tmp_path: Path) -> None:
     """Rounds 1 to 40 have top-1 0.01 to 0.40: 40 % at the last, 35.5 % over the last ten, 20 % at round 20."""
-    metrics = pd.DataFrame({"val/top1": [round / 100 for round in range(1, 41)]}, index=range(1, 41))
-    assert measure(experiment(), metrics, "top1", 40) == pytest.approx(40)
-    assert measure(experiment(last=10), metrics, "top1", 40) == pytest.approx(35.5)
-    assert measure(experiment(), metrics, "top1", 20) == pytest.approx(20)
-    assert measure(experiment(), metrics, "val/top1", 40) == pytest.approx(0.4)
-    assert math.isnan(measure(experiment(), metrics, "gamma_learned", 40))
+    run = finished(tmp_path, top1=[round / 100 for round in range(1, 41)]).run
+    assert measure(experiment(), run, "top1", 40) == pytest.approx(40)
+    assert measure(experiment(last=10), run, "top1", 40) == pytest.approx(35.5)
+    assert measure(experiment(), run, "top1", 20) == pytest.approx(20)
+    assert measure(experiment(), run, "val/top1", 40) == pytest.approx(0.4)
+    assert math.isnan(measure(experiment(), run, "gamma_learned", 40))
 
 
-def test_a_measure_may_be_the_difference_of_two() -> None:
+def test_a_measure_may_be_the_difference_of_two(tmp_path: Path) -> None:
     """The gap between 90 % in training and 80 % in testing: 10 points; no gap where one of them is not logged."""
-    metrics = pd.DataFrame({"global_train/top1": [0.9], "val/top1": [0.8]}, index=[1])
-    assert measure(experiment(), metrics, "train_top1 - top1", 1) == pytest.approx(10)
-    assert math.isnan(measure(experiment(), metrics, "train_top1 - gamma_learned", 1))
+    run = finished(tmp_path, **{"global_train/top1": [0.9], "val/top1": [0.8]}).run
+    assert measure(experiment(), run, "train_top1 - top1", 1) == pytest.approx(10)
+    assert math.isnan(measure(experiment(), run, "train_top1 - gamma_learned", 1))
     assert printed(experiment(), {"method": "B"}, "top1 - top1") == 0
 
 
-def test_gamma_is_the_mean_around_the_middle() -> None:
+def test_gamma_is_the_mean_around_the_middle(tmp_path: Path) -> None:
     """Of 200 rounds, 90 to 110: here γ is 1 in these and 0 elsewhere; of 20, rounds 1 to 20."""
-    gamma = [float(90 <= round <= 110) for round in range(1, 201)]
-    metrics = pd.DataFrame({"fedlaw/gamma": gamma}, index=range(1, 201))
-    assert measure(experiment(last=10), metrics, "gamma_learned", 200) == 1
-    assert measure(experiment(last=10), metrics, "gamma_learned", 20) == 0
+    run = finished(tmp_path, **{"fedlaw/gamma": [float(90 <= round <= 110) for round in range(1, 201)]}).run
+    assert measure(experiment(last=10), run, "gamma_learned", 200) == 1
+    assert measure(experiment(last=10), run, "gamma_learned", 20) == 0
 
 
 def test_collects_finished_runs_alone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fl_lightning.datamodules import CIFAR10
 from fl_lightning.report.drawing.plots import Lines, Mark, Panels
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.experiments.papers import find
-from fl_lightning.reproduce.outcome.pictures import SIMILARITIES, Curve, by_rank, curves, lines, picture
+from fl_lightning.reproduce.outcome.pictures import SIMILARITIES, Curve, by_rank, in_panels, make_curves, picture
 
 A = Cell({"method": "A"}, ())
 
@@ -34,7 +34,7 @@ def curve(values: Sequence[float], measure: str = "top1", **labels: Any) -> Curv
 
 
 def plots(found: Sequence[Curve], panels: Sequence[str], measures: Sequence[str] = ("top1",)) -> Panels:
-    drawn = lines(found, {measure: measure for measure in measures}, panels, table())
+    drawn = in_panels(found, {measure: measure for measure in measures}, panels, table())
     assert isinstance(drawn, Panels)
     return drawn
 
@@ -48,10 +48,10 @@ class TestCurves:
     def test_mean_and_interval_over_the_seeds(self, tmp_path: Path) -> None:
         """Seeds 1 and 2 have 0.1, 0.3 and 0.2, 0.6: in per cent 15 ± 5 t, then 45 ± 15 t, t(0.975, 1) = 12.7062."""
         runs = [finished(tmp_path, seed, top1=values) for seed, values in ((1, [0.1, 0.3]), (2, [0.2, 0.6]))]
-        (found,) = curves(["top1"], [(A, job) for job in runs])
+        (found,) = make_curves(["top1"], [(A, job) for job in runs])
         assert found.points["mean"].to_dict() == pytest.approx({1: 15, 2: 45})
         assert found.points["seeds"].tolist() == [2, 2]
-        plot = lines([found], {"top1": "accuracy"}, [], table())
+        plot = in_panels([found], {"top1": "accuracy"}, [], table())
         assert isinstance(plot, Lines)
         (line,) = plot.lines
         assert line.points["low"].tolist() == pytest.approx([15 - 63.531, 45 - 190.593], abs=1e-2)
@@ -61,7 +61,7 @@ class TestCurves:
     def test_only_what_is_finished_and_logged(self, tmp_path: Path) -> None:
         """A run under way, a metric that is missing, a round without a value; a cell named twice is one."""
         gaps = Cell({"method": "B"}, ()), finished(tmp_path / "gaps", top1=[0.5, math.nan, 0.7])
-        (found,) = curves(["top1", "val/loss"], [(A, under_way(tmp_path, top1=[0.5])), gaps, gaps])
+        (found,) = make_curves(["top1", "val/loss"], [(A, under_way(tmp_path, top1=[0.5])), gaps, gaps])
         assert (found.labels, found.measure) == ({"method": "B"}, "top1")
         assert found.points["mean"].to_dict() == {1: 50, 3: 70}
         assert found.points["seeds"].tolist() == [1, 1]
@@ -71,11 +71,11 @@ class TestCurves:
         one = [[1, 0.3, -0.5], [0.3, 1, 0.1], [-0.5, 0.1, 1]]
         two = [[1, 0.2, 0.0], [0.2, 1, -0.1], [0.0, -0.1, 1]]
         runs = [finished(tmp_path, seed, cosines) for seed, cosines in ((1, one), (2, two))]
-        (found,) = curves([SIMILARITIES], [(A, each) for each in runs])
+        (found,) = make_curves([SIMILARITIES], [(A, each) for each in runs])
         assert found.points["mean"].to_dict() == pytest.approx({1: -0.3, 2: 0.05, 3: 0.25})
         assert found.points["low"][1] == pytest.approx(-0.3 - 2.54124, abs=1e-4)  # 0.2 t(0.975, 1)
-        assert lines([found], {SIMILARITIES: "cosine"}, [], table()).x.title.startswith("pair of clients")
-        assert curves([SIMILARITIES], [(A, finished(tmp_path / "none", top1=[0.1]))]) == []
+        assert in_panels([found], {SIMILARITIES: "cosine"}, [], table()).x.title.startswith("pair of clients")
+        assert make_curves([SIMILARITIES], [(A, finished(tmp_path / "none", top1=[0.1]))]) == []
 
     def test_similarities_of_fewer_pairs_are_spread_over_all_ranks(self) -> None:
         """Three values and two, 0.4 and 0.0: the middle of these is 0.2."""
@@ -117,11 +117,11 @@ class TestPanels:
     @pytest.mark.parametrize(("measure", "percent"), [("val/top1", True), ("top1", False), ("val/loss", False)])
     def test_shares_are_written_in_per_cent(self, measure: str, percent: bool) -> None:
         """Not twice: top1 is in per cent; and not a loss."""
-        assert lines([curve([1], measure=measure)], {measure: ""}, [], table()).y.percent == percent
+        assert in_panels([curve([1], measure=measure)], {measure: ""}, [], table()).y.percent == percent
 
     def test_numbers_are_named_and_infinity_is_iid(self) -> None:
         found = [curve([1], **{"data.partition.alpha": alpha, "gamma": 0.5}) for alpha in (0.1, math.inf)]
-        assert [*means(lines(found, {"top1": ""}, [], table()))] == ["alpha 0.1", "IID"]
+        assert [*means(in_panels(found, {"top1": ""}, [], table()))] == ["alpha 0.1", "IID"]
         assert [*plots(found, ["data.partition.alpha"]).panels] == ["alpha 0.1", "IID"]
 
     @pytest.mark.parametrize(("labels", "columns"), [((3, 3), 3), ((1, 4), 0), ((2, 5), 5), ((2, 7), 0)])
@@ -140,12 +140,12 @@ def test_marks_are_the_papers_numbers() -> None:
     rows.append({"method": "B", "alpha": 0.1, "top1": 60.0})
     labels = [{"alpha": alpha, "method": method} for alpha in (0.1, math.inf) for method in "ABC"]
     found = [curve([1, 2, 3], measure, **each) for measure in ("top1", "val/loss") for each in labels]
-    drawn = lines(found, {"top1": "accuracy", "val/loss": "loss"}, ["alpha"], table(*rows))
+    drawn = in_panels(found, {"top1": "accuracy", "val/loss": "loss"}, ["alpha"], table(*rows))
     assert isinstance(drawn, Panels)
     marks = [Mark("A", 3, 50.0, "paper"), Mark("B", 3, 60.0, "paper")], [Mark("A", 3, 90.0, "paper")], [], []
     assert [list(plot.marks) for plot in drawn.panels.values()] == list(marks)
     named = table(*({"method": "A", "round": round, "top1": 10.0 * round} for round in (1, 2, 100)))
-    plot = lines([curve([7, 8, 9], method="A")], {"top1": ""}, [], named)
+    plot = in_panels([curve([7, 8, 9], method="A")], {"top1": ""}, [], named)
     assert list(plot.marks) == [Mark("ours", 1, 10.0, "paper"), Mark("ours", 2, 20.0, "paper")]
 
 

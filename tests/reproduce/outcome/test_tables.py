@@ -18,7 +18,7 @@ from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome import tables
 from fl_lightning.reproduce.outcome.numbers import compare
 from fl_lightning.reproduce.outcome.sweep_comparison import fitted
-from fl_lightning.reproduce.outcome.tables import Page, told
+from fl_lightning.reproduce.outcome.tables import Page, row_of_finding
 from fl_lightning.reproduce.outcome.verdict import Finding
 
 ROWS = ({"method": "A", "alpha": 0.1, "top1": 50.0}, {"method": "A", "alpha": math.inf, "top1": 90.0})
@@ -37,7 +37,7 @@ def results(**columns: list[object]) -> pd.DataFrame:
 COMPARED = compare(EXPERIMENT, results(round=[5, 5, 5], seed=[1, 2, 1], top1=[40.0, 42.0, 91.5]))
 # 40 and 42: mean 41, error 1, t(0.975, 1) = 12.706.
 HEAD = ["method", "alpha", "seeds", "top1", "top1 paper", "top1 − paper"]
-LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "-9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
+LINES = [["A", "0.1", "2", "41.00 ± 12.71", "50.00", "−9.00"], ["A", "IID", "1", "91.50", "90.00", "+1.50"]]
 
 
 def cells(page: str) -> list[list[list[str]]]:
@@ -87,7 +87,7 @@ def test_markdown_has_everything() -> None:
     assert tables.markdown(page) == (
         "# X & Y, Table 1\n\nA <b> (top-1 (%))\n\n- 2 of 3 runs finished\n\n"
         "| method | alpha | seeds | top1 | top1 paper | top1 − paper |\n| --- | --- | --- | --- | --- | --- |\n"
-        "| a\\|b | 0.1 | 2 | 41.00 ± 12.71 | 50.00 | -9.00 |\n| a\\|b | IID | 1 | 91.50 | 90.00 | +1.50 |\n\n"
+        "| a\\|b | 0.1 | 2 | 41.00 ± 12.71 | 50.00 | −9.00 |\n| a\\|b | IID | 1 | 91.50 | 90.00 | +1.50 |\n\n"
         "| claim | verdict | ours | paper | unit | seeds | p | needed |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
         "| A <i> B & C | holds | +3 ± 1.2 | +8.42 | points | 3 | < 0.001 | – |\n\n"
@@ -177,12 +177,13 @@ def test_a_comparison_keeps_its_numbers_whole(width: int, costs: int) -> None:
         (Finding("not run", "no run is finished"), "not run: no run is finished|–|–|points|–|–|–"),
         (
             Finding("holds", compared="A against B", effect=-0.5, half_width=0.25, seeds=5, p=0.023, starred=True),
-            "holds* (A against B)|-0.5 ± 0.25|–|points|5|0.023|–",
+            "holds* (A against B)|−0.5 ± 0.25|–|points|5|0.023|–",
         ),
         (Finding("open", effect=2.0, paper=3.0, seeds=1, needed=3), "open|+2|+3|points|1|–|3"),
         (Finding("open", effect=2.0, half_width=9.0, seeds=3, needed=1001, p=1.0), "open|+2 ± 9|–|points|3|1|> 1000"),
     ],
 )
 def test_a_finding_is_told_in_seven_cells(finding: Finding, cells: str) -> None:
-    assert told(Claim("", {}, {}), finding) == cells.split("|")
-    assert told(Claim("", {}, {}, measure="val/loss", along="-alpha"), finding)[3] == "val/loss a step of alpha"
+    assert row_of_finding(Claim("", {}, {}), finding) == cells.split("|")
+    claim = Claim("", {}, {}, measure="val/loss", along="-alpha")
+    assert row_of_finding(claim, finding)[3] == "val/loss a step of alpha"

@@ -12,9 +12,9 @@ from rich.console import Console
 
 import fl_lightning.runs.display.progress
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.progress.display import cells, lines, train_with_progress
-from fl_lightning.reproduce.progress.tracker import Planned, Tracker
+from fl_lightning.reproduce.jobs import Job, Planned
+from fl_lightning.reproduce.progress.display import lines_on_finished, table_of_cells, train_with_progress
+from fl_lightning.reproduce.progress.tracker import Tracker
 
 GRID = "data.partition=[{class_path: IID}, {class_path: ClassesPerClient, init_args: {classes: 11}}]"
 
@@ -36,7 +36,7 @@ def sixty(folder: Path) -> Planned:
 def drawn(tracker: Tracker, width: int, height: int) -> list[str]:
     terminal = Console(file=io.StringIO(), width=width, height=height, color_system=None)
     with terminal.capture() as captured:
-        terminal.print(cells(tracker, height))
+        terminal.print(table_of_cells(tracker, height))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -84,11 +84,11 @@ def test_a_line_for_each_run_and_each_cell(tmp_path: Path) -> None:
     other = (Cell({"method": "FedAvg"}, ()), waiting(tmp_path / "other", rounds=2))
     tracker = Tracker([(experiment, [*pairs, other])], 1)
     tracker.update([second], [])
-    assert lines(tracker, first, 1) == ["1/3 GH seed 1: val/top1 0.5000; about 6 minutes left"]
+    assert lines_on_finished(tracker, first, 1) == ["1/3 GH seed 1: val/top1 0.5000; about 6 minutes left"]
     (second.run.folder / "metrics.csv").write_text("round,val/top1\n1,0.5\n2,0.75\n")
     (second.folder / "finished.json").write_text(json.dumps({"seconds": 1.0}))
     tracker.update([], [])
-    assert lines(tracker, second, 2)[1:] == ["GH: val/top1 0.6250 ± 1.5883 over 2 seeds"]
+    assert lines_on_finished(tracker, second, 2)[1:] == ["GH: val/top1 0.6250 ± 1.5883 over 2 seeds"]
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from lib.job_folders import finished, under_way, waiting
 
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
-from fl_lightning.reproduce.jobs import Job
-from fl_lightning.reproduce.progress.tracker import Planned, Tracker
+from fl_lightning.reproduce.jobs import Job, Planned
+from fl_lightning.reproduce.progress.tracker import Tracker
 
 
 class Clock:
