@@ -121,7 +121,7 @@ def command(args: Sequence[str]) -> int:
     return 0
 
 
-def _layouts(entity: str, project: str, name: str, shared: bool) -> list[workspaces.Workspace | reports.Report]:
+def _layouts(entity: str, project: str, name: str, shared: bool) -> list[Any]:
     """Make a report, which can be shared, or else the workspaces by method and by seed."""
     if shared:
         return [report(entity, project, name)]
