@@ -15,8 +15,8 @@ from fl_lightning.report.compared.experiments import Experiment, experiments
 from fl_lightning.report.compared.methods import group, resumed
 from fl_lightning.report.compared.verdict import texts, verdict
 from fl_lightning.report.drawing.on_paper import save
-from fl_lightning.report.page import parts as parts_of
-from fl_lightning.report.python import described, write_page
+from fl_lightning.report.page import Part
+from fl_lightning.report.python import compare_methods, write_page
 from fl_lightning.runs.reader import Run, read_runs
 
 
@@ -24,34 +24,45 @@ def command(args: Sequence[str]) -> int:
     """Run ``report …`` and return the exit status, 0."""
     options = report_arguments(args)
     runs = read_runs(map(Path, options.run))
-    # Compare the runs in one part of the page if the user names their folders one by one, or names the methods.
-    together = len(options.run) > 1 or options.names
-    parts = [Experiment("", *group(runs, options.names or ()))] if together else experiments(runs)
-    parts = [described(part, options.metric, options.baseline, options.target) for part in parts]
-    out = Path(options.out) if options.out else _default(runs)
-    write_page(parts, out)
-    methods = [method for part in parts for method in part.methods]
-    counts = {"experiment": len(parts), "run": sum(len(method.runs) for method in methods), "method": len(methods)}
-    about = ", ".join(counted(number, what) for what, number in counts.items() if what != "experiment" or number > 1)
-    print(f"report: {out} ({about}, {out.stat().st_size / 1e6:.1f} MB)")
+    if len(options.run) > 1 or options.names:
+        # The user has named the folders one by one, or the methods: all runs are compared in one part of the page.
+        every = [Experiment("", *group(runs, options.names or ()))]
+    else:
+        every = experiments(runs)
+    compared = [compare_methods(experiment, options.metric, options.baseline, options.target) for experiment in every]
+    out = Path(options.out) if options.out else _default_file(runs)
+    parts = write_page(compared, out)
+    print(f"report: {out} ({_counts(compared)}, {out.stat().st_size / 1e6:.1f} MB)")
     if options.figures:
-        print(f"figures: {options.figures} ({counted(write_figures(parts, Path(options.figures)), 'chart')})")
-    for part in parts:
-        for words in [*resumed(part.methods), *map(verdict, part.comparisons)]:
-            print(f"{part.name}: {words}" if part.name else words)
+        charts = write_figures(parts, Path(options.figures))
+        print(f"figures: {options.figures} ({counted(charts, 'chart')})")
+    for experiment in compared:
+        for sentence in [*resumed(experiment.methods), *map(verdict, experiment.comparisons)]:
+            print(f"{experiment.name}: {sentence}" if experiment.name else sentence)
     return 0
 
 
-def _default(runs: Sequence[Run]) -> Path:
+def _default_file(runs: Sequence[Run]) -> Path:
+    """Return report.html in the folder that contains all runs."""
     common = os.path.commonpath([run.folder.resolve() for run in runs])
     return inside(Path(os.path.relpath(common)), "report.html")
 
 
-def write_figures(experiments: Sequence[Experiment], folder: Path) -> int:
+def _counts(compared: Sequence[Experiment]) -> str:
+    """Say how many experiments, if there are several, runs and methods a page is about."""
+    methods = [method for experiment in compared for method in experiment.methods]
+    runs = sum(len(method.runs) for method in methods)
+    counts = [counted(runs, "run"), counted(len(methods), "method")]
+    if len(compared) > 1:
+        counts.insert(0, counted(len(compared), "experiment"))
+    return ", ".join(counts)
+
+
+def write_figures(parts: Sequence[Part], folder: Path) -> int:
     """Write every chart of the page as PDF, SVG and CSV, and the comparison as CSV, Markdown and LaTeX.
 
     Args:
-        experiments: the experiments of the page; each of several gets a folder of its own.
+        parts: the parts of the page; each of several gets a folder of its own.
         folder: folder to write to.
 
     Returns:
@@ -62,14 +73,17 @@ def write_figures(experiments: Sequence[Experiment], folder: Path) -> int:
     """
     count = 0
     try:
-        for experiment, part in zip(experiments, parts_of(experiments), strict=True):
-            own = folder / "-".join(re.findall(r"[\w.]+", part.name))  # LaTeX likes no spaces and commas
+        for part in parts:
+            experiment = part.experiment
+            own = folder / "-".join(re.findall(r"[\w.]+", experiment.name))  # LaTeX likes no spaces and commas
             own.mkdir(parents=True, exist_ok=True)
-            for chart in (chart for section in part.sections for chart in section.charts):
-                save(chart.plot, own, chart.key, part.methods)
-                count += 1
-            for file, text in texts(experiment.comparisons).items() if experiment.comparisons else ():
-                (own / file).write_text(text, encoding="utf-8")
+            for section in part.sections:
+                for chart in section.charts:
+                    save(chart.plot, own, chart.key, part.methods)
+                    count += 1
+            if experiment.comparisons:
+                for file, text in texts(experiment.comparisons).items():
+                    (own / file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"--figures must be a folder that can be written, got {folder}: {error}") from None
     return count

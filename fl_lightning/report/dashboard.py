@@ -107,17 +107,25 @@ def command(args: Sequence[str]) -> int:
             "WANDB_API_KEY; --out FILE writes the layout without a key"
         )
     try:
-        entity = "" if options.out else options.entity or str(wandb.Api().default_entity)
-        names = entity, options.project, options.name
-        made: list[Any] = [report(*names)] if options.report else [workspace(*names, seed) for seed in (False, True)]
+        entity = ""  # a file names no user
+        if not options.out:
+            entity = options.entity or str(wandb.Api().default_entity)
+        layouts = _layouts(entity, options.project, options.name, options.report)
         if options.out:
-            _write(made, options.out)
+            _write(layouts, options.out)
             return 0
-        for each in made:
-            each.save()
+        for layout in layouts:
+            layout.save()
     except (wandb.Error, OSError, ValueError) as error:  # ValueError: a name that W&B does not take
         raise ConfigurationError(f"dashboard: the layout cannot be saved: {error}") from None
     return 0
+
+
+def _layouts(entity: str, project: str, name: str, shared: bool) -> list[Any]:
+    """Make a report, which can be shared, or else the workspaces by method and by seed."""
+    if shared:
+        return [report(entity, project, name)]
+    return [workspace(entity, project, name, by_seed) for by_seed in (False, True)]
 
 
 def workspace(entity: str, project: str, name: str, by_seed: bool) -> workspaces.Workspace:
@@ -129,7 +137,9 @@ def workspace(entity: str, project: str, name: str, by_seed: bool) -> workspaces
         name: name of the workspace; "by method" or "by seed" is added.
         by_seed: whether each run has lines of its own; otherwise runs are grouped so that seeds become bands.
     """
-    sections = [workspaces.Section(name=each.title, panels=panels(each, by_seed), is_open=True) for each in SECTIONS]
+    sections = []
+    for section in SECTIONS:
+        sections.append(workspaces.Section(name=section.title, panels=panels(section, by_seed), is_open=True))
     return workspaces.Workspace(
         entity=entity,
         project=project,
@@ -183,7 +193,8 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
             tested = [metric for metric in catalogue().values() if metric.name.startswith("test/")]
             return [*lines, *(_bar(metric.title.lower(), metric.name, by_seed) for metric in tested)]
         case "Conflict":
-            x, y = reports.SummaryMetric(CONFLICT), reports.SummaryMetric(ACCURACY)
+            x = reports.SummaryMetric(CONFLICT)
+            y = reports.SummaryMetric(ACCURACY)
             scatter = reports.ScatterPlot(title="conflict ratio before correction, and accuracy, last round", x=x, y=y)
             return [*lines, scatter, _pictures("cosines of updates", "conflict/cosines")]
         case "Clients":
@@ -191,49 +202,51 @@ def panels(section: Section, by_seed: bool) -> list[Any]:
         case "Curvature":
             return [*lines, _pictures("loss around the global model", "surface/loss")]
         case "Settings":
-            return [*lines, *_of_settings()]
+            return [*lines, *_panels_of_settings()]
     return lines
 
 
-def _grouped(by_seed: bool) -> dict[str, Any]:
+def _grouping(by_seed: bool) -> dict[str, Any]:
     """Say how a plot groups the runs: not at all, or by method, as a mean in a band."""
-    return {"legend_template": SEED} if by_seed else {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
+    if by_seed:
+        return {"legend_template": SEED}
+    return {"groupby_aggfunc": "mean", "groupby_rangefunc": "minmax"}
 
 
 def _line(title: str, metrics: Sequence[str], by_seed: bool) -> reports.LinePlot:
-    if not any(name.endswith("*") for name in metrics):
-        return reports.LinePlot(title=title, x="round", y=list(metrics), **_grouped(by_seed))
-    regex = "|".join(f"^{name.removesuffix('*')}" for name in metrics)
-    return reports.LinePlot(title=title, x="round", metric_regex=regex, **_grouped(by_seed))
+    if any(name.endswith("*") for name in metrics):
+        regex = "|".join(f"^{name.removesuffix('*')}" for name in metrics)
+        return reports.LinePlot(title=title, x="round", metric_regex=regex, **_grouping(by_seed))
+    return reports.LinePlot(title=title, x="round", y=list(metrics), **_grouping(by_seed))
 
 
 def _bar(title: str, metric: str, by_seed: bool) -> reports.BarPlot:
     """Make a bar plot of a metric's last value."""
     groups = None if by_seed else reports.Config("method")
-    return reports.BarPlot(title=title, metrics=[metric], groupby=groups, **_grouped(by_seed))
+    return reports.BarPlot(title=title, metrics=[metric], groupby=groups, **_grouping(by_seed))
 
 
 def _pictures(title: str, key: str) -> reports.MediaBrowser:
     return reports.MediaBrowser(title=title, media_keys=[key], gallery_axis="step")
 
 
-def _of_settings() -> list[Any]:
+def _panels_of_settings() -> list[Any]:
     column = reports.ParallelCoordinatesPlotColumn
     columns = [column(reports.Config(name), name.rpartition(".")[2]) for name in COMPARED]
     columns.append(column(reports.SummaryMetric(ACCURACY), ACCURACY))
-    made: list[Any] = [
+    plots: list[Any] = [
         reports.RunComparer(diff_only="split"),
         reports.ParallelCoordinatesPlot(title="settings and accuracy in the last round", columns=columns),
         reports.ParameterImportancePlot(with_respect_to=ACCURACY),
     ]
-    for each in made:
-        each.layout = reports.Layout(w=WIDE, h=8)  # one each, since a report moves them
-    return made
+    for plot in plots:
+        plot.layout = reports.Layout(w=WIDE, h=8)  # one each, since a report moves them
+    return plots
 
 
-def _write(made: Sequence[workspaces.Workspace | reports.Report], file: Path) -> None:
+def _write(layouts: Sequence[workspaces.Workspace | reports.Report], file: Path) -> None:
     """Write the layouts that W&B would get to a JSON file, by their names."""
-    models = [each._to_model() for each in made]
-    content = {each.display_name: each.spec.model_dump(by_alias=True, exclude_none=True) for each in models}
+    models = [layout._to_model() for layout in layouts]
+    content = {model.display_name: model.spec.model_dump(by_alias=True, exclude_none=True) for model in models}
     file.write_text(json.dumps(content, indent=1))
     print(f"layout: {file}")

@@ -96,7 +96,7 @@ class Frames(Generic[Content]):
         return f" Of {self.recorded:,} recorded matrices {shown:,} are shown, evenly spread over the rounds."
 
     @property
-    def printed(self) -> dict[str, Frame[Content]]:
+    def printed_frames(self) -> dict[str, Frame[Content]]:
         """Return the frames that are printed, by panel: the last round of the first seed."""
         first = self.runs[0].seed
         return {self.panels[run.panel]: run.frames[-1] for run in self.runs if run.seed == first}

@@ -19,7 +19,7 @@ from fl_lightning.report.content.by_round import client_names
 from fl_lightning.report.drawing import on_page
 from fl_lightning.report.elements import Chart, Content, OtherAxis, Section, for_scripts
 from fl_lightning.report.templates import environment
-from fl_lightning.report.templates import render as filled
+from fl_lightning.report.templates import render as render_template
 from fl_lightning.runs.catalogue import AFTER, catalogue, is_item
 from fl_lightning.runs.pictures import COLOURS, ON_DARK
 
@@ -58,40 +58,47 @@ class Part:
 
     Attributes:
         key: beginning of all ids in the part.
-        name: name of the experiment; "" for the only one.
+        experiment: the experiment.
         methods: names of the methods.
-        notes: sentences on the runs.
         sections: the sections that have content.
         clients: names of the clients, in the order of their numbers; None if only numbers are shown.
         axes: quantities that curves can have on the x-axis in place of the round, see :func:`resources.axes`.
     """
 
     key: str
-    name: str
+    experiment: Experiment
     methods: Sequence[str]
-    notes: Sequence[str]
     sections: Sequence[Section]
     clients: Sequence[str] | None
     axes: Sequence[OtherAxis]
 
 
-def render(experiments: Sequence[Experiment]) -> str:
+def parts_of_page(experiments: Sequence[Experiment]) -> list[Part]:
+    """Describe the part of the page about each experiment: what the page shows, and what figures are made of."""
+    letters = arrays.FRAME_LETTERS // len(experiments)
+    parts = []
+    for number, experiment in enumerate(experiments, 1):
+        key = f"e{number}-" if len(experiments) > 1 else ""
+        parts.append(_part(experiment, key, letters))
+    return parts
+
+
+def render(parts: Sequence[Part]) -> str:
     """Render the report as HTML that needs no other file.
 
     Args:
-        experiments: the experiments, at least one; a page about several begins with an index.
+        parts: the parts of the page, at least one; a page of several begins with an index.
     """
     templates = environment()
     templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False, "default": for_scripts}
     templates.filters["figure"] = on_page.figure
-    described = parts(experiments)
-    several = len(described) > 1
-    links = [f"#{part.key}name" for part in described]
-    return filled(
+    several = len(parts) > 1
+    links = [f"#{part.key}name" for part in parts]
+    return render_template(
         templates.get_template("page.html.j2"),
-        title=f"{len(described)} experiments" if several else _title(described[0]),
-        parts=described,
-        index=tables.index(experiments, links) if several else None,
+        title=f"{len(parts)} experiments" if several else _title(parts[0]),
+        parts=parts,
+        index=tables.index([part.experiment for part in parts], links) if several else None,
         palette={"light": COLOURS, "dark": ON_DARK},
         js=Markup("\n".join((HERE / "js" / f"{name}.js").read_text() for name in SCRIPTS)),
         plotly=Markup(STYLE_OF_MAPS.sub("''", get_plotlyjs())),
@@ -105,24 +112,13 @@ def _title(part: Part) -> str:
     return " · ".join(part.methods)
 
 
-def parts(experiments: Sequence[Experiment]) -> list[Part]:
-    """Describe the part of the page about each experiment."""
-    letters = arrays.FRAME_LETTERS // len(experiments)
-    described = []
-    for number, experiment in enumerate(experiments, 1):
-        key = f"e{number}-" if len(experiments) > 1 else ""
-        described.append(_part(experiment, key, letters))
-    return described
-
-
 def _part(experiment: Experiment, key: str, letters: int) -> Part:
     """Describe a part of the page; the frames of a chart have no more than this number of letters."""
     methods = experiment.methods
     return Part(
         key=key,
-        name=experiment.name,
+        experiment=experiment,
         methods=[method.name for method in methods],
-        notes=experiment.notes,
         sections=[section for section in _sections(experiment, letters) if section],
         clients=client_names(methods),
         axes=resources.axes(methods),
@@ -130,6 +126,7 @@ def _part(experiment: Experiment, key: str, letters: int) -> Part:
 
 
 def _sections(experiment: Experiment, letters: int) -> Iterator[Section]:
+    """Describe the sections of a part in their order, with and without content."""
     methods = experiment.methods
     compared = [comparison.metric for comparison in experiment.comparisons]
     in_summary = list(dict.fromkeys([*compared, CONFLICT]))
@@ -138,12 +135,12 @@ def _sections(experiment: Experiment, letters: int) -> Iterator[Section]:
         "settings",
         "Settings",
         tables=_filled(tables.settings(methods)),
-        folded=_filled(tables.shared(methods)),
+        folded=_filled(tables.shared_settings(methods)),
         texts=_configs(methods),
     )
     for key in SECTIONS:
-        metrics = [name for name in of_section(key, logged(methods)) if name not in in_summary]
-        yield _of_metrics(key, metrics, methods, letters)
+        metrics = [name for name in metrics_of_section(key, logged(methods)) if name not in in_summary]
+        yield _section_of_metrics(key, metrics, methods, letters)
     yield Section(
         "clients",
         "Clients",
@@ -180,7 +177,7 @@ def _summary(experiment: Experiment, metrics: Sequence[str]) -> Section:
     )
 
 
-def _of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Method], letters: int) -> Section:
+def _section_of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Method], letters: int) -> Section:
     """Draw the metrics of a section, up to MOST_CURVES; a sentence stands for a metric that never changes."""
     title, _ = SECTIONS[key]
     drawn = []
@@ -200,7 +197,7 @@ def _of_metrics(key: str, metrics: Sequence[str], methods: Sequence[Method], let
     return Section(key, title, charts=_filled(*drawn), notes=notes)
 
 
-def of_section(section: str, metrics: Iterable[str]) -> list[str]:
+def metrics_of_section(section: str, metrics: Iterable[str]) -> list[str]:
     """Choose the metrics that have a line chart in a section: known metrics first, in the catalogue's order.
 
     Metrics of the corrected updates are drawn in the chart of the metric before the correction.

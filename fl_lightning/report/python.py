@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -14,6 +15,9 @@ from fl_lightning.report.compared import comparison, verdict
 from fl_lightning.report.compared.experiments import Experiment, experiments
 from fl_lightning.report.compared.methods import group, resumed, unfinished
 from fl_lightning.runs.reader import Run, read_runs
+
+if TYPE_CHECKING:
+    from fl_lightning.report.page import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +47,12 @@ class Result:
         Raises:
             ConfigurationError: there is not one other method than the baseline, but none or several.
         """
-        found = [each.apart["mean"] for one in self.comparisons for each in one.others]
-        if len(found) != 1:
+        others = [standing for problem in self.comparisons for standing in problem.others]
+        if len(others) != 1:
             raise ConfigurationError(
-                f"p is that of one method and a baseline, got {len(found)} comparisons: see mean_p in the table"
+                f"p is that of one method and a baseline, got {len(others)} comparisons: see mean_p in the table"
             )
-        return found[0].p
+        return others[0].apart["mean"].p
 
 
 def load_runs(folder: str | Path) -> list[Run]:
@@ -80,7 +84,7 @@ def compare(runs: Sequence[Run], metric: str | None = None, baseline: str | None
     Raises:
         ConfigurationError: there are no runs, no run has the metric, or no method has the baseline's name.
     """
-    methods, notes = group(_checked(runs))
+    methods, notes = group(_check_runs(runs))
     for note in [*notes, *unfinished(methods), *resumed(methods)]:
         warnings.warn(note, stacklevel=2)
     return Result(comparison.compare(methods, metric, baseline))
@@ -96,38 +100,44 @@ def write_report(runs: Sequence[Run], file: str | Path) -> None:
     Raises:
         ConfigurationError: there are no runs, the file cannot be written, or ``fl-lightning[report]`` is not installed.
     """
-    parts = experiments(_checked(runs))
-    write_page([described(part) for part in parts], Path(file))
+    write_page([compare_methods(part) for part in experiments(_check_runs(runs))], Path(file))
 
 
-def described(
-    part: Experiment, metric: str | None = None, baseline: str | None = None, target: float | None = None
+def compare_methods(
+    experiment: Experiment, metric: str | None = None, baseline: str | None = None, target: float | None = None
 ) -> Experiment:
     """Compare the methods of an experiment, see :func:`comparison.compare`, and add notes on its runs."""
-    notes = [*part.notes, *unfinished(part.methods), *resumed(part.methods)]
-    return replace(part, notes=notes, comparisons=comparison.compare(part.methods, metric, baseline, target))
+    methods = experiment.methods
+    notes = [*experiment.notes, *unfinished(methods), *resumed(methods)]
+    return replace(experiment, notes=notes, comparisons=comparison.compare(methods, metric, baseline, target))
 
 
-def write_page(parts: Sequence[Experiment], file: Path) -> None:
+def write_page(experiments: Sequence[Experiment], file: Path) -> list[Part]:
     """Write the report about experiments.
+
+    Returns:
+        The parts of the page, one for each experiment.
 
     Raises:
         ConfigurationError: the file cannot be written, or ``fl-lightning[report]`` is not installed.
     """
     try:
-        from fl_lightning.report.page import render  # needs packages that a run does not
+        from fl_lightning.report.page import parts_of_page, render  # needs packages that a run does not
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise ConfigurationError(f"{package} is not installed: pip install 'fl-lightning[report]'") from None
+    parts = parts_of_page(experiments)
     page = render(parts)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(page, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"expected an HTML file that can be written, got {file}: {error}") from None
+    return parts
 
 
-def _checked(runs: Sequence[Run]) -> Sequence[Run]:
+def _check_runs(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs, or refuse a folder in their place, none, and anything that is no run."""
     if isinstance(runs, str | Path) or not runs or not all(isinstance(run, Run) for run in runs):
         raise ConfigurationError(f"expected the runs of load_runs(folder), at least one, got {runs!r}")
     return runs

@@ -20,11 +20,11 @@ WORD = r"(?<=[a-z])(?=[A-Z])|(?<=[._])(?=\w)"  # where the next word of a name b
 def environment(*folders: Path) -> Environment:
     """Make the environment of the report's templates, and of templates in other folders that extend them."""
     loader = FileSystemLoader([*folders, HERE])
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    made.filters["breakable"] = breakable
-    made.globals |= {"css": Markup((HERE / "page.css").read_text()), "version": version("fl-lightning")}
-    made.globals |= {"scripts": SCRIPTS, "styles": STYLES}
-    return made
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["breakable"] = breakable
+    pages.globals |= {"css": Markup((HERE / "page.css").read_text()), "version": version("fl-lightning")}
+    pages.globals |= {"scripts": SCRIPTS, "styles": STYLES}
+    return pages
 
 
 def breakable(text: str) -> Markup:
@@ -44,9 +44,8 @@ def render(template: Template, **values: Any) -> str:
     hashes: dict[str, list[str]] = {"script": [], "style": [_hash("")]}  # Plotly begins with an empty style
     for name, content in re.findall(r"<(script|style)>(.*?)</\1>", html, re.DOTALL):
         hashes[name].append(_hash(content))
-    for place, name in ((SCRIPTS, "script"), (STYLES, "style")):
-        html = html.replace(place, " ".join(hashes[name]) or "'none'", 1)
-    return html
+    html = html.replace(SCRIPTS, " ".join(hashes["script"]) or "'none'", 1)
+    return html.replace(STYLES, " ".join(hashes["style"]), 1)
 
 
 def _hash(content: str) -> str:

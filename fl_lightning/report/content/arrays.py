@@ -126,7 +126,7 @@ def _summary_of_pairs(matrix: NDArray[np.float64]) -> dict[str, str]:
 def _heat_maps(frames: Frames[Cosines], names: Sequence[str] | None) -> Panels:
     """Draw the heat maps that are printed, one per method; a second row is after the correction."""
     client = Axis("client")
-    printed = frames.printed
+    printed = frames.printed_frames
     views = max(len(frame.content.cosines) for frame in printed.values())
     maps = {}
     for view in range(views):
@@ -199,7 +199,7 @@ def surfaces(methods: Sequence[Method], budget: int = FRAME_LETTERS) -> Chart | 
     if frames is None:
         return None
     printed = {}
-    for panel, frame in frames.printed.items():
+    for panel, frame in frames.printed_frames.items():
         printed[panel] = Surface(np.array(frame.content.steps, float), np.array(frame.content.loss, float))
     return Chart(
         key="surface",

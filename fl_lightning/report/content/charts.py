@@ -231,8 +231,8 @@ def spectrum(methods: Sequence[Method]) -> Chart | None:
     if all(len(line.points) < 2 for line in drawn):
         return None
     caption = "The largest eigenvalues of the Hessian, at the last measurement."
-    x, y = Axis("number of the eigenvalue"), Axis("eigenvalue")
-    return line_chart("spectrum", "Spectrum of the Hessian", caption, drawn, x, y)
+    number = Axis("number of the eigenvalue")
+    return line_chart("spectrum", "Spectrum of the Hessian", caption, drawn, number, Axis("eigenvalue"))
 
 
 def layers(methods: Sequence[Method]) -> Chart | None:
@@ -296,7 +296,11 @@ def over_rounds(methods: Sequence[Method], metrics: NumberedMetrics) -> Chart | 
     for panel, run in shown:
         table = run.items(metrics.prefix)
         values = table.iloc[thin(len(table), most), :MAPPED].T
-        cells = Cells(values.columns.tolist(), values.index.tolist(), [rounded(row, 3) for row in values.to_numpy()])
+        cells = Cells(
+            x=[int(number) for number in values.columns],
+            y=values.index.tolist(),
+            z=[rounded(row, 3) for row in values.to_numpy()],
+        )
         frame = Frame([_summary_of_items(table, metrics, names)], cells)
         runs.append(FramesOfRun(panels.index(panel), seed_of(run), [frame]))
         called = values.set_axis(names_of(values.index, names))

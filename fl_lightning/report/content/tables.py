@@ -155,7 +155,7 @@ def settings(methods: Sequence[Method]) -> Table | None:
     return Table(head, rows, "Settings that differ", words=True) if rows else None
 
 
-def shared(methods: Sequence[Method]) -> Table | None:
+def shared_settings(methods: Sequence[Method]) -> Table | None:
     """Tabulate the settings that are the same for all of several methods, the main ones first."""
     configured = [method for method in methods if method.settings]
     if len(configured) < 2:

@@ -36,23 +36,35 @@ def figure(plot: Plot, names: Sequence[str]) -> dict[str, Any]:
 def _(plot: Lines, names: Sequence[str]) -> dict[str, Any]:
     data = [trace for line in plot.lines for trace in _line(line, names.index(line.method))]
     for mark in plot.marks:
-        look = {"mode": "markers", "marker": {"symbol": "diamond", "size": 13}}
-        meta = {"method": names.index(mark.method), "role": "mark"}
-        place = {"x": [mark.x], "y": rounded([mark.y]), "name": f"{mark.method}: {mark.text}"}
-        data.append({**place, **look, "meta": meta})
+        data.append(
+            {
+                "x": [mark.x],
+                "y": rounded([mark.y]),
+                "name": f"{mark.method}: {mark.text}",
+                "mode": "markers",
+                "marker": {"symbol": "diamond", "size": 13},
+                "meta": {"method": names.index(mark.method), "role": "mark"},
+            }
+        )
     layout = {"height": HEIGHT, "hovermode": "x", "xaxis": _axis(plot.x), "yaxis": _axis(plot.y)}
     return {"kind": "lines", "rounds": plot.x.title == "round", "data": data, "layout": layout}
 
 
 def _line(line: Line, number: int) -> list[dict[str, Any]]:
-    points, meta = line.points, {"method": number, "variant": line.variant}
-    steps, xs = {*np.diff(points.index).tolist()}, points.index.tolist()
-    across = {"x0": xs[0], "dx": steps.pop()} if len(steps) == 1 else {"x": xs}  # evenly spaced: start and step
+    """Describe a line, above the low and the high edge of its band if it has one."""
+    points = line.points
+    meta = {"method": number, "variant": line.variant}
+    xs = points.index.tolist()
+    steps = {*np.diff(xs).tolist()}
+    across: dict[str, Any] = {"x": xs}
+    if len(steps) == 1:  # start and step take less room
+        across = {"x0": xs[0], "dx": steps.pop()}
+    marked = len(points) <= MARKED_POINTS and not line.variant
     mean = {
         **across,
         "y": rounded(points["mean"]),
         "name": line.name,
-        "mode": "lines+markers" if len(points) <= MARKED_POINTS and not line.variant else "lines",
+        "mode": "lines+markers" if marked else "lines",
         "line": {"dash": "dot" if line.variant else DASHES[number % len(DASHES)]},
         "marker": {"symbol": MARKS[number % len(MARKS)]},
         "meta": {**meta, "role": "line"},
@@ -64,32 +76,44 @@ def _line(line: Line, number: int) -> list[dict[str, Any]]:
     return [low, high, mean]
 
 
-def _axis(axis: Axis, **more: Any) -> dict[str, Any]:
+def _axis(axis: Axis) -> dict[str, Any]:
     described: dict[str, Any] = {"title": {"text": axis.title}}
     if axis.title == BYTES:
         described |= {"exponentformat": "SI", "ticksuffix": "B", "automargin": True}
-    return {**described, "tickformat": ".3~%" if axis.percent else None, "zeroline": False, **more}
+    return {**described, "tickformat": ".3~%" if axis.percent else None, "zeroline": False}
 
 
 @figure.register
 def _(plot: Dots, names: Sequence[str]) -> dict[str, Any]:
     data = []
     for method, dots in plot.dots.items():
-        number, ys = names.index(method), list(dots["y"]) if plot.categories else rounded(dots["y"])
-        look = {"mode": "markers", "marker": {"symbol": MARKS[number % len(MARKS)]}}
-        data.append({"x": rounded(dots["x"]), "y": ys, "text": list(dots["name"]), "name": method, **look})
-        data[-1]["meta"] = {"method": number, "role": "dots"}
+        number = names.index(method)
+        trace: dict[str, Any] = {
+            "x": rounded(dots["x"]),
+            "y": list(dots["y"]) if plot.categories else rounded(dots["y"]),
+            "text": list(dots["name"]),
+            "name": method,
+            "mode": "markers",
+            "marker": {"symbol": MARKS[number % len(MARKS)]},
+            "meta": {"method": number, "role": "dots"},
+        }
         if "client" in dots:
-            data[-1]["customdata"] = dots["client"].tolist()
-    rows = max(map(len, plot.dots.values())) if plot.categories else 0
-    down = {"type": "category", "autorange": "reversed", "automargin": True} if rows else {}
-    layout = {"height": max(HEIGHT, ROW * rows + 90), "hovermode": "closest"}
-    return {"kind": "dots", "data": data, "layout": {**layout, "xaxis": _axis(plot.x), "yaxis": _axis(plot.y, **down)}}
+            trace["customdata"] = dots["client"].tolist()
+        data.append(trace)
+    height = HEIGHT
+    down = _axis(plot.y)
+    if plot.categories:
+        rows = max(len(dots) for dots in plot.dots.values())
+        height = max(HEIGHT, ROW * rows + 90)
+        down |= {"type": "category", "autorange": "reversed", "automargin": True}
+    layout = {"height": height, "hovermode": "closest", "xaxis": _axis(plot.x), "yaxis": down}
+    return {"kind": "dots", "data": data, "layout": layout}
 
 
 @figure.register
 def _(plot: Bars, names: Sequence[str]) -> dict[str, Any]:
-    bars, methods = list(plot.parts.index), [names.index(name) for name in plot.parts.index]
+    bars = list(plot.parts.index)
+    methods = [names.index(name) for name in bars]
     data = []
     for number, part in enumerate(plot.parts):
         meta = {"part": number, "role": "part", "methods": methods}
@@ -108,9 +132,15 @@ def _(plot: Panels, names: Sequence[str]) -> dict[str, Any]:
 
 @figure.register
 def _(plot: Heat, names: Sequence[str]) -> dict[str, Any]:
-    scale = {"title": plot.colour.title, "low": plot.low, "high": plot.high, "percent": plot.colour.percent}
-    shape = {"square": plot.diverging, "height": max(160, min(560, 14 * len(plot.values)))}
-    return {"kind": "heat", "x": plot.x.title, "y": plot.y.title, "diverging": plot.diverging, **shape, "scale": scale}
+    return {
+        "kind": "heat",
+        "x": plot.x.title,
+        "y": plot.y.title,
+        "diverging": plot.diverging,
+        "square": plot.diverging,
+        "height": max(160, min(560, 14 * len(plot.values))),
+        "scale": {"title": plot.colour.title, "low": plot.low, "high": plot.high, "percent": plot.colour.percent},
+    }
 
 
 @figure.register

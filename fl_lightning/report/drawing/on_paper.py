@@ -67,19 +67,22 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    titled = plot.panels if isinstance(plot, Panels) else {"": plot}
-    panels, columns = list(titled.values()), _columns(plot, len(titled))
-    wide = columns > 1 or any(isinstance(each, Bubbles) and len(each.counts) > NARROW_CLIENTS for each in panels)
+    titled: Mapping[str, Plot] = plot.panels if isinstance(plot, Panels) else {"": plot}
+    panels = list(titled.values())
+    columns = _columns(plot, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    wide = columns > 1 or any(isinstance(panel, Bubbles) and len(panel.counts) > NARROW_CLIENTS for panel in panels)
     width = (PAGE if wide else COLUMN) / columns
     titles = [textwrap.fill(title, int(width / LETTER)) for title in titled]
-    height = max(_height(each, width) for each in panels) + ROW * max(len(title.splitlines()) for title in titles)
-    rows, shared = -(-len(panels) // columns), common(panels, width, methods)
-    square = all(isinstance(each, Heat | Surface) for each in panels)
+    lines_of_title = max(len(title.splitlines()) for title in titles)
+    height = max(_height(panel, width) for panel in panels) + ROW * lines_of_title
+    shared = common(panels, width, methods)
+    square = all(isinstance(panel, Heat | Surface) for panel in panels)
     with style.context(STYLE):
         figure = Figure((width * columns, height * rows), layout="compressed" if square else "constrained")
-        for number, (title, each) in enumerate(zip(titles, panels, strict=True), 1):
+        for number, (title, panel) in enumerate(zip(titles, panels, strict=True), 1):
             axes = figure.add_subplot(rows, columns, number)
-            paint(each, axes, shared)
+            paint(panel, axes, shared)
             axes.set_title(title)
         _set_ranges(plot, panels, figure.axes)
         _drop_repeated(figure.axes, columns)
@@ -90,8 +93,11 @@ def draw(plot: Plot, methods: Sequence[str] = ()) -> Figure:
 
 def _columns(plot: Plot, panels: int) -> int:
     """Return the number of panels in a row: the plot's number, else all of up to four panels, else nearly a square."""
-    chosen = plot.columns if isinstance(plot, Panels) else 1
-    return chosen or (panels if panels <= 4 else math.ceil(math.sqrt(panels)))
+    if not isinstance(plot, Panels):
+        return 1
+    if plot.columns:
+        return plot.columns
+    return panels if panels <= 4 else math.ceil(math.sqrt(panels))
 
 
 def _height(plot: Plot, width: float) -> float:
@@ -99,8 +105,9 @@ def _height(plot: Plot, width: float) -> float:
     if isinstance(plot, Bars):
         return 0.25 * len(plot.parts) + LABELS
     if isinstance(plot, Bubbles):
-        names = LETTER * min(max(map(len, plot.drawn or [""])), LETTERS)
-        return float(min(width / len(plot.counts), CELL) * plot.counts.shape[1]) + names + LABELS
+        longest_name = max(len(name) for name in plot.drawn_names or [""])
+        cell = min(width / len(plot.counts), CELL)
+        return float(cell * plot.counts.shape[1]) + LETTER * min(longest_name, LETTERS) + LABELS
     if isinstance(plot, Heat) and plot.x.title != plot.y.title:
         return min(max(ROW * len(plot.values), LOWEST), width) + LABELS
     if isinstance(plot, Heat | Surface):
@@ -109,27 +116,33 @@ def _height(plot: Plot, width: float) -> float:
     return max(min(max(0.62 * width, LOWEST), HIGHEST), named) + LABELS
 
 
-def _set_ranges(plot: Plot, panels: Sequence[Plot], axes: Sequence[Axes]) -> None:
+def _set_ranges(plot: Plot, panels: Sequence[Plot], every: Sequence[Axes]) -> None:
+    """Set the range of y of panels with lines: one range for all panels of a y-axis if panels share it."""
     shared = isinstance(plot, Panels) and plot.shared
-    lines = [(each, one) for each, one in zip(panels, axes, strict=True) if isinstance(each, Lines)]
-    for each, one in lines:
-        one.set_ylim(y_range([other for other, _ in lines if other.y == each.y] if shared else [each]))
+    lines = [panel for panel in panels if isinstance(panel, Lines)]
+    for panel, axes in zip(panels, every, strict=True):
+        if isinstance(panel, Lines):
+            axes.set_ylim(y_range([other for other in lines if other.y == panel.y] if shared else [panel]))
 
 
-def _drop_repeated(axes: Sequence[Axes], columns: int) -> None:
+def _drop_repeated(every: Sequence[Axes], columns: int) -> None:
     """Write the names of axes only at the left and at the bottom, and y only at the left if panels share the range."""
-    for number, one in enumerate(axes):
-        below = axes[number + columns :]
-        if below and below[0].get_xlabel() == one.get_xlabel():
-            one.set_xlabel("")
-        first = axes[number - number % columns]
-        if one is not first and one.get_ylabel() == first.get_ylabel():
-            same = [[text.get_text() for text in each.get_yticklabels()] for each in (one, first)]
-            one.tick_params(labelleft=one.get_ylim() != first.get_ylim() or same[0] != same[1])
-            one.set_ylabel("")
-    for one in axes:
-        if one.get_ylabel() in one.get_title().replace("\n", " "):
-            one.set_ylabel("")
+    for number, axes in enumerate(every):
+        below = every[number + columns :]
+        if below and below[0].get_xlabel() == axes.get_xlabel():
+            axes.set_xlabel("")
+        first = every[number - number % columns]
+        if axes is not first and axes.get_ylabel() == first.get_ylabel():
+            same_ticks = _tick_labels(axes) == _tick_labels(first)
+            axes.tick_params(labelleft=axes.get_ylim() != first.get_ylim() or not same_ticks)
+            axes.set_ylabel("")
+    for axes in every:
+        if axes.get_ylabel() in axes.get_title().replace("\n", " "):
+            axes.set_ylabel("")
+
+
+def _tick_labels(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_yticklabels()]
 
 
 def _add_colours(figure: Figure, shared: Common) -> None:
@@ -138,7 +151,8 @@ def _add_colours(figure: Figure, shared: Common) -> None:
         bar.outline.set_linewidth(0)
         set_ruler(bar.ax.yaxis, axis)
         if len(shared.levels):
-            bar.set_ticks(shared.levels[::3], labels=[f"{level:.3g}" for level in shared.levels[::3]])
+            ticks = shared.levels[::3]
+            bar.set_ticks(ticks, labels=[f"{level:.3g}" for level in ticks])
 
 
 def _add_legend(figure: Figure, shared: Common) -> float:

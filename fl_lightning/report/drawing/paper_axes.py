@@ -1,4 +1,4 @@
-"""Draw each kind of plot into Matplotlib's axes, for the figures of printed.py."""
+"""Draw each kind of plot into Matplotlib's axes, for the figures of on_paper.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ class Look(NamedTuple):
 
 def look_of(number: int) -> Look:
     """Return the look with a number; up to TOLD_APART looks differ."""
-    return Look(number, *(choices[number % len(choices)] for choices in (COLOURS, DASHES, MARKERS)))
+    return Look(
+        number=number,
+        colour=COLOURS[number % len(COLOURS)],
+        dashes=DASHES[number % len(DASHES)],
+        marker=MARKERS[number % len(MARKERS)],
+    )
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,10 @@ def common(panels: Sequence[Plot], width: float, methods: Sequence[str]) -> Comm
     lines = [line.method for plot in panels if isinstance(plot, Lines) for line in plot.lines]
     dotted = [method for plot in panels if isinstance(plot, Dots) for method in plot.dots]
     surfaces = [plot.loss for plot in panels if isinstance(plot, Surface)]
-    found = dict.fromkeys([*methods, *lines, *dotted])
+    every = dict.fromkeys([*methods, *lines, *dotted])
     return Common(
         width=width,
-        looks={method: look_of(number) for number, method in enumerate(found)},
+        looks={method: look_of(number) for number, method in enumerate(every)},
         levels=loss_levels(surfaces) if surfaces else (),
         largest=max((int(plot.counts.max()) for plot in panels if isinstance(plot, Bubbles)), default=0),
     )
@@ -91,7 +96,9 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
     from matplotlib.lines import Line2D
 
     for line in plot.lines:
-        points, look, style = line.points, shared.looks[line.method], _style(line, shared.looks[line.method])
+        points = line.points
+        look = shared.looks[line.method]
+        style = _style(line, look)
         axes.plot(points.index, points["mean"], **style)
         example = Line2D([], [], **style | {"linestyle": look.dashes})
         shared.legend.setdefault(line.method, ((0, look.number), example))
@@ -111,10 +118,14 @@ def _(plot: Lines, axes: Axes, shared: Common) -> None:
 
 def _style(line: Line, look: Look) -> dict[str, Any]:
     """Choose colour, dashes and marker of a line by its method's look; a line that is a variant is dotted."""
-    every = max(1, -(-len(line.points) // MARKERS_OF_A_LINE))
-    style = {"color": look.colour, "linestyle": DOTS if line.variant else look.dashes}
-    marker = look.marker if len(line.points) <= MARKED_POINTS and not line.variant else ""
-    return {**style, "marker": marker, "markevery": (look.number % every, every)}
+    every = max(1, math.ceil(len(line.points) / MARKERS_OF_A_LINE))
+    marked = len(line.points) <= MARKED_POINTS and not line.variant
+    return {
+        "color": look.colour,
+        "linestyle": DOTS if line.variant else look.dashes,
+        "marker": look.marker if marked else "",
+        "markevery": (look.number % every, every),
+    }
 
 
 def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
@@ -125,19 +136,29 @@ def y_range(plots: Sequence[Lines]) -> tuple[float, float]:
     """
     axis = plots[0].y
     marks = [mark.y for plot in plots for mark in plot.marks]
-    means = np.concatenate([marks, *(line.points["mean"] for plot in plots for line in plot.lines)])
-    edges = np.concatenate([line.points[["low", "high"]].to_numpy().ravel() for plot in plots for line in plot.lines])
-    means, edges = (each[np.isfinite(each)] for each in (means, edges))
+    lines = [line.points for plot in plots for line in plot.lines]
+    means = np.concatenate([marks, *(points["mean"] for points in lines)])
+    edges = np.concatenate([points[["low", "high"]].to_numpy().ravel() for points in lines])
+    means = means[np.isfinite(means)]
+    edges = edges[np.isfinite(edges)]
     if not len(means):
         return 0, 1
     span = float(np.ptp(means)) or 0.1 * abs(float(means[0])) or 1.0
-    shown = np.concatenate([means, edges.clip(means.min() - BEYOND_LINES * span, means.max() + BEYOND_LINES * span)])
+    edges = edges.clip(means.min() - BEYOND_LINES * span, means.max() + BEYOND_LINES * span)
+    shown = np.concatenate([means, edges])
     low, high = float(shown.min()), float(shown.max())
-    whole = 1 if axis.percent else 100 if axis.title.endswith("(%)") else math.inf
-    if whole < math.inf and means.min() >= 0 and means.max() <= whole:
+    whole = _whole(axis)
+    if whole is not None and means.min() >= 0 and means.max() <= whole:
         low, high = max(low, 0), min(high, whole)
     margin = 0.04 * ((high - low) or span)
     return low - margin, high + margin
+
+
+def _whole(axis: Axis) -> int | None:
+    """Return the value of the whole on an axis of shares; None if the axis has no shares."""
+    if axis.percent:
+        return 1
+    return 100 if axis.title.endswith("(%)") else None
 
 
 @paint.register(Dots)
@@ -146,8 +167,8 @@ def _(plot: Dots, axes: Axes, shared: Common) -> None:
         look = shared.looks[method]
         (drawn,) = axes.plot(dots["x"], dots["y"], look.marker, markersize=3.5, color=look.colour)
         shared.legend[method] = ((0, look.number), drawn)
-    for ruler, axis, column in ((axes.xaxis, plot.x, "x"), (axes.yaxis, plot.y, "y")):
-        set_ruler(ruler, axis, [value for dots in plot.dots.values() for value in dots[column]])
+    set_ruler(axes.xaxis, plot.x, [x for dots in plot.dots.values() for x in dots["x"]])
+    set_ruler(axes.yaxis, plot.y, [y for dots in plot.dots.values() for y in dots["y"]])
     if plot.categories:
         axes.invert_yaxis()
 
@@ -192,7 +213,7 @@ def _(plot: Surface, axes: Axes, shared: Common) -> None:
 def _(plot: Bubbles, axes: Axes, shared: Common) -> None:
     from matplotlib.lines import Line2D
 
-    add_bubbles(axes, plot.counts, shared.largest, plot.drawn)
+    add_bubbles(axes, plot.counts, shared.largest, plot.drawn_names)
     drawn = Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markersize=6)
     shared.legend[f"the largest bubble: {shared.largest:,} examples"] = ((0,), drawn)
     axes.grid(visible=False)

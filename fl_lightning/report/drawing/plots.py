@@ -1,4 +1,4 @@
-"""Plots as data: screen.py draws them with Plotly on the page, printed.py with Matplotlib for a paper.
+"""Plots as data: on_page.py draws them with Plotly on the page, on_paper.py with Matplotlib for a paper.
 
 Every plot lists its methods by name. A method has the same colour, dashes and marks in all plots of a page or a paper.
 The ``table`` of a plot has a row for each drawn point, bar, cell or bubble, and columns with the titles of the axes.
@@ -81,15 +81,17 @@ class Lines:
     def table(self) -> pd.DataFrame:
         """Tabulate ``mean``, ``low``, ``high``, ``seeds`` of the points; marked points have ``mean`` and ``mark``."""
         title = self.x.title
-        points = [line.points.rename_axis(title).reset_index() for line in self.lines]
-        lines = [
-            each.assign(method=line.method, variant=line.variant, mark="")
-            for each, line in zip(points, self.lines, strict=True)
-        ]
-        marks = [{"method": each.method, title: each.x, "mean": each.y, "mark": each.text} for each in self.marks]
-        numbers = pd.concat([*lines, pd.DataFrame(marks)], ignore_index=True).fillna({"variant": ""})
-        unused = [name for name, used in (("variant", numbers["variant"].any()), ("mark", marks)) if not used]
-        return _first(numbers.drop(columns=unused), "method", "variant")
+        tables = []
+        for line in self.lines:
+            points = line.points.rename_axis(title).reset_index()
+            tables.append(points.assign(method=line.method, variant=line.variant, mark=""))
+        marks = [{"method": mark.method, title: mark.x, "mean": mark.y, "mark": mark.text} for mark in self.marks]
+        numbers = pd.concat([*tables, pd.DataFrame(marks)], ignore_index=True).fillna({"variant": ""})
+        if not numbers["variant"].any():
+            numbers = numbers.drop(columns="variant")
+        if not marks:
+            numbers = numbers.drop(columns="mark")
+        return _with_first(numbers, "method", "variant")
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Dots:
         """Tabulate the dots, and what they stand for."""
         titles = {"x": self.x.title, "y": self.y.title}
         every = [dots.rename(columns=titles).assign(method=method) for method, dots in self.dots.items()]
-        return _first(pd.concat(every, ignore_index=True), "method")
+        return _with_first(pd.concat(every, ignore_index=True), "method")
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Bars:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the parts."""
-        return _cells(self.parts, "method", "part", self.x.title)
+        return _table_of_cells(self.parts, "method", "part", self.x.title)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Heat:
     def table(self) -> pd.DataFrame:
         """Tabulate the cells."""
         across = self.x.title if self.x.title != self.y.title else f"other {self.y.title}"
-        return _cells(self.values, self.y.title, across, self.colour.title)
+        return _table_of_cells(self.values, self.y.title, across, self.colour.title)
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Surface:
 
     def table(self) -> pd.DataFrame:
         """Tabulate the loss by the steps along both directions."""
-        return _cells(pd.DataFrame(self.loss, self.steps, self.steps), "d1", "d2", "loss")
+        return _table_of_cells(pd.DataFrame(self.loss, self.steps, self.steps), "d1", "d2", "loss")
 
 
 @dataclass(frozen=True)
@@ -195,13 +197,13 @@ class Bubbles:
     names: Sequence[str] | None = None
 
     @property
-    def drawn(self) -> list[str] | None:
+    def drawn_names(self) -> list[str] | None:
         """The names of the clients that are drawn."""
         return None if self.names is None else list(self.names[: len(self.counts)])
 
     def table(self) -> pd.DataFrame:
         """Tabulate the numbers of examples."""
-        return _cells(pd.DataFrame(self.counts, self.drawn), "client", "class", "examples")
+        return _table_of_cells(pd.DataFrame(self.counts, self.drawn_names), "client", "class", "examples")
 
 
 @dataclass(frozen=True)
@@ -221,17 +223,18 @@ class Panels:
     def table(self) -> pd.DataFrame:
         """Tabulate all panels; the column ``panel`` has their titles."""
         every = [plot.table().assign(panel=title) for title, plot in self.panels.items()]
-        return _first(pd.concat(every, ignore_index=True), "panel")
+        return _with_first(pd.concat(every, ignore_index=True), "panel")
 
 
-def _cells(grid: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
+def _table_of_cells(grid: pd.DataFrame, down: str, across: str, value: str) -> pd.DataFrame:
     """Tabulate a grid, a row for each cell; the names are those of the columns."""
     return grid.rename_axis(down).reset_index().melt(down, None, across, value)
 
 
-def _first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:
+def _with_first(numbers: pd.DataFrame, *names: str) -> pd.DataFrame:
     """Put the columns with these names first, those that there are."""
-    return numbers[sorted(numbers, key=lambda name: names.index(name) if name in names else len(names))]
+    first = [name for name in names if name in numbers]
+    return numbers[[*first, *(name for name in numbers if name not in first)]]
 
 
 Plot = Lines | Dots | Bars | Heat | Surface | Bubbles | Panels

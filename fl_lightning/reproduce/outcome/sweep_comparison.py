@@ -15,7 +15,7 @@ from fl_lightning.report.compared.experiments import Experiment as Part
 from fl_lightning.report.compared.methods import Method, by_problem, differing
 from fl_lightning.report.compared.verdict import table, texts, verdict
 from fl_lightning.report.numbers import NBSP
-from fl_lightning.report.page import render
+from fl_lightning.report.page import parts_of_page, render
 from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
@@ -44,7 +44,7 @@ def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console
         console.print(framed(shown.caption, *fitted(shown.head, shown.rows, console.width)))
     for file, text in texts(comparisons).items():
         (folder / file).write_text(text, encoding="utf-8")
-    (folder / "report.html").write_text(render([Part("", methods, (), comparisons)]), encoding="utf-8")
+    (folder / "report.html").write_text(render(parts_of_page([Part("", methods, (), comparisons)])), encoding="utf-8")
 
 
 def fitted(head: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[list[str]]]:
