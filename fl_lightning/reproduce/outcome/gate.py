@@ -79,9 +79,9 @@ def _gate_columns(experiment: Experiment, job: Job) -> dict[str, float]:
     }
 
 
-def _logged_values(metrics: pd.DataFrame, name: str) -> pd.Series[float]:
+def _logged_values(metrics: pd.DataFrame, name: str) -> pd.Series:
     """Return a metric's values by round, without the rounds that have none; empty if the metric was not logged."""
-    return metrics.get(name, pd.Series(dtype=float)).dropna()
+    return metrics[name].dropna() if name in metrics else pd.Series(dtype=float)
 
 
 def _accuracy_and_chance(experiment: Experiment, job: Job) -> tuple[float, float]:
