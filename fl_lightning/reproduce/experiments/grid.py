@@ -30,7 +30,7 @@ def grid(path: str | Path) -> list[Cell]:
         for axis, values in axes.items():
             if isinstance(values, Mapping):
                 known[axis] = values
-    cells = []
+    cells: list[Cell] = []
     for axes in own:
         cells += _points(path, known, axes)
     return cells

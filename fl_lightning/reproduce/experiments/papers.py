@@ -48,7 +48,7 @@ def experiments() -> dict[str, Experiment]:
 def figures(document: str = "") -> list[Experiment]:
     """Read the figures, of all documents or of one, that show cells of another experiment."""
     within = f"{document}/" if document else ""
-    read = []
+    read: list[Experiment] = []
     for id in ids():
         if id.startswith(within):
             read += _read(id)[1:]

@@ -86,7 +86,7 @@ def at_scale(name: str, experiment: Experiment) -> Experiment:
         ConfigurationError: the experiment's config has no such scale.
     """
     scale = scale_of(experiment.config, name)
-    *_, rounds = layers_of(experiment.config, *ROUNDS)
+    *_, rounds = layers_of(experiment.config, *ROUNDS)  # the config's own number, or else of the file nearest to it
     reduced = f"{name.capitalize()} scale, not the paper's: {scale.note}"
     smaller = [scale.cell(cell) for cell in experiment.cells]
     cells = tuple(cell for cell in smaller if cell is not None)

@@ -130,6 +130,7 @@ def _judge(experiment: Experiment, results: pd.DataFrame, paper: pd.DataFrame) -
 
 def _paper_effect(claim: Claim, paper: pd.DataFrame) -> float:
     """Compute the smallest effect by the paper's numbers for a claim; nan if the paper prints and states none."""
+    # Of several comparisons, all must hold (verdict.py): the smallest effect is the claim's.
     printed = [float(effect.values[0]) for effect in effects(claim, paper) if len(effect.values)]
     return min(printed, default=claim.stated)
 

@@ -54,9 +54,9 @@ def rows_of(planned: Planned) -> list[Row]:
         for cell, group in itertools.groupby(pairs, key=lambda pair: pair[0]):
             name = in_words(cell.labels, axes)
             if len(planned) > 1 or not axes:
-                name = f"{experiment.id} {name}".strip()
+                name = f"{experiment.id} {name}"
             jobs = {job.folder: job for _, job in group}  # a sweep may name a value twice
-            rows.append(Row(name, experiment, list(jobs.values())))
+            rows.append(Row(name.strip(), experiment, list(jobs.values())))
     return rows
 
 
