@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server, check_choice, check_not_negative
 from fl_lightning.callbacks.client.fedsam import ahead, following
-from fl_lightning.errors import check_choice, check_not_negative
 
 GAMMA = 0.03  # factor, in the released code, on the part of g₀ + g₂ that is orthogonal to G: see released_gradient
 

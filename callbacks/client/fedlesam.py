@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server, check_not_negative
 from fl_lightning.callbacks.client.fedsam import ascent, following
-from fl_lightning.errors import check_not_negative
 
 
 class FedLESAM(FederatedCallback):

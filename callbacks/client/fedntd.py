@@ -7,11 +7,9 @@ from torch import Tensor
 from torch.func import functional_call
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server, check_not_negative, check_positive, evaluating
 from fl_lightning.callbacks.client.classes import logits_and_targets
 from fl_lightning.callbacks.client.features import forward_inputs, weights_at
-from fl_lightning.engine.rules.server import evaluating
-from fl_lightning.errors import check_not_negative, check_positive
 
 
 def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temperature: float) -> Tensor:

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server, check_not_negative, check_positive
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedsam import along, following
-from fl_lightning.errors import check_not_negative, check_positive
 
 EPSILON = 1e-7  # added to the norms, as in the released code
 

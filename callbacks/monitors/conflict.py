@@ -9,6 +9,7 @@ from typing_extensions import override
 from fl_lightning import (
     Cohort,
     ConfigurationError,
+    Metric,
     Monitor,
     Server,
     angle,
@@ -17,11 +18,10 @@ from fl_lightning import (
     is_due,
     log_figure,
     pairs,
+    rules_of,
     save_arrays,
     share_removed,
 )
-from fl_lightning.engine.rules.callback import rules_of
-from fl_lightning.runs.catalogue import Metric
 from fl_lightning.runs.pictures import draw_cosines
 
 

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import ConcatDataset, default_collate
 
-from fl_lightning import ConfigurationError, Server
+from fl_lightning import ConfigurationError, Server, evaluating
 from fl_lightning.engine.module.logged import in_use, spare_metrics
 from fl_lightning.engine.module.params import join, memory_order
-from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.seeding import derive, generator, seed_globals
 
 SMALL_MODEL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method

@@ -10,11 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
 from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
 from fl_lightning.engine.federation.clients import remedy
-from fl_lightning.errors import check_at_least
-from fl_lightning.runs.catalogue import Metric, lower_is_better
+from fl_lightning.runs.catalogue import lower_is_better
 
 OWN = "own/"
 NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics

@@ -3,9 +3,7 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_within
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server, check_within
 
 
 class APFL(FederatedCallback):

@@ -5,9 +5,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_at_least
+from fl_lightning import Buffers, Cohort, FederatedCallback, LocalRun, Server, check_at_least
 
 
 class IFCA(FederatedCallback):

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from lightning.pytorch import LightningModule
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback
-from fl_lightning.errors import check_names
+from fl_lightning import FederatedCallback, check_names
 
 
 class LocalPart(FederatedCallback):

@@ -10,13 +10,21 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import (
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    Metric,
+    Server,
+    check_positive,
+    check_within,
+    overrides,
+    rules_of,
+)
 from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, SAMPLINGS, PrivateRule, refuse_beside_the_update
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
-from fl_lightning.engine.rules.callback import overrides, rules_of, streams
-from fl_lightning.errors import check_positive, check_within
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning.engine.rules.callback import streams
 
 DELTA_POWER = -1.1  # of the number of clients (McMahan et al., 2018)
 CLIP_RATE = 0.2  # of the adaptive clip (Andrew et al., 2021)

@@ -12,11 +12,10 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Server, overrides, rules_of
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
-from fl_lightning.engine.rules.callback import overrides, rules_of
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 

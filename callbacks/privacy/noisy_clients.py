@@ -10,11 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Server
+from fl_lightning import Cohort, ConfigurationError, Server, check_positive, check_within, rules_of
 from fl_lightning.callbacks.privacy.accountant import Accountant
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
-from fl_lightning.engine.rules.callback import rules_of
-from fl_lightning.errors import check_positive, check_within
 
 COVERED = {"steps"}  # what a rule may read beside the updates: ε says that it does not cover these
 

@@ -9,9 +9,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Metric, Server
 from fl_lightning.callbacks.privacy.accountant import Accountant, Release, Sampling, spent
-from fl_lightning.runs.catalogue import Metric
 
 EPSILON = Metric(
     "privacy/epsilon",

@@ -9,10 +9,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Buffers, Cohort, ConfigurationError, FederatedCallback, Server, evaluating
 from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.engine.rules.server import evaluating
 
 Model = tuple[Tensor, Buffers]  # parameters (P,) and buffers
 

@@ -5,9 +5,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server, check_not_negative
 from fl_lightning.callbacks.client.classes import class_counts
-from fl_lightning.errors import check_not_negative
 
 NOTHING = 1e-12  # weight of a client that is to weigh nothing, in shares of the examples
 

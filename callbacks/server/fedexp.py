@@ -3,8 +3,7 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_not_negative
+from fl_lightning import Cohort, FederatedCallback, Server, check_not_negative
 
 
 class FedExP(FederatedCallback):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server, partners, project_conflicts
-from fl_lightning.errors import check_choice
+from fl_lightning import Cohort, FederatedCallback, Server, check_choice, partners, project_conflicts
 
 CANCELLED = 1e-7  # share of an update's squared norm; a smaller remainder is rounding error, without a direction
 
