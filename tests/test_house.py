@@ -117,7 +117,7 @@ NO_USERS_BUSINESS = {
     # each rule decides for itself how small a number is a rounding error; these agree with the engine
     "fl_lightning.engine.updates.gram": {"EPSILON"},
     # private rules ask what other classes promise, and take a training step apart, so that ε is true
-    "fl_lightning.engine.rules.callback": {"CLIENT_HOOKS", "streams"},
+    "fl_lightning.engine.rules.callback": {"streams"},
     "fl_lightning.engine.rules.declared": {"declares"},
     "fl_lightning.engine.rules.server": {"takes_index"},
     # second derivatives of a module's loss need its tensors in the order in which they lie in memory
@@ -177,6 +177,27 @@ def test_the_words_of_a_table_are_the_classs_own() -> None:
     assert lists.arguments(Example) == "mu, rho"
     assert lists.settled(Example) == ["updates", "base weights"]
     assert lists.kind(Example) == "correct the updates"
+
+
+def test_the_paper_of_a_table_is_the_docstrings_up_to_its_year() -> None:
+    class Equation:
+        """Weighs by f(x) (RFA; Author et al., 2020; Other, 2021, Algorithm 1)."""
+
+    class Undated:
+        """Does that (slides of Author). And (Other, 2021)."""
+
+    class Own:
+        """Looks (not at all) at what is there."""
+
+    assert lists.words_and_paper(Equation) == ("Weighs by f(x)", "RFA; Author et al., 2020; Other, 2021")
+    assert lists.words_and_paper(Undated) == ("Does that", "slides of Author")
+    assert lists.words_and_paper(Own) == ("Looks (not at all) at what is there", "")
+
+
+def test_a_rule_that_reviewers_expect_has_a_paper() -> None:
+    rows = [line.split(" | ") for line in lists.baselines()[2:]]
+    assert [row[0] for row in rows] == [f"| `{name}`" for name in lists.BASELINES]
+    assert all(re.search(r"\d{4} \|$", row[-1]) for row in rows)
 
 
 def project() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ShamCorrection: the controls for a rule that corrects updates."""
+"""ShamCorrection: what stands in for a rule that corrects updates, to tell what its correction is worth."""
 
 from typing import Literal
 
