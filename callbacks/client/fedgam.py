@@ -57,8 +57,10 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
     g_1 = at(ahead(w, g, rho))
     moved = ahead(w, g_1 - g, rho_prime)
     g_2 = at(moved)
-    total, plain = g_1 + at(ahead(moved, g_2, rho)), g + g_2
-    squared, product = (torch.linalg.vecdot(each, total).unsqueeze(-1) for each in (total, plain))
+    total = g_1 + at(ahead(moved, g_2, rho))
+    plain = g + g_2
+    squared = torch.linalg.vecdot(total, total).unsqueeze(-1)
+    product = torch.linalg.vecdot(plain, total).unsqueeze(-1)
     along = torch.where(squared > 0, product / squared, 0.0)
     return total.mul_(1 + GAMMA * along).sub_(plain, alpha=GAMMA)
 

@@ -29,7 +29,8 @@ def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temp
     """
     own = targets[:, None] == torch.arange(logits.shape[1], device=targets.device)
     never = torch.finfo(logits.dtype).min / 2  # a logit of no probability
-    student, known = ((each / temperature).masked_fill(own, never).log_softmax(1) for each in (logits, teacher))
+    student = (logits / temperature).masked_fill(own, never).log_softmax(1)
+    known = (teacher / temperature).masked_fill(own, never).log_softmax(1)
     return (known.exp() * (known - student)).sum(1).mean() * temperature**2
 
 

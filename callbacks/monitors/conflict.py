@@ -64,7 +64,10 @@ def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
     """Compute the conflict ratio of each layer's part of the updates before correction, by the layer's name."""
     names, sizes = zip(*layers(module), strict=True)
     bounds = pairwise(accumulate(sizes, initial=0))
-    return {name: conflict_ratio(cohort.updates.gram(*each)) for name, each in zip(names, bounds, strict=True)}
+    ratios: dict[str, float] = {}
+    for name, (begin, end) in zip(names, bounds, strict=True):
+        ratios[name] = conflict_ratio(cohort.updates.gram(begin, end))
+    return ratios
 
 
 class ConflictMonitor(Monitor):

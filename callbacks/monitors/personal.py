@@ -147,10 +147,10 @@ class PersonalEvaluation(Monitor):
             for client in range(data.num_clients)
         }
         check_logged(self, orchestrator, {client: row for client, row in held_out.items() if row})
-        own = {
-            each.client: {name.removeprefix(OWN): v for name, v in each.metrics.items() if name.startswith(OWN)}
-            for each in cohort.results
-        }
+        own: dict[int, dict[str, float]] = {}
+        for result in cohort.results:
+            logged = result.metrics.items()
+            own[result.client] = {name.removeprefix(OWN): value for name, value in logged if name.startswith(OWN)}
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
         self._log_personal(orchestrator, {client: row for client, row in held_out.items() if row})

@@ -73,8 +73,8 @@ class FedProto(FeatureRule):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        sums = torch.stack([each.vectors["prototypes"] for each in cohort.results]).sum(0)
-        counts = torch.stack([each.vectors["counts"] for each in cohort.results]).sum(0)[:, None]
+        sums = torch.stack([result.vectors["prototypes"] for result in cohort.results]).sum(0)
+        counts = torch.stack([result.vectors["counts"] for result in cohort.results]).sum(0)[:, None]
         before = self.recall("prototypes", torch.full_like(sums, torch.nan))
         self.state["prototypes"] = torch.where(counts > 0, sums / counts.clamp(min=1), before)
         return super().aggregate(orchestrator, cohort)
