@@ -1,6 +1,5 @@
 """fl-lightning: federated learning as plain Lightning. An epoch is a round, a batch is a client."""
 
-import re
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -100,8 +99,11 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, and HOM
     from fl_lightning.datamodules.cohorts.availability import AvailabilityTrace as AvailabilityTrace
 else:
     # Read as text: torch and Lightning take seconds to import, and the command line answers or announces this before.
-    LISTED = re.compile(r"^    from ([\w.]+) import (\w+) as \2$", re.MULTILINE)
-    HOMES = {name: module for module, name in LISTED.findall(Path(__file__).read_text(encoding="utf-8"))}
+    HOMES: dict[str, str] = {}
+    for line in Path(__file__).read_text(encoding="utf-8").splitlines():
+        match line.split():
+            case ["from", module, "import", name, "as", _]:
+                HOMES[name] = module
     __all__ = list(HOMES)
 
     def __getattr__(name: str) -> Any:

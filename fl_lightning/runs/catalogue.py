@@ -17,7 +17,8 @@ class Metric:
     """A number that a run logs, at most once per round.
 
     A rule or a monitor lists its metrics in the class attribute ``metrics``, and logs each of them by
-    ``orchestrator.log_round``:
+    ``orchestrator.log_round``. Two callbacks of a run that list one name are refused. Reports know the metrics of
+    shipped callbacks; one of a class of your own has its name for a title there.
 
     >>> from fl_lightning import FederatedCallback, Metric
     >>> class Halved(FederatedCallback):
