@@ -170,8 +170,8 @@ def configs_of(cls: type[object]) -> list[str]:
 
 def _callbacks_in(config: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
     trainer = config.get("trainer", {})
-    found = trainer.get("callbacks+") or trainer.get("callbacks") or []
-    return [each["class_path"] for each in found]
+    listed = trainer.get("callbacks+") or trainer.get("callbacks") or []
+    return [callback["class_path"] for callback in listed]
 
 
 def settled(cls: type[FederatedCallback]) -> list[str]:
@@ -259,9 +259,10 @@ def other_classes() -> list[str]:
 
 def counts() -> list[str]:
     """Make the lines that count the papers' tables and figures, and their claims as the ledger does."""
-    ids = [id for id, each in experiments().items() if each.rows]
+    ids = [id for id, experiment in experiments().items() if experiment.rows]
+    papers = {id.partition("/")[0] for id in ids}
     return [
-        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len({id.partition('/')[0] for id in ids})} "
+        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len(papers)} "
         "papers, at full scale and, in minutes, at a laptop's.",
         *claims(),
     ]
@@ -282,11 +283,11 @@ def declared() -> dict[type[object], tuple[Metric, ...]]:
 def catalogue() -> str:
     """Make the text of the catalogue of metrics, of which the first part is written by hand."""
     own, marker, _ = FILE.read_text().partition("\n# make lists")
-    metrics = [metric for each in declared().values() for metric in each]
-    left_out = ("name", "formula")
-    facts = {
-        m.name: {name: value for name, value in vars(m).items() if value and name not in left_out} for m in metrics
-    }
+    facts: dict[str, dict[str, object]] = {}
+    for metrics in declared().values():
+        for metric in metrics:
+            known = vars(metric).items()
+            facts[metric.name] = {key: value for key, value in known if value and key not in ("name", "formula")}
     listed = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
     return f"{own}{marker} writes what follows: what the classes of callbacks declare\n{listed}"
 
