@@ -17,7 +17,7 @@ if unlinked := " ".join(link for link in LINKS if not (HERE.parent / link).is_di
         f"`git checkout -- {unlinked}` (on Windows in developer mode), or install the wheel"
     )
 
-if TYPE_CHECKING:  # the one list of public names: type checkers run it, and HOMES is what it says
+if TYPE_CHECKING:  # the one list of public names: type checkers run it, _homes reads it
     __version__: str
 
     # isort: off
@@ -98,12 +98,20 @@ if TYPE_CHECKING:  # the one list of public names: type checkers run it, and HOM
     from fl_lightning.datamodules.cohorts.availability import Diurnal as Diurnal
     from fl_lightning.datamodules.cohorts.availability import AvailabilityTrace as AvailabilityTrace
 else:
-    # Read as text: torch and Lightning take seconds to import, and the command line answers or announces this before.
-    HOMES: dict[str, str] = {}
-    for line in Path(__file__).read_text(encoding="utf-8").splitlines():
-        match line.split():
-            case ["from", module, "import", name, "as", _]:
-                HOMES[name] = module
+
+    def _homes() -> dict[str, str]:
+        """Return by public name the module that has it, from the text of the list above, which is not run here.
+
+        Torch and Lightning take seconds to import: the command line answers or announces this before.
+        """
+        homes: dict[str, str] = {}
+        for line in Path(__file__).read_text(encoding="utf-8").splitlines():
+            match line.split():
+                case ["from", module, "import", name, "as", _]:
+                    homes[name] = module
+        return homes
+
+    HOMES = _homes()
     __all__ = list(HOMES)
 
     def __getattr__(name: str) -> Any:
