@@ -33,6 +33,6 @@ if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name in SHAPES:
             pairs = [pool.map(seconds, [(name, False), (name, True)], chunksize=1) for _ in range(repetitions)]
-            usual, kept = (median(each) for each in zip(*pairs, strict=True))
+            usual, kept = (median(column) for column in zip(*pairs, strict=True))
             ratio = median(second / first for first, second in pairs)
             print(f"{name:<14}{1e3 * usual:>9.1f} ms{1e3 * kept:>9.1f} ms{ratio:>8.2f}", flush=True)

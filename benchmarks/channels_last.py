@@ -43,6 +43,6 @@ if __name__ == "__main__":
     print(f"{'network':<36}{'usual':>12}{'last':>12}{'ratio':>8}")
     for name in NETWORKS:
         pairs = [[seconds(eval(name, vars(models)), last) for last in (False, True)] for _ in range(repetitions)]
-        usual, last = (median(each) for each in zip(*pairs, strict=True))
+        usual, last = (median(column) for column in zip(*pairs, strict=True))
         ratio = median(second / first for first, second in pairs)
         print(f"{name:<36}{1e3 * usual:>9.1f} ms{1e3 * last:>9.1f} ms{ratio:>8.2f}", flush=True)

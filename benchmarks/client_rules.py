@@ -59,5 +59,6 @@ def rows(quick: bool, install: bool) -> Iterator[Row]:
     turns = [{name: seconds(make()) for name, make in RULES.items()} for _ in range(2 if quick else 3)]
     for name in list(RULES)[1:]:
         ratios = [turn[name] / turn["FedAvg"] for turn in turns]
-        taken, usual = (duration(median(turn[each] for turn in turns)) for each in (name, "FedAvg"))
+        taken = duration(median(turn[name] for turn in turns))
+        usual = duration(median(turn["FedAvg"] for turn in turns))
         yield Row.over(ratios, "rules", name, "rule ÷ FedAvg", AIMS.get(name), f"{taken} ÷ {usual}")

@@ -33,10 +33,13 @@ def seconds(devices: int) -> float:
 
 def main(turns: int) -> None:
     commands = [[sys.executable, "-m", "benchmarks.devices", "on", str(count)] for count in (1, 2)]
-    found = [[last_line(command, LIMIT)["seconds"] for command in commands] for _ in range(turns)]
-    one, two = (median(each) for each in zip(*found, strict=True))
-    ratio = median(second / first for first, second in found)
-    print(f"one process {duration(one)} a round, two {duration(two)}, ratio {ratio:.2f}")
+    one: list[float] = []
+    two: list[float] = []
+    for _ in range(turns):
+        one.append(last_line(commands[0], LIMIT)["seconds"])
+        two.append(last_line(commands[1], LIMIT)["seconds"])
+    ratio = median(second / first for first, second in zip(one, two, strict=True))
+    print(f"one process {duration(median(one))} a round, two {duration(median(two))}, ratio {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
-"""Measure the cost of local training relative to two loops written by hand.
+"""Local training by hand, beside ours: whole rounds, interleaved, from the same model on the same clients.
 
-Three ways train the same clients from the same model; their rounds are interleaved, and ratios are medians:
-
-    ours        FederatedOrchestrator under the Trainer: the whole round, aggregation included
-    dataloader  the plain PyTorch loop: one DataLoader per client, zero_grad, forward, backward, step
-    tuned       the plain PyTorch loop on the client's tensors, gathered once per epoch and split into batches
-
-    python -m benchmarks.local [rounds]
+Ours is FederatedOrchestrator under the Trainer, aggregation included. A plain PyTorch loop takes a client's batches
+from a DataLoader, or, tuned, from tensors that are gathered once per epoch and split. The groups of the table that
+compare ours with such a loop are made of these parts.
 """
 
-import sys
 import time
 from collections.abc import Callable, Iterable
 from statistics import median
@@ -21,9 +16,8 @@ from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.common import RandomClients, bare_trainer, quiet
+from benchmarks.common import RandomClients, bare_trainer
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.models import TwoNN
 
 LEARNING_RATE = 0.01
 
@@ -120,27 +114,3 @@ def gathered(batch_size: int) -> Callable[[TensorDataset], Iterable[Any]]:
         return zip(inputs.split(batch_size), targets.split(batch_size), strict=True)
 
     return batches
-
-
-def compare(name: str, make: Callable[[], nn.Module], clients: int, samples: int, batch: int, repeats: int) -> None:
-    """Print the ratios for one client per batch of the Trainer, and for the whole cohort as one batch."""
-    print(name)
-    for group in (1, clients):
-        data = RandomClients(clients, samples, (784,), batch_size=batch, clients_per_batch=group)
-        others = {
-            "dataloader": by_hand(make(), data, from_loader(batch)),
-            "tuned": by_hand(make(), data, gathered(batch)),
-        }
-        seconds = interleaved(FederatedOrchestrator(Module(make())), data, others, repeats)
-        times = ", ".join(f"{way} {1e3 * median(values):.1f} ms" for way, values in seconds.items())
-        to = {way: ratio(seconds, way) for way in others}
-        print(
-            f"  clients_per_batch {group}: {to['dataloader']:.2f} of dataloader, {to['tuned']:.2f} of tuned ({times})"
-        )
-
-
-if __name__ == "__main__":
-    quiet()
-    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 60
-    compare("logistic regression 784×10, 10 clients × 6 steps of 10", lambda: nn.Linear(784, 10), 10, 60, 10, repeats)
-    compare("2NN, 20 clients × 500 samples, batch 64", TwoNN, 20, 500, 64, max(3, repeats // 3))

@@ -39,18 +39,49 @@ class RankError(RuntimeError):
 
 
 class TrainingError(ConfigurationError, RuntimeError):
-    """Training cannot go on: updates are not finite, or every client fails. The user's settings are to blame."""
+    """Raise this error in a server hook when training cannot go on, as when every update or loss is infinite or nan.
+
+    The message is one line, as that of a :class:`ConfigurationError`: the user's settings are to blame.
+    """
 
 
 def check_choice(name: str, value: object, *choices: object) -> None:
-    """Refuse a ``value`` of the argument ``name`` that is not one of ``choices``."""
+    """Refuse a value that is not one of the choices.
+
+    >>> from fl_lightning import check_choice
+    >>> check_choice("option", "III", "I", "II")
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: option must be 'I' or 'II', got 'III'
+
+    Args:
+        name: the argument that has the value.
+        value: the value.
+        choices: the values that the argument may have, at least two.
+
+    Raises:
+        ConfigurationError: the value is none of them.
+    """
     if value not in choices:
         *others, last = (repr(choice) for choice in choices)
         raise ConfigurationError(f"{name} must be {', '.join(others)} or {last}, got {value!r}")
 
 
 def check_positive(**values: float) -> None:
-    """Refuse a number that is not positive and finite, or that float32 cannot divide by; the message names it."""
+    """Refuse a number that is not positive and finite, or that float32 cannot divide by.
+
+    >>> from fl_lightning import check_positive
+    >>> check_positive(mu=0.1, tau=-1.0)
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: tau must be positive and finite, got -1.0
+
+    Args:
+        values: the numbers, by the names of the arguments that have them.
+
+    Raises:
+        ConfigurationError: a number is infinite, nan, or less than 2⁻¹²⁶.
+    """
     for name, value in values.items():
         if not 0 < value < inf:  # also refuses nan
             raise ConfigurationError(f"{name} must be positive and finite, got {value}")
@@ -61,14 +92,41 @@ def check_positive(**values: float) -> None:
 
 
 def check_not_negative(**values: float) -> None:
-    """Refuse a number that is not at least 0 and finite; the message names the number by its keyword."""
+    """Refuse a number that is not at least 0 and finite.
+
+    >>> from fl_lightning import check_not_negative
+    >>> check_not_negative(mu=-0.1)
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: mu must be at least 0 and finite, got -0.1
+
+    Args:
+        values: the numbers, by the names of the arguments that have them.
+
+    Raises:
+        ConfigurationError: a number is negative, infinite or nan.
+    """
     for name, value in values.items():
         if not 0 <= value < inf:  # also refuses nan
             raise ConfigurationError(f"{name} must be at least 0 and finite, got {value}")
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuse a number that is not whole, or below ``least``; the message names the number by its keyword."""
+    """Refuse a number that is not whole, or too small.
+
+    >>> from fl_lightning import check_at_least
+    >>> check_at_least(1, epochs=0)
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: epochs must be at least 1, got 0
+
+    Args:
+        least: the smallest number that is allowed.
+        values: the numbers, by the names of the arguments that have them.
+
+    Raises:
+        ConfigurationError: a number is below ``least``, or no whole number, such as 1.0.
+    """
     for name, value in values.items():
         try:
             number = index(value)
@@ -79,7 +137,21 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 def check_within(interval: str, **values: float) -> None:
-    """Refuse a number outside of an interval, such as "[0, 1)"; the message names the number by its keyword."""
+    """Refuse a number outside of an interval.
+
+    >>> from fl_lightning import check_within
+    >>> check_within("[0, 1)", momentum=1.0)
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: momentum must be in [0, 1), got 1.0
+
+    Args:
+        interval: the interval, such as "[0, 1)", which holds 0 but not 1; "inf" is infinity.
+        values: the numbers, by the names of the arguments that have them.
+
+    Raises:
+        ConfigurationError: a number is outside of the interval, or nan.
+    """
     low, high = map(float, interval[1:-1].split(","))
     for name, value in values.items():
         closed = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
@@ -88,7 +160,20 @@ def check_within(interval: str, **values: float) -> None:
 
 
 def check_names(**values: object) -> None:
-    """Refuse what is no list of names, such as one name, or is empty; the message names the argument."""
+    """Refuse what is no list of names of submodules or parameters: one name alone, or an empty list.
+
+    >>> from fl_lightning import check_names
+    >>> check_names(local="network.fc3")
+    Traceback (most recent call last):
+        ...
+    fl_lightning.errors.ConfigurationError: local must be a list of names such as [network.fc3], got 'network.fc3'
+
+    Args:
+        values: the lists, by the names of the arguments that have them.
+
+    Raises:
+        ConfigurationError: a value is a text, empty or None.
+    """
     for name, value in values.items():
         if isinstance(value, str) or not value:
             raise ConfigurationError(f"{name} must be a list of names such as [network.fc3], got {value!r}")

@@ -35,7 +35,14 @@ def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generat
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Restore the global generators of torch (CPU and ``device``), NumPy and Python at the end of a ``with`` block."""
+    """Restore the global generators of torch (CPU and ``device``), NumPy and Python at the end of a ``with`` block.
+
+    Inside the block, a client hook may let the module draw, as dropout does, and leave the client's own draws as they
+    are.
+
+    Args:
+        device: the device that trains, as in ``orchestrator.device``.
+    """
     states = global_states(device)
     try:
         yield

@@ -19,6 +19,7 @@ import pytest
 import sentences
 import yaml
 
+import fl_lightning
 from fl_lightning import FederatedOrchestrator
 
 REPOSITORY = Path(__file__).parents[1]
@@ -115,6 +116,56 @@ def test_a_callback_has_a_file_a_test_and_a_config(folder: str, cls: type) -> No
     assert lists.configs_of(cls), f"no config in configs/rules lists {cls.__name__}"
 
 
+# What shipped callbacks import of the package beside public names, and why users' rules do without.
+NO_USERS_BUSINESS = {
+    # each rule decides for itself how small a number is a rounding error; these agree with the engine
+    "fl_lightning.engine.updates.gram": {"EPSILON"},
+    # private rules ask what other classes promise, and take a training step apart, so that ε is true
+    "fl_lightning.engine.rules.callback": {"streams"},
+    "fl_lightning.engine.rules.declared": {"declares"},
+    "fl_lightning.engine.rules.server": {"takes_index"},
+    # second derivatives of a module's loss need its tensors in the order in which they lie in memory
+    "fl_lightning.engine.module.logged": {"in_use", "spare_metrics"},
+    "fl_lightning.engine.module.params": {"join", "memory_order"},
+    "fl_lightning.seeding": {"derive", "generator", "seed_globals"},
+    # messages and errors in the package's own words
+    "fl_lightning.engine.federation.clients": {"remedy"},
+    "fl_lightning.errors": {"nearest", "values_of"},
+    # files and pictures of the run folder, and what reports make of a metric
+    "fl_lightning.files": {"whole"},
+    "fl_lightning.runs.catalogue": {"lower_is_better"},
+    "fl_lightning.runs.critical_round": {"critical_round"},
+    "fl_lightning.runs.pictures": {"draw_cosines", "draw_surfaces"},
+    # layers of the shipped networks
+    "fl_lightning.models.layers": {"find_classifier", "find_layer"},
+}
+
+
+def test_a_users_rule_can_be_written_like_a_shipped_one() -> None:
+    """Of the package, callbacks import one another, public names, and the few names that no rule of a user needs."""
+    others: dict[str, set[str]] = {}
+    for path in sorted((REPOSITORY / "callbacks").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert "fl_lightning" not in ast.unparse(node), path
+            if not isinstance(node, ast.ImportFrom) or node.module is None:
+                continue
+            names = {alias.name for alias in node.names}
+            if node.module == "fl_lightning":
+                assert names <= {*fl_lightning.__all__}, path
+            elif node.module.startswith("fl_lightning.") and not node.module.startswith("fl_lightning.callbacks"):
+                others.setdefault(node.module, set()).update(names)
+    assert others == NO_USERS_BUSINESS, "make the name public in fl_lightning/__init__.py, or say why no user needs it"
+
+
+def test_a_public_name_is_listed_once() -> None:
+    """In fl_lightning/__init__.py, where imports for type checkers are the list: one name a line, as ``X as X``."""
+    text = (REPOSITORY / "fl_lightning/__init__.py").read_text()
+    listed = re.findall(r"^    from (?:\S+) import (.*)$", text, re.MULTILINE)
+    assert listed == [f"{name} as {name}" for name in fl_lightning.__all__]
+    assert len({*listed}) == len(listed)
+
+
 def test_the_words_of_a_table_are_the_classs_own() -> None:
     class Example(lists.FederatedCallback):
         """Does this (Author et al., 2020, eq. 3), as :class:`FedNova` does. And that.
@@ -130,6 +181,27 @@ def test_the_words_of_a_table_are_the_classs_own() -> None:
     assert lists.arguments(Example) == "mu, rho"
     assert lists.settled(Example) == ["updates", "base weights"]
     assert lists.kind(Example) == "correct the updates"
+
+
+def test_the_paper_of_a_table_is_the_docstrings_up_to_its_year() -> None:
+    class Equation:
+        """Weighs by f(x) (RFA; Author et al., 2020; Other, 2021, Algorithm 1)."""
+
+    class Undated:
+        """Does that (slides of Author). And (Other, 2021)."""
+
+    class Own:
+        """Looks (not at all) at what is there."""
+
+    assert lists.words_and_paper(Equation) == ("Weighs by f(x)", "RFA; Author et al., 2020; Other, 2021")
+    assert lists.words_and_paper(Undated) == ("Does that", "slides of Author")
+    assert lists.words_and_paper(Own) == ("Looks (not at all) at what is there", "")
+
+
+def test_a_rule_that_reviewers_expect_has_a_paper() -> None:
+    rows = [line.split(" | ") for line in lists.baselines()[2:]]
+    assert [row[0] for row in rows] == [f"| `{name}`" for name in lists.BASELINES]
+    assert all(re.search(r"\d{4} \|$", row[-1]) for row in rows)
 
 
 def project() -> dict[str, Any]:

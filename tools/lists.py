@@ -71,7 +71,29 @@ CHAINS = {
     "refine": "any number, with any other rules.",
 }
 OTHER = "settle nothing that another could undo"
-# Options whose classes the table of what there is lists after the callbacks, by the row's title.
+# The rules that reviewers expect beside a new one, and where.
+BASELINES = {
+    "FedAvg": "everywhere",
+    "FedProx": "clients with different data",
+    "Scaffold": "clients with different data",
+    "FedNova": "clients with different data",
+    "FedDyn": "clients with different data",
+    "MOON": "clients with different data",
+    "FedAdam": "a server that does more than average",
+    "Ditto": "a model for each client",
+    "FedRep": "a model for each client",
+    "Krum": "clients that attack",
+}
+# Folders of callbacks, by the titles of their tables on the page of what there is; server rules have one by kind.
+TABLES = {
+    "Client rules": "client",
+    "Personal rules": "personal",
+    "Compressors": "compression",
+    "Private rules": "privacy",
+    "Attacks and faults": "attacks",
+    "Monitors": "monitors",
+}
+# Options whose classes the page of what there is names after the callbacks, by the row's title.
 TITLES = {
     "data sets": "data",
     "partitions": "data.partition",
@@ -148,8 +170,8 @@ def configs_of(cls: type[object]) -> list[str]:
 
 def _callbacks_in(config: dict[str, dict[str, list[dict[str, str]]]]) -> list[str]:
     trainer = config.get("trainer", {})
-    found = trainer.get("callbacks+") or trainer.get("callbacks") or []
-    return [each["class_path"] for each in found]
+    listed = trainer.get("callbacks+") or trainer.get("callbacks") or []
+    return [callback["class_path"] for callback in listed]
 
 
 def settled(cls: type[FederatedCallback]) -> list[str]:
@@ -185,25 +207,62 @@ def table(folder: str) -> list[str]:
     return rows
 
 
-def by_kind() -> list[str]:
-    """Make the lines of the table of what there is: the groups of server rules, other folders and other options."""
-    named: dict[str, list[type[Any]]] = {
-        f"server rules that {title}": [cls for cls in callbacks("server") if kind(cls) == title]
-        for title in [*KINDS.values(), OTHER]
-    }
-    others = {"client rules": "client", "personal rules": "personal", "compressors": "compression"}
-    others |= {"private rules": "privacy", "attacks and faults": "attacks", "monitors": "monitors"}
-    named |= {title: callbacks(folder) for title, folder in others.items()}
-    named |= {title: OPTIONS[option].classes() for title, option in TITLES.items()}
-    cells = {title: ", ".join(f"`{cls.__name__}`" for cls in classes) for title, classes in named.items() if classes}
-    return ["| | |", "|---|---|", *(f"| {title} | {names} |" for title, names in cells.items())]
+def words_and_paper(cls: type[object]) -> tuple[str, str]:
+    """Take the first sentence of a class's docstring apart: what it does, and the paper in brackets at its end.
+
+    Returns:
+        The words, and the paper up to its year, as in "Blanchard et al., 2017"; "" if no paper is named.
+    """
+    sentence = what_it_does(cls)
+    bracket = re.search(r" \(([^()]*)\)$", sentence)
+    if bracket is None:
+        return sentence, ""
+    with_year = re.search(r".*\d{4}", bracket[1])  # an equation's or a table's number follows
+    return sentence[: bracket.start()], with_year[0] if with_year else bracket[1]
+
+
+def baselines() -> list[str]:
+    """Make the lines of the table of the rules that reviewers expect."""
+    classes = {cls.__name__: cls for folder in FOLDERS for cls in callbacks(folder)}
+    lines = ["| | expected in papers on | what it does | paper |", "|---|---|---|---|"]
+    for name, topic in BASELINES.items():
+        words, paper = words_and_paper(classes[name])
+        lines.append(f"| `{name}` | {topic} | {words} | {paper} |")
+    return lines
+
+
+def callback_tables() -> list[str]:
+    """Make the lines of a table for each kind of server rules, and for each other folder of callbacks."""
+    tables: dict[str, list[type[FederatedCallback]]] = {}
+    for title in [*KINDS.values(), OTHER]:
+        tables[f"Server rules that {title}"] = [cls for cls in callbacks("server") if kind(cls) == title]
+    for title, folder in TABLES.items():
+        tables[title] = callbacks(folder)
+    lines: list[str] = []
+    for title, classes in tables.items():
+        if classes:
+            lines += ["", f"### {title}", "", "| | what it does | paper |", "|---|---|---|"]
+        for cls in classes:
+            words, paper = words_and_paper(cls)
+            lines.append(f"| `{cls.__name__}` | {words} | {paper} |")
+    return [*lines, ""]
+
+
+def other_classes() -> list[str]:
+    """Make the lines of the table of the classes that the other options take, by name alone."""
+    lines = ["| | |", "|---|---|"]
+    for title, option in TITLES.items():
+        names = ", ".join(f"`{cls.__name__}`" for cls in OPTIONS[option].classes())
+        lines.append(f"| {title} | {names} |")
+    return lines
 
 
 def counts() -> list[str]:
     """Make the lines that count the papers' tables and figures, and their claims as the ledger does."""
-    ids = [id for id, each in experiments().items() if each.rows]
+    ids = [id for id, experiment in experiments().items() if experiment.rows]
+    papers = {id.partition("/")[0] for id in ids}
     return [
-        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len({id.partition('/')[0] for id in ids})} "
+        f"`fl-lightning reproduce` knows {len(ids)} tables and figures of {len(papers)} "
         "papers, at full scale and, in minutes, at a laptop's.",
         *claims(),
     ]
@@ -224,11 +283,11 @@ def declared() -> dict[type[object], tuple[Metric, ...]]:
 def catalogue() -> str:
     """Make the text of the catalogue of metrics, of which the first part is written by hand."""
     own, marker, _ = FILE.read_text().partition("\n# make lists")
-    metrics = [metric for each in declared().values() for metric in each]
-    left_out = ("name", "formula")
-    facts = {
-        m.name: {name: value for name, value in vars(m).items() if value and name not in left_out} for m in metrics
-    }
+    facts: dict[str, dict[str, object]] = {}
+    for metrics in declared().values():
+        for metric in metrics:
+            known = vars(metric).items()
+            facts[metric.name] = {key: value for key, value in known if value and key not in ("name", "formula")}
     listed = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120)
     return f"{own}{marker} writes what follows: what the classes of callbacks declare\n{listed}"
 
@@ -272,7 +331,11 @@ def help_of(command: str) -> list[str]:
 def pages() -> dict[Path, dict[str, list[str]]]:
     """Make the lists of each page: the lines of every list under the list's name."""
     return {
-        ROOT / "docs" / "reference" / "what-there-is.md": {"classes": by_kind()},
+        ROOT / "docs" / "reference" / "what-there-is.md": {
+            "baselines": baselines(),
+            "callbacks": callback_tables(),
+            "other classes": other_classes(),
+        },
         ROOT / "README.md": {"counts": counts()},
         ROOT / "docs" / "results" / "index.md": {"claims": claims()},
         ROOT / "docs" / "reference" / "server-rules.md": {"server rules": table("server"), "chains": chains()},

@@ -4,11 +4,14 @@ A page shows what the docstring says (arguments with units and ranges, formula, 
 passes on to its base class, a config that uses the class, and the neighbours.
 """
 
+import ast
 import inspect
 import re
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
+from types import GenericAlias, ModuleType, SimpleNamespace
 from typing import Any
 
 import lists
@@ -17,6 +20,7 @@ from jsonargparse import ArgumentParser
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+import fl_lightning
 from fl_lightning import FederatedCallback
 from fl_lightning.fit.class_lists import KINDS, Kind
 from fl_lightning.fit.configs import CONFIGS, bases, shipped_configs
@@ -153,7 +157,23 @@ def _names(package: str) -> list[str]:
 
 
 def _says(package: str, name: str) -> str:
-    return lists.what_it_does(getattr(import_module(package), name))
+    value = getattr(import_module(package), name)
+    if isinstance(value, GenericAlias):
+        value = SimpleNamespace(__doc__=text_below(import_module(fl_lightning.HOMES[name]), name))
+    return lists.what_it_does(value)
+
+
+def text_below(module: ModuleType, name: str) -> str:
+    """Return the text below the assignment to a name in a module, which Python keeps nowhere.
+
+    Raises:
+        LookupError: the module does not assign to the name, or has no text below.
+    """
+    for statement, below in pairwise(ast.parse(inspect.getsource(module)).body):
+        assigned = [ast.unparse(target) for target in getattr(statement, "targets", [])]
+        if assigned == [name] and isinstance(below, ast.Expr):
+            return str(ast.literal_eval(below.value))
+    raise LookupError(f"{module.__name__} says nothing below {name}")
 
 
 def _index(package: str) -> str:

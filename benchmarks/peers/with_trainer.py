@@ -46,6 +46,6 @@ if __name__ == "__main__":
                 module, DataLoader(dataset, batch_size=BATCH, shuffle=True)
             )
             trained.append(copy.deepcopy(module.state_dict()))
-        state = {name: torch.stack([each[name] for each in trained]).mean(0) for name in state}
+        state = {name: torch.stack([client[name] for client in trained]).mean(0) for name in state}
         watch.stamp()
     watch.report(state["layer.weight"], state["layer.bias"])

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
-from fl_lightning.errors import check_at_least
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server, check_at_least
 
 PURPOSE = "sign_flip"  # names the draw of the attackers; a new name would change the attackers of earlier runs
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ClientFailure, FederatedCallback, LocalRun, Server
-from fl_lightning.errors import check_choice
+from fl_lightning import ClientFailure, FederatedCallback, LocalRun, Server, check_choice
 
 VALUES = {"nan": float("nan"), "inf": float("inf"), "huge": 1e38}
 

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import LocalRun, Server, check_not_negative
 from fl_lightning.callbacks.attacks.attack import LocalAttack
-from fl_lightning.errors import check_not_negative
 
 
 class GaussianAttack(LocalAttack):

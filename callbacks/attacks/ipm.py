@@ -3,8 +3,8 @@
 from torch import Tensor
 from typing_extensions import override
 
+from fl_lightning import check_not_negative
 from fl_lightning.callbacks.attacks.attack import OmniscientAttack
-from fl_lightning.errors import check_not_negative
 
 
 class IPM(OmniscientAttack):

@@ -14,8 +14,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.rules.server import evaluating
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server, evaluating
 from fl_lightning.models.layers import find_classifier, find_layer
 
 

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server, check_positive
 from fl_lightning.callbacks.client.fedprox import pull
-from fl_lightning.errors import check_positive
 
 
 class FedADMM(FederatedCallback):

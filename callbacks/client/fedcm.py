@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server, check_within
 from fl_lightning.callbacks.client.fedsam import following
-from fl_lightning.errors import check_within
 
 
 class FedCM(FederatedCallback):

@@ -5,9 +5,8 @@ from typing import Any, Literal
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import LocalRun, Server, check_choice, check_not_negative
 from fl_lightning.callbacks.client.features import FeatureRule
-from fl_lightning.errors import check_choice, check_not_negative
 
 EPSILON = 1e-8  # added to variances: a feature that is constant in a batch correlates with none
 

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server, check_choice, check_not_negative
 from fl_lightning.callbacks.client.fedsam import ahead, following
-from fl_lightning.errors import check_choice, check_not_negative
 
 GAMMA = 0.03  # factor, in the released code, on the part of g₀ + g₂ that is orthogonal to G: see released_gradient
 
@@ -58,8 +57,10 @@ def released_gradient(w: Tensor, g: Tensor, at: Callable[[Tensor], Tensor], rho:
     g_1 = at(ahead(w, g, rho))
     moved = ahead(w, g_1 - g, rho_prime)
     g_2 = at(moved)
-    total, plain = g_1 + at(ahead(moved, g_2, rho)), g + g_2
-    squared, product = (torch.linalg.vecdot(each, total).unsqueeze(-1) for each in (total, plain))
+    total = g_1 + at(ahead(moved, g_2, rho))
+    plain = g + g_2
+    squared = torch.linalg.vecdot(total, total).unsqueeze(-1)
+    product = torch.linalg.vecdot(plain, total).unsqueeze(-1)
     along = torch.where(squared > 0, product / squared, 0.0)
     return total.mul_(1 + GAMMA * along).sub_(plain, alpha=GAMMA)
 

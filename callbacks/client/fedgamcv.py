@@ -6,10 +6,9 @@ from typing import Literal
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server, check_choice
 from fl_lightning.callbacks.client.fedgam import FedGAM
 from fl_lightning.callbacks.client.scaffold import Scaffold
-from fl_lightning.errors import check_choice
 
 
 class FedGAMCV(Scaffold):

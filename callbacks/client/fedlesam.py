@@ -6,18 +6,18 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server, check_not_negative
 from fl_lightning.callbacks.client.fedsam import ascent, following
-from fl_lightning.errors import check_not_negative
 
 
 class FedLESAM(FederatedCallback):
-    """Takes each gradient at w + ρ (w_old - w_new) / ‖w_old - w_new‖ (Fan et al., 2024, Algorithm 1).
+    """Takes each client's gradient uphill, against the last global steps, for flat minima (Fan et al., 2024).
 
-    w_new is the model that the client starts from, and w_old the one of its last participation: their difference stands
-    for the global gradient, along which FedSAM would take a pass to go uphill. In its first participation, a client
-    takes the gradient at w. The released code uses the server's last step for all clients, and perturbs each tensor by
-    one number. Each step takes two passes, where the paper takes one: another one at w gives the loss that is logged.
+    Algorithm 1. The gradient is that at w + ρ (w_old - w_new) / ‖w_old - w_new‖. w_new is the model that the client
+    starts from, and w_old the one of its last participation: their difference stands for the global gradient, along
+    which FedSAM would take a pass to go uphill. In its first participation, a client takes the gradient at w. The
+    released code uses the server's last step for all clients, and perturbs each tensor by one number. Each step takes
+    two passes, where the paper takes one: another one at w gives the loss that is logged.
 
     Args:
         rho: ρ >= 0, length of the perturbation; 0 is FedAvg.

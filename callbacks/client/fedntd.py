@@ -7,11 +7,9 @@ from torch import Tensor
 from torch.func import functional_call
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import FederatedCallback, LocalRun, Server, check_not_negative, check_positive, evaluating
 from fl_lightning.callbacks.client.classes import logits_and_targets
 from fl_lightning.callbacks.client.features import forward_inputs, weights_at
-from fl_lightning.engine.rules.server import evaluating
-from fl_lightning.errors import check_not_negative, check_positive
 
 
 def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temperature: float) -> Tensor:
@@ -31,7 +29,8 @@ def not_true_distillation(logits: Tensor, teacher: Tensor, targets: Tensor, temp
     """
     own = targets[:, None] == torch.arange(logits.shape[1], device=targets.device)
     never = torch.finfo(logits.dtype).min / 2  # a logit of no probability
-    student, known = ((each / temperature).masked_fill(own, never).log_softmax(1) for each in (logits, teacher))
+    student = (logits / temperature).masked_fill(own, never).log_softmax(1)
+    known = (teacher / temperature).masked_fill(own, never).log_softmax(1)
     return (known.exp() * (known - student)).sum(1).mean() * temperature**2
 
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.errors import check_not_negative
+from fl_lightning import FederatedCallback, LocalRun, Server, check_not_negative
 
 
 def pull(run: LocalRun, weight: float | Tensor, linear: Tensor | None = None) -> None:

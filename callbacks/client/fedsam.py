@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun
-from fl_lightning.errors import check_not_negative
+from fl_lightning import FederatedCallback, LocalRun, check_not_negative
 
 
 def along(gradient: Tensor, length: float, epsilon: float = 0.0) -> Tensor:

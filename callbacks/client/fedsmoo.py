@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server, check_not_negative, check_positive
 from fl_lightning.callbacks.client.feddyn import FedDyn
 from fl_lightning.callbacks.client.fedsam import along, following
-from fl_lightning.errors import check_not_negative, check_positive
 
 EPSILON = 1e-7  # added to the norms, as in the released code
 
@@ -50,13 +49,13 @@ class FedSMOO(FedDyn):
 
     @override
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
-        def perturbed() -> Tensor:
+        def perturbed_gradient() -> Tensor:
             mu = run.kept["mu"]
             step = along(run.grads - mu - self._s, self.rho, EPSILON)
             mu.add_(step).sub_(self._s)
             return run.gradient_at(run.params + step, closure)
 
-        return following(run, closure, perturbed) if self.rho else closure
+        return following(run, closure, perturbed_gradient) if self.rho else closure
 
     @override
     def on_client_end(self, orchestrator: Server, run: LocalRun) -> None:

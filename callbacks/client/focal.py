@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun
+from fl_lightning import FederatedCallback, LocalRun, check_not_negative, check_positive
 from fl_lightning.callbacks.client.classes import logits_and_targets
-from fl_lightning.errors import check_not_negative, check_positive
 
 
 def focal_loss(logits: Tensor, targets: Tensor, gamma: float, beta: float) -> Tensor:

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server, check_not_negative, check_positive
 from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, weights_at
-from fl_lightning.errors import check_not_negative, check_positive
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

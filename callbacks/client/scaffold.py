@@ -9,10 +9,18 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.rules.callback import overrides, rules_of
-from fl_lightning.errors import check_choice, check_positive
-from fl_lightning.seeding import isolated
+from fl_lightning import (
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    LocalRun,
+    Server,
+    check_choice,
+    check_positive,
+    isolated,
+    overrides,
+    rules_of,
+)
 
 
 def mean_gradient(common: Tensor, own: Tensor, delta: Tensor, reach: float) -> Tensor:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.errors import check_at_least
+from fl_lightning import FederatedCallback, LocalRun, Server, check_at_least
 
 
 class QSGD(FederatedCallback):

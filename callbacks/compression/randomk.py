@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.errors import check_within
+from fl_lightning import FederatedCallback, LocalRun, Server, check_within
 
 
 class RandomK(FederatedCallback):

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun
+from fl_lightning import LocalRun, check_within
 from fl_lightning.callbacks.compression.error_feedback import ErrorFeedback
-from fl_lightning.errors import check_within
 
 INDEX_BYTES = 4
 

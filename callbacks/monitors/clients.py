@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Monitor, Server, log_each, norms, share_removed
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import Cohort, LocalRun, Metric, Monitor, Server, log_each, norms, share_removed
 
 TOP1 = "clients/top1"
 

@@ -8,8 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedDataModule, Monitor, Server, cosines, log_each, pairs
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import Cohort, FederatedDataModule, Metric, Monitor, Server, cosines, log_each, pairs
 from fl_lightning.runs.critical_round import critical_round as critical_round  # a public name of this module
 
 

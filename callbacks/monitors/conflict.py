@@ -9,6 +9,7 @@ from typing_extensions import override
 from fl_lightning import (
     Cohort,
     ConfigurationError,
+    Metric,
     Monitor,
     Server,
     angle,
@@ -17,11 +18,10 @@ from fl_lightning import (
     is_due,
     log_figure,
     pairs,
+    rules_of,
     save_arrays,
     share_removed,
 )
-from fl_lightning.engine.rules.callback import rules_of
-from fl_lightning.runs.catalogue import Metric
 from fl_lightning.runs.pictures import draw_cosines
 
 
@@ -64,7 +64,10 @@ def layer_ratios(cohort: Cohort, module: nn.Module) -> dict[str, float]:
     """Compute the conflict ratio of each layer's part of the updates before correction, by the layer's name."""
     names, sizes = zip(*layers(module), strict=True)
     bounds = pairwise(accumulate(sizes, initial=0))
-    return {name: conflict_ratio(cohort.updates.gram(*each)) for name, each in zip(names, bounds, strict=True)}
+    ratios: dict[str, float] = {}
+    for name, (begin, end) in zip(names, bounds, strict=True):
+        ratios[name] = conflict_ratio(cohort.updates.gram(begin, end))
+    return ratios
 
 
 class ConflictMonitor(Monitor):

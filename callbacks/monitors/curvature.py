@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import ConcatDataset, default_collate
 
-from fl_lightning import ConfigurationError, Server
+from fl_lightning import ConfigurationError, Server, evaluating
 from fl_lightning.engine.module.logged import in_use, spare_metrics
 from fl_lightning.engine.module.params import join, memory_order
-from fl_lightning.engine.rules.server import evaluating
 from fl_lightning.seeding import derive, generator, seed_globals
 
 SMALL_MODEL = 50  # up to this many parameters, building the whole matrix takes no more products than Lanczos' method
@@ -47,14 +46,14 @@ def top_eigenvalues(
     """
     count = min(count, len(start))
 
-    def checked(vector: Tensor) -> Tensor:
+    def finite_product(vector: Tensor) -> Tensor:
         image = product(vector)
         if not image.isfinite().all():
             raise FloatingPointError("a product with the Hessian is not finite")
         return image
 
     try:
-        values = _spectrum(checked, start, count, tolerance)
+        values = _spectrum(finite_product, start, count, tolerance)
     except (FloatingPointError, ArpackError) as error:
         warnings.warn(f"the Hessian's eigenvalues could not be computed and are nan: {error}", stacklevel=2)
         return torch.full((count,), torch.nan, dtype=torch.float64)
@@ -229,11 +228,11 @@ def training_loss(orchestrator: Server, examples: int) -> Iterator[TrainingLoss]
         orchestrator: the orchestrator, as a server hook gets it.
         examples: number of examples; all if there are fewer.
     """
-    client = orchestrator.client
+    module = orchestrator.client
     with (
         orchestrator.server_side("curvature"),
-        evaluating(client),
-        in_use(spare_metrics(client)),
+        evaluating(module),
+        in_use(spare_metrics(module)),
         sdpa_kernel(SDPBackend.MATH),  # the other attention kernels have no second derivative
     ):
         yield TrainingLoss(orchestrator, list(_sample(orchestrator, examples)))

@@ -4,10 +4,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from fl_lightning import Cohort, Monitor, Server, is_due
+from fl_lightning import Cohort, Metric, Monitor, Server, check_at_least, is_due
 from fl_lightning.callbacks.monitors.curvature import check_module, top_eigenvalues, training_loss
-from fl_lightning.errors import check_at_least
-from fl_lightning.runs.catalogue import Metric
 
 NEAR, SCALE = 0.01, 0.9  # of the measures that stand for FedLAW's Fig. 4
 

@@ -8,9 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Monitor
+from fl_lightning import LocalRun, Metric, Monitor
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
-from fl_lightning.runs.catalogue import Metric
 
 
 class ImbalanceMonitor(Monitor):

@@ -10,11 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Monitor, Server, log_each
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Metric, Monitor, Server, check_at_least, log_each
 from fl_lightning.callbacks.monitors.training import check_logged, check_validation_step
 from fl_lightning.engine.federation.clients import remedy
-from fl_lightning.errors import check_at_least
-from fl_lightning.runs.catalogue import Metric, lower_is_better
+from fl_lightning.runs.catalogue import lower_is_better
 
 OWN = "own/"
 NAMES = {"top1": "accuracy", "top3": "top-3 accuracy", "loss": "loss"}  # of a classifier's metrics
@@ -148,10 +147,10 @@ class PersonalEvaluation(Monitor):
             for client in range(data.num_clients)
         }
         check_logged(self, orchestrator, {client: row for client, row in held_out.items() if row})
-        own = {
-            each.client: {name.removeprefix(OWN): v for name, v in each.metrics.items() if name.startswith(OWN)}
-            for each in cohort.results
-        }
+        own: dict[int, dict[str, float]] = {}
+        for result in cohort.results:
+            logged = result.metrics.items()
+            own[result.client] = {name.removeprefix(OWN): value for name, value in logged if name.startswith(OWN)}
         self._log(orchestrator, "held_out/", held_out)
         self._log(orchestrator, OWN, own)
         self._log_personal(orchestrator, {client: row for client, row in held_out.items() if row})

@@ -7,10 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Monitor, Server, is_due
-from fl_lightning.engine.federation.batches import TrainingBatch
-from fl_lightning.errors import check_at_least
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import Cohort, ConfigurationError, Metric, Monitor, Server, TrainingBatch, check_at_least, is_due
 
 
 class TrainingEvaluation(Monitor):

@@ -3,18 +3,17 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_within
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server, check_within
 
 
 class APFL(FederatedCallback):
-    """Serves each client by α v_k + (1 - α) w, where v_k is trained so that this mixture fits (Deng et al., 2020).
+    """Serves each client by a mixture of the global model and one of its own, trained to fit (Deng et al., 2020).
 
-    v_k takes as many local steps as the client's model w_k, against the gradient α ∇f_k(α v + (1 - α) w_k), at the end
-    w_k of the client's training; in the paper w_k moves meanwhile. Models are mixed, as in the paper; FedTorch, which
-    its authors wrote, mixes their outputs. α is fixed; the paper may also learn it. The global model w is that of the
-    other rules alone. Weight decay acts on the mixture. Clients train one by one, and twice.
+    The mixture is α v_k + (1 - α) w. v_k takes as many local steps as the client's model w_k, against the gradient α
+    ∇f_k(α v + (1 - α) w_k), at the end w_k of the client's training; in the paper w_k moves meanwhile. Models are
+    mixed, as in the paper; FedTorch, which its authors wrote, mixes their outputs. α is fixed; the paper may also learn
+    it. The global model w is that of the other rules alone. Weight decay acts on the mixture. Clients train one by one,
+    and twice.
 
     Args:
         alpha: α in (0, 1], share of the client's own model.

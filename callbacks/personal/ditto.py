@@ -2,9 +2,8 @@
 
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import LocalRun, Server, check_not_negative
 from fl_lightning.callbacks.personal.own_model import OwnModel
-from fl_lightning.errors import check_not_negative
 
 
 class Ditto(OwnModel):

@@ -6,9 +6,8 @@ from typing import cast
 from lightning.pytorch import LightningModule, Trainer
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import LocalRun, Server, check_at_least, check_names
 from fl_lightning.callbacks.personal.own_model import OwnModel
-from fl_lightning.errors import check_at_least, check_names
 
 
 class FedBABU(OwnModel):

@@ -6,8 +6,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback
-from fl_lightning.errors import ConfigurationError
+from fl_lightning import ConfigurationError, FederatedCallback
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

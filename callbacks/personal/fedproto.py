@@ -8,10 +8,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, LocalRun, Server
+from fl_lightning import Cohort, LocalRun, Server, check_not_negative
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
 from fl_lightning.callbacks.client.features import FeatureRule, forward_inputs, weights_at
-from fl_lightning.errors import check_not_negative
 
 
 class FedProto(FeatureRule):
@@ -74,8 +73,8 @@ class FedProto(FeatureRule):
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        sums = torch.stack([each.vectors["prototypes"] for each in cohort.results]).sum(0)
-        counts = torch.stack([each.vectors["counts"] for each in cohort.results]).sum(0)[:, None]
+        sums = torch.stack([result.vectors["prototypes"] for result in cohort.results]).sum(0)
+        counts = torch.stack([result.vectors["counts"] for result in cohort.results]).sum(0)[:, None]
         before = self.recall("prototypes", torch.full_like(sums, torch.nan))
         self.state["prototypes"] = torch.where(counts > 0, sums / counts.clamp(min=1), before)
         return super().aggregate(orchestrator, cohort)

@@ -7,9 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import ConfigurationError, LocalRun, Server, check_at_least
 from fl_lightning.callbacks.personal.local_part import LocalPart
-from fl_lightning.errors import ConfigurationError, check_at_least
 
 
 class FedRep(LocalPart):

@@ -9,10 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server, check_names
 from fl_lightning.callbacks.client.classes import class_counts, logits_and_targets
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_names
 
 
 class FedROD(FederatedCallback):

@@ -5,9 +5,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_at_least
+from fl_lightning import Buffers, Cohort, FederatedCallback, LocalRun, Server, check_at_least
 
 
 class IFCA(FederatedCallback):
@@ -40,13 +38,13 @@ class IFCA(FederatedCallback):
             others = [self._initial(pl_module, cluster) for cluster in range(1, self.clusters)]
             self.state["models"] = torch.stack([pl_module.params.clone(), *others])
 
-    def _initial(self, server: Server, cluster: int) -> Tensor:
+    def _initial(self, orchestrator: Server, cluster: int) -> Tensor:
         """Draw new parameters (P,) for a cluster's model."""
-        with server.server_side(f"ifca {cluster}"), server.at(server.params):
-            for layer in server.client.modules():
+        with orchestrator.server_side(f"ifca {cluster}"), orchestrator.at(orchestrator.params):
+            for layer in orchestrator.client.modules():
                 if callable(reset := getattr(layer, "reset_parameters", None)):
                     reset()
-            return server.params.clone()
+            return orchestrator.params.clone()
 
     @override
     def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:

@@ -5,16 +5,15 @@ from collections.abc import Iterable, Sequence
 from lightning.pytorch import LightningModule
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback
-from fl_lightning.errors import check_names
+from fl_lightning import FederatedCallback, check_names
 
 
 class LocalPart(FederatedCallback):
-    """Keeps named layers on each client: FedPer with the last layers, LG-FedAvg with the first ones.
+    """Keeps named layers on each client (FedPer, Arivazhagan et al., 2019; LG-FedAvg, Liang et al., 2020).
 
-    A client trains the whole model and sends the shared part alone; its own part waits for its next round. FedPer
-    (Arivazhagan et al., 2019) keeps the head, LG-FedAvg (Liang et al., 2020) the body. The global model's own values
-    of the part are never trained: only clients that have not taken part yet are served by them.
+    A client trains the whole model and sends the shared part alone; its own part waits for its next round. FedPer keeps
+    the head, the last layers, and LG-FedAvg the body, the first ones. The global model's own values of the part are
+    never trained: only clients that have not taken part yet are served by them.
 
     Args:
         parts: names of parameters, buffers or submodules of the client module, such as ``network.fc3``.

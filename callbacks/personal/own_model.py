@@ -5,8 +5,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
-from fl_lightning.engine.module.state import Buffers
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server
 
 
 class OwnModel(FederatedCallback, ABC):

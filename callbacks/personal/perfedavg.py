@@ -7,10 +7,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import FederatedCallback, LocalRun, Server
+from fl_lightning import Buffers, FederatedCallback, LocalRun, Server, check_positive
 from fl_lightning.callbacks.client.fedsam import following
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_positive
 
 
 class PerFedAvg(FederatedCallback):

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import LocalRun, Server
+from fl_lightning import LocalRun, Server, check_at_least, check_positive
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.own_model import OwnModel
-from fl_lightning.errors import check_at_least, check_positive
 
 
 class PFedMe(OwnModel):

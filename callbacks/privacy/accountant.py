@@ -43,7 +43,7 @@ class Accountant:
 
     def epsilon(self, noise_multiplier: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
         """Return ε after ``times`` sums with noise of the deviation ``noise_multiplier`` times S, and those before."""
-        return spent([*before, (self, noise_multiplier, times)], delta)
+        return epsilon_of([*before, (self, noise_multiplier, times)], delta)
 
     def noise_for(self, epsilon: float, times: int, delta: float, before: Sequence["Release"] = ()) -> float:
         """Return the noise multiplier with which :meth:`epsilon` is at most ``epsilon``, and hardly less.
@@ -55,17 +55,17 @@ class Accountant:
         from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent  # type: ignore[import-untyped]
         from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError  # type: ignore[import-untyped]
 
-        def composed(noise_multiplier: float, bound: Sampling) -> Any:
+        def event_with(noise_multiplier: float, bound: Sampling) -> Any:
             releases = [*before, (self, noise_multiplier, times)]
-            return ComposedDpEvent([SelfComposedDpEvent(_event(each, z, bound), n) for each, z, n in releases])
+            return ComposedDpEvent([SelfComposedDpEvent(_event(kind, z, bound), n) for kind, z, n in releases])
 
         found = list[float]()
         guess = LowerEndpointAndGuess(LEAST_NOISE, 1.0)
         hardly_more = [*before, (self, MUCH_NOISE, times)]
         for bound in _bounds(hardly_more):
-            if before and _bounded(hardly_more, delta, bound) >= epsilon:
+            if before and _epsilon_by(hardly_more, delta, bound) >= epsilon:
                 continue  # the releases before have spent it, by this bound
-            make = partial(composed, bound=bound)
+            make = partial(event_with, bound=bound)
             try:
                 noise = calibrate_dp_mechanism(partial(_new, bound), make, epsilon, delta, guess)
             except NoBracketIntervalFoundError:
@@ -76,7 +76,7 @@ class Accountant:
             found.append(float(noise))
         if not found:
             raise ConfigurationError(
-                f"ClientDP: the rounds so far have spent ε = {spent(before, delta):.3f} of the target_epsilon "
+                f"ClientDP: the rounds so far have spent ε = {epsilon_of(before, delta):.3f} of the target_epsilon "
                 f"{epsilon:g}: raise it"
             )
         return min(found)
@@ -86,7 +86,7 @@ class Accountant:
 Release = tuple[Accountant, float, int]
 
 
-def spent(releases: Sequence[Release], delta: float) -> float:
+def epsilon_of(releases: Sequence[Release], delta: float) -> float:
     """Return the ε of all of some releases, at δ; infinite if one has no noise.
 
     If all are "poisson", neighbouring data differ by one vector that is there or not; else by one that is another one,
@@ -95,10 +95,10 @@ def spent(releases: Sequence[Release], delta: float) -> float:
     made = [release for release in releases if release[2]]
     if not made:
         return 0.0
-    return min(_bounded(made, delta, bound) for bound in _bounds(made))
+    return min(_epsilon_by(made, delta, bound) for bound in _bounds(made))
 
 
-def _bounded(releases: Sequence[Release], delta: float, bound: Sampling) -> float:
+def _epsilon_by(releases: Sequence[Release], delta: float, bound: Sampling) -> float:
     """Return the ε of releases by one of the bounds."""
     from dp_accounting.rdp import compute_epsilon  # type: ignore[import-untyped]
 

@@ -10,13 +10,21 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import (
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    Metric,
+    Server,
+    check_positive,
+    check_within,
+    overrides,
+    rules_of,
+)
 from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, SAMPLINGS, PrivateRule, refuse_beside_the_update
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
-from fl_lightning.engine.rules.callback import overrides, rules_of, streams
-from fl_lightning.errors import check_positive, check_within
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning.engine.rules.callback import streams
 
 DELTA_POWER = -1.1  # of the number of clients (McMahan et al., 2018)
 CLIP_RATE = 0.2  # of the adaptive clip (Andrew et al., 2021)
@@ -86,14 +94,14 @@ class ClientDP(PrivateRule):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        server: Any = pl_module
-        data, rules = server.data, rules_of(trainer)
+        orchestrator: Any = pl_module
+        data, rules = orchestrator.data, rules_of(trainer)
         self._before = list(takewhile(lambda rule: rule is not self, rules))
-        self._check_chain(server, rules)
+        self._check_chain(orchestrator, rules)
         rounds, clients, self._drawn = trainer.max_epochs or 0, data.num_with_data, data.cohort_size
         super().on_train_start(trainer, pl_module)
         self._accountant = Accountant(data.sampler.sampling, self._drawn, clients)
-        self._delta, left = self.delta or clients**DELTA_POWER, rounds - server.rounds_done
+        self._delta, left = self.delta or clients**DELTA_POWER, rounds - orchestrator.rounds_done
         noise = self._noise_for_target(rounds, left) if self.noise_multiplier is None else self.noise_multiplier
         self._noise, self._sum_noise = noise, noise
         if self.quantile is not None:
@@ -102,18 +110,21 @@ class ClientDP(PrivateRule):
         self._tell(type(data.sampler).__name__, rounds, left)
 
     @override
-    def units(self, server: Server) -> int:
+    def units(self, orchestrator: Server) -> int:
         return 1
 
-    def _check_chain(self, server: Any, rules: list[FederatedCallback]) -> None:
+    def _check_chain(self, orchestrator: Any, rules: list[FederatedCallback]) -> None:
         """Refuse what would make ε false, from what the other rules, the sampler and the orchestrator declare."""
-        sampler = type(server.data.sampler).__name__
+        data = orchestrator.data
+        sampler = type(data.sampler).__name__
         refusals = [
-            (server.data.sampler.sampling is None, f"{sampler} draws cohorts with unknown chances: use PoissonSampler"),
-            (server.data.availability, "availability changes the chance of a client to take part: leave it out"),
-            (server.max_update_norm, "max_update_norm leaves clients out by the norms of others: leave it out"),
+            (data.sampler.sampling is None, f"{sampler} draws cohorts with unknown chances: use PoissonSampler"),
+            (data.availability, "availability changes the chance of a client to take part: leave it out"),
+            (orchestrator.max_update_norm, "max_update_norm leaves clients out by the norms of others: leave it out"),
         ]
-        for rule in (each for each in rules if each is not self):
+        for rule in rules:
+            if rule is self:
+                continue
             name, settled = type(rule).__name__, rule.settles & UNSAFE
             weighs = overrides(rule, "stream_weights") or "base weights" in rule.settles
             refusals += [
@@ -148,7 +159,7 @@ class ClientDP(PrivateRule):
         )
         found = self.state.get("found", torch.zeros(len(wanted) + 1, dtype=torch.float64))
         if not torch.equal(found[:-1], wanted):
-            noise = accountant.noise_for(target, max(left, 1), self._delta, self.released())
+            noise = accountant.noise_for(target, max(left, 1), self._delta, self.releases())
             self.state["found"] = found = torch.cat([wanted, wanted.new_tensor([noise])])
         return float(found[-1])
 
@@ -156,7 +167,7 @@ class ClientDP(PrivateRule):
         """Print the noise and the ε at the end of the run, and what the PoissonSampler would save."""
         told = f"ClientDP: noise multiplier {self._noise:.4g}"
         if rounds > 0:
-            accountant, before = self._accountant, self.released()
+            accountant, before = self._accountant, self.releases()
             spent = accountant.epsilon(self._noise, left, self._delta, before)
             told += f", ε = {spent:.3f} at δ = {self._delta:.2g} after {rounds} rounds"
             poisson = Accountant("poisson", self._drawn, accountant.of)

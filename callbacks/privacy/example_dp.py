@@ -12,11 +12,10 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import Subset
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, LocalRun, Server
+from fl_lightning import Cohort, ConfigurationError, LocalRun, Server, overrides, rules_of
 from fl_lightning.callbacks.client.fedsam import following
 from fl_lightning.callbacks.personal.fedbn import KINDS
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
-from fl_lightning.engine.rules.callback import overrides, rules_of
 from fl_lightning.engine.rules.declared import declares
 from fl_lightning.engine.rules.server import takes_index
 
@@ -71,21 +70,23 @@ class ExampleDP(NoisyClients):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        server: Any = pl_module
-        hooks = ("loss", "closure")
-        if other := next((r for r in rules_of(trainer) if r is not self and any(overrides(r, h) for h in hooks)), None):
+        orchestrator: Any = pl_module
+        for rule in rules_of(trainer):
+            if rule is not self and (overrides(rule, "loss") or overrides(rule, "closure")):
+                raise ConfigurationError(
+                    f"ExampleDP takes the gradients of {type(orchestrator.client).__name__}'s own loss, example by "
+                    f"example, so {type(rule).__name__} would do nothing: keep one"
+                )
+        for name, part in orchestrator.client.named_modules():
+            if isinstance(part, KINDS):
+                raise ConfigurationError(
+                    f"ExampleDP: {name} is BatchNorm, which mixes the examples of a batch: set the network "
+                    "WithGroupNorm"
+                )
+        if not declares(orchestrator.data, "in_rows", ["client_batches"]):
             raise ConfigurationError(
-                f"ExampleDP takes the gradients of {type(server.client).__name__}'s own loss, example by example, so "
-                f"{type(other).__name__} would do nothing: keep one"
-            )
-        if mixing := next((name for name, part in server.client.named_modules() if isinstance(part, KINDS)), None):
-            raise ConfigurationError(
-                f"ExampleDP: {mixing} is BatchNorm, which mixes the examples of a batch: set the network WithGroupNorm"
-            )
-        if not declares(server.data, "in_rows", ["client_batches"]):
-            raise ConfigurationError(
-                f"ExampleDP counts an example once an epoch, but {type(server.data).__name__} has own client_batches, "
-                "so ε would be false: leave the batches to the base class"
+                f"ExampleDP counts an example once an epoch, but {type(orchestrator.data).__name__} has own "
+                "client_batches, so ε would be false: leave the batches to the base class"
             )
         super().on_train_start(trainer, pl_module)
 
@@ -109,7 +110,7 @@ class ExampleDP(NoisyClients):
         step, names, split = _Step(run.module), orchestrator.flat.names, orchestrator.split
 
         def loss(params: Tensor, example: list[Tensor]) -> Tensor:
-            named = {f"module.{name}": each for name, each in zip(names, split(params), strict=True)}
+            named = {f"module.{name}": part for name, part in zip(names, split(params), strict=True)}
             parts = iter(example)
             alone = apply_to_collection(self._batch, Tensor, lambda _: next(parts)[None])  # a batch of one
             return functional_call(step, named, (alone,))  # type: ignore[no-any-return]  # of _Step
@@ -134,7 +135,7 @@ class ExampleDP(NoisyClients):
     def closure(self, run: LocalRun, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         count = 0
 
-        def noisy() -> Tensor:
+        def noisy_gradient() -> Tensor:
             nonlocal count
             count += 1
             self._most[run.epoch] = max(count, self._most.get(run.epoch, 0))
@@ -142,7 +143,7 @@ class ExampleDP(NoisyClients):
             tensors: list[Tensor] = []
             apply_to_collection(self._batch, Tensor, tensors.append)
             with run.at(run.params), run.module.trainer.precision_plugin.train_step_context():
-                each = self._gradients(run.params.clone(), tensors)
-            return self.add_noise(self.factors(each) @ each, self._draw) / len(each)
+                gradients = self._gradients(run.params.clone(), tensors)
+            return self.add_noise(self.factors(gradients) @ gradients, self._draw) / len(gradients)
 
-        return following(run, closure, noisy)
+        return following(run, closure, noisy_gradient)

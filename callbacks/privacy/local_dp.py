@@ -6,9 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ConfigurationError, LocalRun, Server
+from fl_lightning import ConfigurationError, LocalRun, Server, overrides, rules_of
 from fl_lightning.callbacks.privacy.noisy_clients import NoisyClients
-from fl_lightning.engine.rules.callback import overrides, rules_of
 from fl_lightning.engine.rules.declared import declares
 
 

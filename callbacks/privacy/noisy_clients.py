@@ -10,11 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, Server
+from fl_lightning import Cohort, ConfigurationError, Server, check_positive, check_within, rules_of
 from fl_lightning.callbacks.privacy.accountant import Accountant
 from fl_lightning.callbacks.privacy.private_rule import EPSILON, PrivateRule, refuse_beside_the_update
-from fl_lightning.engine.rules.callback import rules_of
-from fl_lightning.errors import check_positive, check_within
 
 COVERED = {"steps"}  # what a rule may read beside the updates: ε says that it does not cover these
 
@@ -54,8 +52,8 @@ class NoisyClients(PrivateRule, ABC):
         self.made: dict[int, int] = {}  # sums with noise of this device's clients in this round
 
     @override
-    def units(self, server: Server) -> int:
-        return server.data.num_clients
+    def units(self, orchestrator: Server) -> int:
+        return orchestrator.data.num_clients
 
     @abstractmethod
     def sums(self, orchestrator: Server) -> Mapping[int, int]:
@@ -80,14 +78,14 @@ class NoisyClients(PrivateRule, ABC):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        server: Any = pl_module
-        if server.rounds_before + server.rounds_done == int(self.state["rounds"]):
+        orchestrator: Any = pl_module
+        if orchestrator.rounds_before + orchestrator.rounds_done == int(self.state["rounds"]):
             return  # the round goes on
-        sums = torch.zeros(self.units(server), dtype=torch.int64, device=server.device)
-        for client, count in self.sums(server).items():
+        sums = torch.zeros(self.units(orchestrator), dtype=torch.int64, device=orchestrator.device)
+        for client, count in self.sums(orchestrator).items():
             sums[client] = count
         if trainer.world_size > 1:
             torch.distributed.all_reduce(sums, torch.distributed.ReduceOp.MAX)
         self.record(Accountant("fixed"), self.noise_multiplier, self.clip, sums.cpu())
         self.made = {}
-        server.log_round(EPSILON.name, self.epsilon(self.delta))
+        orchestrator.log_round(EPSILON.name, self.epsilon(self.delta))

@@ -9,9 +9,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.callbacks.privacy.accountant import Accountant, Release, Sampling, spent
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Metric, Server
+from fl_lightning.callbacks.privacy.accountant import Accountant, Release, Sampling, epsilon_of
 
 EPSILON = Metric(
     "privacy/epsilon",
@@ -33,9 +32,9 @@ class PrivateRule(FederatedCallback, ABC):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        server: Any = pl_module
-        made = server.rounds_before + server.rounds_done
-        if "made" in self.state and self.state["made"].shape[1] != self.units(server):
+        orchestrator: Any = pl_module
+        made = orchestrator.rounds_before + orchestrator.rounds_done
+        if "made" in self.state and self.state["made"].shape[1] != self.units(orchestrator):
             self.state.clear()  # the record is of other clients
         missing = made - int(self.state.get("rounds", 0))
         if missing > 0:
@@ -44,11 +43,11 @@ class PrivateRule(FederatedCallback, ABC):
                 f"{name}: the record of what was released lacks {missing} of this model's {made} rounds, so ε is "
                 f"infinite: list {name} from round 1 on, and go on by ckpt_path, not by a second fit"
             )
-            self.record(Accountant("fixed"), 0.0, torch.inf, torch.ones(self.units(server), dtype=torch.int64))
+            self.record(Accountant("fixed"), 0.0, torch.inf, torch.ones(self.units(orchestrator), dtype=torch.int64))
         self.state["rounds"] = torch.tensor(made)
 
     @abstractmethod
-    def units(self, server: Server) -> int:
+    def units(self, orchestrator: Server) -> int:
         """Return U, the number of units that the record tells apart."""
 
     def record(self, accountant: Accountant, noise_multiplier: float, clip: float, sums: Tensor) -> None:
@@ -64,7 +63,7 @@ class PrivateRule(FederatedCallback, ABC):
         self.state["releases"], self.state["made"] = rows, counts
         self.state["rounds"] = torch.tensor(int(self.state.get("rounds", 0)) + 1)
 
-    def released(self) -> list[Release]:
+    def releases(self) -> list[Release]:
         """Return what the record has of the unit from which most can be told."""
         if "releases" not in self.state:
             return []
@@ -78,7 +77,7 @@ class PrivateRule(FederatedCallback, ABC):
 
     def epsilon(self, delta: float) -> float:
         """Return ε at δ for all that the record has."""
-        return spent(self.released(), delta)
+        return epsilon_of(self.releases(), delta)
 
 
 def refuse_beside_the_update(rule: FederatedCallback, orchestrator: Server, cohort: Cohort) -> None:

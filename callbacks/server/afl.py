@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, Server
+from fl_lightning import Cohort, Server, check_positive
 from fl_lightning.callbacks.server.client_losses import ClientLosses
-from fl_lightning.errors import check_positive
 
 
 def nearest_on_simplex(point: Tensor) -> Tensor:

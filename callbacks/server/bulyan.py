@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_at_least
 from fl_lightning.callbacks.server.krum import krum
-from fl_lightning.errors import check_at_least
 
 
 def bulyan_selection(gram: Tensor, num_byzantine: int) -> list[int]:

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server, check_within
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
 from fl_lightning.engine.updates.gram import EPSILON
-from fl_lightning.errors import check_within
 
 
 def conflict_averse_weights(gram: Tensor, weights: Tensor, c: float) -> Tensor:

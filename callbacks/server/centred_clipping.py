@@ -4,10 +4,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_at_least
 from fl_lightning.callbacks.server.geometric_median import distances
 from fl_lightning.callbacks.server.norm_clipping import clipping_factors
-from fl_lightning.errors import check_at_least
 
 
 def centred_clipping(gram: Tensor, threshold: float, iterations: int) -> Tensor:

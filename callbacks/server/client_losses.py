@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
-from fl_lightning.errors import TrainingError
+from fl_lightning import Cohort, FederatedCallback, LocalRun, Server, TrainingError
 
 LOSS = "loss"
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server, project_conflicts
-from fl_lightning.errors import check_within
+from fl_lightning import Cohort, FederatedCallback, Server, check_within, project_conflicts
 
 DIGITS = 12
 SMALLEST_LOSS = 1e-12  # a client that fits its data perfectly still has a finite rank

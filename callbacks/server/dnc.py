@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_at_least, check_positive
+from fl_lightning import Cohort, FederatedCallback, Server, check_at_least, check_positive
 
 
 def outlier_scores(updates: Tensor) -> Tensor:

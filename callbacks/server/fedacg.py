@@ -4,10 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, LocalRun, Server
+from fl_lightning import Buffers, Cohort, FederatedCallback, LocalRun, Server, check_not_negative, check_within
 from fl_lightning.callbacks.client.fedprox import pull
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_not_negative, check_within
 
 
 class FedACG(FederatedCallback):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_choice
+from fl_lightning import Cohort, FederatedCallback, Server, check_choice
 
 
 class FedAvg(FederatedCallback):

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_within
+from fl_lightning import Cohort, FederatedCallback, Server, check_within
 
 
 def momentum_step(velocity: Tensor, update: Tensor, momentum: float) -> Tensor:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, Server
+from fl_lightning import Cohort, Server, check_at_least, check_choice
 from fl_lightning.callbacks.server.feddf import FedDF, Model
-from fl_lightning.errors import check_at_least, check_choice
 
 SPREAD = 0.1  # spread of the draws, in standard deviations
 SMALLEST_VARIANCE = 1e-5

@@ -7,11 +7,18 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import ArrivalSampler, Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.datamodules.cohorts.arrivals import Arrivals
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.errors import check_not_negative, check_within
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import (
+    Arrivals,
+    ArrivalSampler,
+    Buffers,
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    Metric,
+    Server,
+    check_not_negative,
+    check_within,
+)
 
 
 class FedBuff(FederatedCallback):

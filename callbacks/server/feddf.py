@@ -9,10 +9,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Buffers, Cohort, ConfigurationError, FederatedCallback, Server, evaluating
 from fl_lightning.callbacks.server.server_ft import check_schedule, fine_tune
-from fl_lightning.engine.module.state import Buffers
-from fl_lightning.engine.rules.server import evaluating
 
 Model = tuple[Tensor, Buffers]  # parameters (P,) and buffers
 
@@ -74,19 +72,20 @@ class FedDF(FederatedCallback):
 
     @override
     def refine(self, orchestrator: Server, cohort: Cohort) -> None:
-        client, precision = orchestrator.client, orchestrator.trainer.precision_plugin
+        module = orchestrator.client
+        precision = orchestrator.trainer.precision_plugin
         with orchestrator.server_side("distillation"):
             batches = [orchestrator.prepare_batch(batch) for batch in orchestrator.data.proxy_dataloader() or ()]
             batches = [batch if isinstance(batch, Tensor) else batch[0] for batch in batches]
             logits = []
-            with evaluating(client), torch.no_grad():
+            with evaluating(module), torch.no_grad():
                 for params, buffers in self.teachers(orchestrator, cohort):
                     with orchestrator.at(params, buffers), precision.val_step_context():
-                        logits.append(torch.cat([class_scores(client, inputs) for inputs in batches]))
+                        logits.append(torch.cat([class_scores(module, inputs) for inputs in batches]))
             inputs, targets = torch.cat(batches), self.probabilities(torch.stack(logits).to(orchestrator.params.dtype))
 
             def gradient(rows: Tensor) -> Tensor:
-                return orchestrator.differentiate(lambda: distillation_loss(client(inputs[rows]), targets[rows]))[1]
+                return orchestrator.differentiate(lambda: distillation_loss(module(inputs[rows]), targets[rows]))[1]
 
             def shuffled() -> tuple[Tensor, ...]:
                 return torch.split(torch.randperm(len(inputs)), len(batches[0]))
@@ -94,17 +93,17 @@ class FedDF(FederatedCallback):
             fine_tune(orchestrator, self.epochs, self.lr, shuffled, gradient)
 
 
-def class_scores(client: LightningModule, inputs: Tensor) -> Tensor:
+def class_scores(module: LightningModule, inputs: Tensor) -> Tensor:
     """Compute the logits (B, C) of B inputs.
 
     Raises:
         ConfigurationError: the module has no ``forward``, or ``forward`` returns anything else.
     """
-    logits = client(inputs) if is_overridden("forward", client, LightningModule) else None
+    logits = module(inputs) if is_overridden("forward", module, LightningModule) else None
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(inputs):
         came = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigurationError(
-            f"distillation needs logits (B, C) from {type(client).__name__}.forward, got {came} for {len(inputs)} "
+            f"distillation needs logits (B, C) from {type(module).__name__}.forward, got {came} for {len(inputs)} "
             "inputs"
         )
     return logits

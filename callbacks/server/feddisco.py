@@ -5,20 +5,20 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
+from fl_lightning import Cohort, FederatedCallback, Server, check_not_negative
 from fl_lightning.callbacks.client.classes import class_counts
-from fl_lightning.errors import check_not_negative
 
 NOTHING = 1e-12  # weight of a client that is to weigh nothing, in shares of the examples
 
 
 class FedDisco(FederatedCallback):
-    """Weighs clients by max(0, n_k / n - a d_k + b), with d_k how far their classes are from even (Ye et al., 2023).
+    """Weighs clients by their examples, and less the further their classes are from even (Ye et al., 2023).
 
-    d_k is the Euclidean distance of the client's class shares from 1 / C, and n the number of all clients' examples.
-    Where every client of a cohort would weigh nothing, as with the paper's a and b on strong label skew, the weights
-    are those of FedAvg, by n_k. The released code, for which its a and b are chosen, takes the Kullback-Leibler
-    divergence divided by its sum over the cohort as d_k by default, and n as the number of the cohort's examples.
+    Client k has the weight max(0, n_k / n - a d_k + b). d_k is the Euclidean distance of the client's class shares from
+    1 / C, and n the number of all clients' examples. Where every client of a cohort would weigh nothing, as with the
+    paper's a and b on strong label skew, the weights are those of FedAvg, by n_k. The released code, for which its a
+    and b are chosen, takes the Kullback-Leibler divergence divided by its sum over the cohort as d_k by default, and n
+    as the number of the cohort's examples.
 
     Args:
         a: a >= 0, weight of the distance; the paper uses 0.5.

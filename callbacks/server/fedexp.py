@@ -3,15 +3,14 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_not_negative
+from fl_lightning import Cohort, FederatedCallback, Server, check_not_negative
 
 
 class FedExP(FederatedCallback):
-    """Extrapolates the mean update u by max(1, Σ λ_k ‖Δ_k‖² / (2 (‖u‖² + ε))) (Jhunjhunwala et al., 2023).
+    """Lengthens the mean update, the more the updates differ in direction (Jhunjhunwala et al., 2023).
 
-    λ_k are the clients' weights; the paper has equal ones, and averages the last two models at the end: here the last
-    one stands.
+    The mean update u is multiplied by max(1, Σ λ_k ‖Δ_k‖² / (2 (‖u‖² + ε))). λ_k are the clients' weights; the paper
+    has equal ones, and averages the last two models at the end: here the last one stands.
 
     Args:
         epsilon: ε >= 0; the paper chooses it for each task. The released code multiplies it by the number of clients,

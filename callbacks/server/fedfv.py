@@ -101,12 +101,24 @@ class FedFV(FederatedCallback):
 
     @override
     def update(self, orchestrator: Server, cohort: Cohort, update: Tensor) -> Tensor:
-        now, oldest = cohort.round, cohort.round - self.tau + 1
-        last = {int(k): (int(r), row.to(update)) for name, row in self.state.items() for k, r in [name.split("/")]}
-        last |= {k: (now, row) for k, row in zip(cohort.clients, cohort.rows(), strict=True)}  # client: (round, update)
-        kept = {f"{k}/{r}": row for k, (r, row) in last.items() if r > oldest}
+        oldest = cohort.round - self.tau + 1
+        latest: dict[int, tuple[int, Tensor]] = {}  # by client, the round of its latest update, and the update
+        for name, row in self.state.items():
+            client, round = map(int, name.split("/"))
+            latest[client] = (round, row.to(update))
+        for client, row in zip(cohort.clients, cohort.rows(), strict=True):
+            latest[client] = (cohort.round, row)
+        kept = {f"{client}/{round}": row for client, (round, row) in latest.items() if round > oldest}
         for name in self.state.keys() - kept.keys():
             del self.state[name]
-        self.state.update({name: row.clone() for name, row in kept.items() if name not in self.state})
-        rounds = [[row for _, (r, row) in sorted(last.items()) if r == then] for then in range(oldest, now + 1)]
-        return yielding(update, rounds) if now >= self.tau else update
+        for name, row in kept.items():
+            if name not in self.state:
+                self.state[name] = row.clone()
+        if cohort.round < self.tau:
+            return update
+        rounds: list[list[Tensor]] = [[] for _ in range(self.tau)]
+        for client in sorted(latest):
+            round, row = latest[client]
+            if round >= oldest:
+                rounds[round - oldest].append(row)
+        return yielding(update, rounds)

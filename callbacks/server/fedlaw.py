@@ -9,9 +9,16 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 from torch.optim.swa_utils import SWALR
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.errors import check_at_least, check_choice, check_positive
-from fl_lightning.runs.catalogue import Metric
+from fl_lightning import (
+    Cohort,
+    ConfigurationError,
+    FederatedCallback,
+    Metric,
+    Server,
+    check_at_least,
+    check_choice,
+    check_positive,
+)
 
 Mode = Literal["joint", "shrinking", "attentive", "swa"]
 Order = Literal["gamma first", "lambda first"]

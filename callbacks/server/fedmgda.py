@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server, cosines
+from fl_lightning import Cohort, FederatedCallback, Server, check_within, cosines
 from fl_lightning.callbacks.server.simplex import minimize_on_simplex
-from fl_lightning.errors import check_within
 
 
 def shortest_combination(gram: Tensor, start: Tensor, epsilon: float) -> Tensor:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_positive, check_within
+from fl_lightning import Cohort, FederatedCallback, Server, check_positive, check_within
 
 
 class FedOpt(FederatedCallback, ABC):

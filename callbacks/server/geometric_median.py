@@ -3,8 +3,7 @@
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_at_least, check_positive
+from fl_lightning import Cohort, FederatedCallback, Server, check_at_least, check_positive
 
 SETTLED = 1e-12  # the iteration ends when no weight changes by more; the weights sum to 1
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server, partners, project_conflicts
-from fl_lightning.errors import check_choice
+from fl_lightning import Cohort, FederatedCallback, Server, check_choice, partners, project_conflicts
 
 CANCELLED = 1e-7  # share of an update's squared norm; a smaller remainder is rounding error, without a direction
 
@@ -46,7 +45,7 @@ def harmonize_in_turn(gram: Tensor, order: Tensor) -> Tensor:
 
 
 class GradientHarmonization(FederatedCallback):
-    """Removes from each update what conflicts with other updates, then averages as usual (FedGH; Zhang et al.).
+    """Removes from each update what conflicts with other updates, then averages as usual (FedGH; Zhang et al., 2023).
 
     Zhang et al., "Tackling the Non-IID Issue in Heterogeneous Federated Learning by Gradient Harmonization", Algorithm
     1. Each update is projected off the updates that it conflicts with. Updates can stand for the paper's gradients,

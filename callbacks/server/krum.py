@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_at_least
 from fl_lightning.engine.updates.gram import EPSILON
-from fl_lightning.errors import check_at_least
 
 DIGITS = 12  # significant digits of a score; the rest is rounding
 

@@ -4,9 +4,8 @@ from typing import Literal
 
 from typing_extensions import override
 
-from fl_lightning import Cohort, Server
+from fl_lightning import Cohort, Server, check_choice
 from fl_lightning.callbacks.server.gh import GradientHarmonization
-from fl_lightning.errors import check_choice
 
 
 class PCGrad(GradientHarmonization):

@@ -2,9 +2,8 @@
 
 from typing_extensions import override
 
-from fl_lightning import Cohort, Server
+from fl_lightning import Cohort, Server, check_not_negative
 from fl_lightning.callbacks.server.client_losses import ClientLosses
-from fl_lightning.errors import check_not_negative
 
 LEAST = 1e-10  # is added to losses, as in the released code
 

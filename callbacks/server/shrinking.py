@@ -2,8 +2,7 @@
 
 from typing_extensions import override
 
-from fl_lightning import Cohort, FederatedCallback, Server
-from fl_lightning.errors import check_positive
+from fl_lightning import Cohort, FederatedCallback, Server, check_positive
 
 
 class GlobalWeightShrinking(FederatedCallback):

@@ -40,11 +40,6 @@ def check_settings(given: Mapping[str, Any]) -> None:
     check_choice("client_states", given["client_states"], "memory", "disk")
     check_choice("on_bad_update", given["on_bad_update"], "skip", "raise")
     check_choice("on_hidden_state", given["on_hidden_state"], "warn", "raise", "off")
-    if given["local_graph"]:
-        raise ConfigurationError(
-            "expected local_graph to be false, got true: steps are no longer captured as CUDA graphs, which keep the "
-            "numbers that a step reads; compile a network with torch.compile in your module"
-        )
     if max_update_norm is not None and not max_update_norm >= 1:
         raise ConfigurationError(
             "max_update_norm must be at least 1, a multiple of the cohort's median norm, or null for no limit, got "

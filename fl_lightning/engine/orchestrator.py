@@ -104,7 +104,6 @@ class FederatedOrchestrator(ClientHost):
         compile_clients: whether ``torch.compile`` compiles the local steps of clients that train at once, which takes
             some seconds at the first step and saves small models most of each later one; "auto" compiles if the rounds
             that are left will save more time than that takes. It needs a C++ compiler. Results differ by rounding.
-        local_graph: must be False; a captured graph of a local step would keep the numbers that the step read.
         on_hidden_state: treatment of a fit whose first client, trained again after the others of its round, ends in
             other bits: "warn" says what survives from client to client beside parameters and buffers, "raise" stops the
             run, "off" trains no client again.
@@ -143,7 +142,6 @@ class FederatedOrchestrator(ClientHost):
         on_hidden_state: OnHiddenState = "warn",
         channels_last: bool = False,
         cohort_memory: str | None = None,
-        local_graph: bool = False,
     ) -> None:
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)

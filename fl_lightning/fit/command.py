@@ -30,7 +30,7 @@ from fl_lightning.fit import overview
 from fl_lightning.fit.allocator import keep_freed_memory
 from fl_lightning.fit.configs import KEYS, name_of, resolve_configs
 from fl_lightning.fit.help import GroupHelp
-from fl_lightning.fit.messages import ParsingError
+from fl_lightning.fit.messages import GONE, ParsingError
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stop_signals import Stopping
 from fl_lightning.runs.config.resuming import changed_settings, check_unchanged, tracked_run
@@ -200,6 +200,8 @@ class FederatedCLI(LightningCLI):
                 f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
                 f"new run with its model, by --model.init_from {folder}"
             )
+        for option in GONE:
+            before.get("model", {}).pop(option, None)
         with suppress(ParsingError):  # of a class or an argument that is no longer there: compared as written
             before = read_yaml(CONFIG, parser.dump(parser.parse_object(deepcopy(before)), skip_unset=False))
         changed = changed_settings(before, read_yaml(CONFIG, parser.dump(config, skip_unset=False)))

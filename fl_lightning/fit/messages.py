@@ -29,6 +29,9 @@ MEANT = {
     "algorithm method rule strategy aggregator": "a rule is --trainer.callbacks+=FedProx, or another class",
 }
 
+# Options of the last release that are gone, and what to do in their place.
+GONE = {"local_graph": "leave it out: local steps are no longer captured as CUDA graphs, which keep what a step reads"}
+
 
 # Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
 NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
@@ -208,6 +211,8 @@ def _option_of_another(text: str, keys: Sequence[str], innermost: ParsingError) 
     if found is None or found[1] in innermost.accepted:
         return None
     missing = f"there is no option {found[1]}"
+    if found[1] in GONE:
+        return f"{missing}; {GONE[found[1]]}"
     initials = "".join(word[:1] for word in found[1].split("_"))  # as lr abbreviates learning_rate
     if near := initials if initials in innermost.accepted else nearest(found[1], innermost.accepted):
         return f"{missing}; did you mean {near}?"
@@ -265,6 +270,8 @@ def meant(name: str, value: str = "") -> str | None:
 
 
 def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
+    if (last := name.rpartition(".")[2]) in GONE:
+        return GONE[last]
     near = nearest(name, [each for each in known if not each.endswith(".help")])
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 

@@ -16,7 +16,16 @@ from fl_lightning.runs.folder.yaml_text import read_yaml
 class Metric:
     """A number that a run logs, at most once per round.
 
-    A rule or a monitor lists its metrics in the class attribute ``metrics``.
+    A rule or a monitor lists its metrics in the class attribute ``metrics``, and logs each of them by
+    ``orchestrator.log_round``. Two callbacks of a run that list one name are refused. Reports know the metrics of
+    shipped callbacks; one of a class of your own has its name for a title there.
+
+    >>> from fl_lightning import FederatedCallback, Metric
+    >>> class Halved(FederatedCallback):
+    ...     metrics = (Metric("halved/norm", "Norm of the halved update", formula="‖ū‖ / 2"),)
+    ...     def update(self, orchestrator, cohort, update):
+    ...         orchestrator.log_round("halved/norm", float(update.norm() / 2))
+    ...         return update / 2
 
     Attributes:
         name: ``group/name``; ``<k>`` or the like at the end stands for a client, a class or a layer.

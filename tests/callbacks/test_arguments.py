@@ -86,7 +86,6 @@ REFUSED: list[tuple[str, str, tuple[Any, ...], str, dict[str, Any]]] = [
     ("ScalingAttack", "scale", (-1.0, nan, inf), FINITE, ONE_ATTACKER),
     ("ServerFT", "epochs", (0,), "at least 1", {}),
     ("ServerFT", "lr", (0.0, nan, inf), POSITIVE, {}),
-    ("ShamCorrection", "keeps", ("size",), "'distance' or 'length'", {"rule": shipped.PCGrad()}),
     ("SignFlip", "num_byzantine", (-1,), "at least 0", {}),
     ("SignFlip", "scale", (nan,), FINITE, ONE_ATTACKER),
     ("TrainingEvaluation", "every", (0, -1), "at least 1", {}),

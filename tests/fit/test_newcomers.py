@@ -33,6 +33,10 @@ FIT = {  # what follows ``fit --config tiny.yaml``, and the answer
     "--dataset CIFAR10": "there is no option --dataset; the data set is --data CIFAR10",
     "--strategy FedProx": "there is no option --strategy; a rule is --trainer.callbacks+=FedProx, or another class",
     "--local_epochs 2": "there is no option --local_epochs; did you mean --model.local_epochs?",
+    "--model.local_graph false": (
+        "there is no option --model.local_graph; leave it out: local steps are no longer captured as CUDA graphs, "
+        "which keep what a step reads"
+    ),
     "--verbose --devices 2": "there is no option --verbose; --help lists what there is",
     "other.yaml": "expected an option, got other.yaml: a config is --config other.yaml",
     "10": "expected an option, got 10: --help lists the options",

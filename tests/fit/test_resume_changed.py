@@ -35,7 +35,7 @@ FREE = {
     *("trainer.log_every_n_steps", "trainer.enable_autolog_hparams", "trainer.model_registry"),
     *("trainer.enable_checkpointing", "trainer.enable_model_summary", "trainer.enable_progress_bar"),
     *("trainer.profiler", "trainer.detect_anomaly", "trainer.default_root_dir"),
-    *("model.client_states", "model.cohort_memory", "model.local_graph", "model.on_hidden_state"),
+    *("model.client_states", "model.cohort_memory", "model.on_hidden_state"),
     *("data.num_workers", "data.clients_per_batch", "data.client_names", "data.eval_batch_size"),
     *("experiment", "num_threads", "ckpt_path", "weights_only"),
 }
@@ -182,6 +182,17 @@ def environment() -> dict[str, Any]:
 
 def saved() -> dict[str, Any]:
     return dict(yaml.safe_load((RUN / "config.yaml").read_text()))
+
+
+def test_a_run_of_the_last_release_goes_on() -> None:
+    """Its config.yaml has an option that is gone since, and none that came since."""
+    config = saved()
+    config["model"]["local_graph"] = False
+    del config["model"]["channels_last"]
+    (RUN / "config.yaml").write_text(yaml.safe_dump(config))
+    fit("--ckpt_path", "last", "--trainer.max_epochs", 3)
+    (resumed,) = environment()["resumed"]
+    assert "changed" not in resumed
 
 
 def test_what_is_free_changes_no_bit() -> None:

@@ -7,6 +7,7 @@ import pytest
 from lib.command import TINY, refused
 
 from fl_lightning import ConfigurationError
+from fl_lightning.fit.messages import GONE
 from fl_lightning.fit.read_config import config_of
 
 
@@ -114,6 +115,14 @@ def test_misspelt_option_in_the_config(right: str, wrong: str) -> None:
     message = refusal("--config", "typo.yaml")
     assert re.search(rf"\b{wrong}\b", message)
     assert re.search(rf"did you mean (\w+\.)*{right}(\.\w+)?\?$", message)
+
+
+def test_an_option_of_the_last_release_in_the_config() -> None:
+    """It is not taken for the nearest one, local_steps."""
+    Path("old.yaml").write_text(TINY.replace("model:", "model:\n  local_graph: false"))
+    message = refusal("--config", "old.yaml")
+    assert "there is no option" in message
+    assert message.endswith(GONE["local_graph"])
 
 
 def test_unknown_command() -> None:

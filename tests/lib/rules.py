@@ -61,7 +61,6 @@ from fl_lightning.callbacks import (
     PFedMe,
     Scaffold,
     ServerFT,
-    ShamCorrection,
     TrimmedMean,
 )
 from lib.toy import trainer
@@ -78,7 +77,6 @@ CORRECTIONS: dict[str, Make] = {
     "PCGrad": PCGrad,
     "PCGrad, sum": lambda: PCGrad("sum"),
     "FedFV": FedFV,
-    "ShamCorrection": lambda: ShamCorrection(GradientHarmonization()),
     "NormClipping": NormClipping,
     "NormClipping, fixed": lambda: NormClipping(0.5),
 }

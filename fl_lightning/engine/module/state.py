@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fl_lightning.engine.module.held import Held
 from fl_lightning.engine.module.params import Tree, registry
 
-#: Values of a module's state tensors: the buffers, in the order of ``module.buffers()``, the frozen parameters, in the
-#: order of ``module.parameters()``, and the buffers that are None, which a client may set.
 Buffers = Sequence[Tensor | None]
+"""Values of a module's buffers, in the order of ``module.buffers()``, of its frozen parameters, in that of
+``module.parameters()``, and of the buffers that are None, which a client may set."""
 
 
 class ModuleState:

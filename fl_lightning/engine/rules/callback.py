@@ -257,7 +257,19 @@ class Monitor(FederatedCallback):
 
 
 def overrides(callback: FederatedCallback, hook: str) -> bool:
-    """Tell whether a callback's class overrides a hook of FederatedCallback."""
+    """Tell whether a rule's class overrides a hook of :class:`FederatedCallback`, as a rule asks that forbids a hook.
+
+    >>> from fl_lightning import FederatedCallback, overrides
+    >>> class Halved(FederatedCallback):
+    ...     def update(self, orchestrator, cohort, update):
+    ...         return update / 2
+    >>> overrides(Halved(), "update"), overrides(Halved(), "aggregate")
+    (True, False)
+
+    Args:
+        callback: the rule.
+        hook: the name of the hook.
+    """
     return getattr(type(callback), hook) is not getattr(FederatedCallback, hook)
 
 
@@ -334,5 +346,11 @@ def federated(trainer: Trainer) -> list[FederatedCallback]:
 
 
 def rules_of(trainer: Trainer) -> list[FederatedCallback]:
-    """Return the Trainer's federated callbacks that may change a round, in the order given."""
+    """Return the rules of a run, without its monitors, in the order in which they act.
+
+    A rule asks in ``on_fit_start(trainer, pl_module)`` whether another one would undo its work (:func:`overrides`).
+
+    Args:
+        trainer: the Trainer that trains the run.
+    """
     return [each for each in federated(trainer) if not isinstance(each, Monitor)]

@@ -32,7 +32,17 @@ NAMED = 10  # clients in a line
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode inside a ``with`` block; each submodule then returns to its former mode."""
+    """Put a module in evaluation mode inside a ``with`` block; each submodule then returns to its former mode.
+
+    >>> from torch import nn
+    >>> from fl_lightning import evaluating
+    >>> network = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
+    >>> with evaluating(network):
+    ...     network.training
+    False
+    >>> network.training
+    True
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "": ("seed_everything", "experiment", "num_threads", "ckpt_path", NOT_RECORDED),
     "trainer": ("accelerator", "devices", "num_nodes", "strategy", "logger", "default_root_dir", "enable_progress_bar"),
     "data": ("root", "download", "cache", "num_workers", "clients_per_batch", "seed", "client_names"),
+    # runs of fl-lightning 0.2 have local_graph, which is gone
     "model": ("seed", "client_states", "cohort_memory", "local_graph", "on_hidden_state"),
 }
 # Settings that may also change where a run goes on: how long it trains, and what it evaluates, tells and saves.

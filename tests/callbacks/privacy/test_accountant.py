@@ -11,7 +11,7 @@ from dp_accounting import NeighboringRelation, dp_event, pld
 from dp_accounting.rdp import RdpAccountant
 
 from fl_lightning import ConfigurationError
-from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise, spent
+from fl_lightning.callbacks.privacy.accountant import Accountant, adaptive_noise, epsilon_of
 
 MNIST = (256, 60000)
 # z, vectors a sum, of, sums, ε by RDP, ε by PLD, the published figure: TensorFlow Privacy's tutorials (three times,
@@ -27,9 +27,11 @@ POISSON = [
 
 def old_conversion(noise: float, share: float, times: int, delta: float, orders: list[float] | None = None) -> float:
     """The least RDP(α) + ln(1/δ) / (α - 1), by which ε was found until 2020."""
-    spent = RdpAccountant(orders)
-    spent.compose(dp_event.PoissonSampledDpEvent(share, dp_event.GaussianDpEvent(noise)), times)
-    return float(min(r + math.log(1 / delta) / (a - 1) for a, r in zip(spent._orders, spent._rdp, strict=True)))
+    epsilon_of = RdpAccountant(orders)
+    epsilon_of.compose(dp_event.PoissonSampledDpEvent(share, dp_event.GaussianDpEvent(noise)), times)
+    return float(
+        min(r + math.log(1 / delta) / (a - 1) for a, r in zip(epsilon_of._orders, epsilon_of._rdp, strict=True))
+    )
 
 
 @pytest.mark.parametrize(("noise", "drawn", "of", "times", "rdp", "exact", "published"), POISSON)
@@ -104,15 +106,17 @@ def test_the_noise_for_an_epsilon_with_most_clients() -> None:
 def test_releases_of_several_kinds_add_up() -> None:
     """Gaussians: 8 / 8² + 1 / 4² = 3 / 4². Without noise nothing is private, and without a release everything is."""
     fixed, poisson = Accountant("fixed"), Accountant("poisson", 10, 100)
-    assert spent([(fixed, 8.0, 8), (fixed, 4.0, 1)], 1e-5) == pytest.approx(spent([(fixed, 4.0, 3)], 1e-5))
-    assert spent([(fixed, 4.0, 3), (poisson, 1.0, 0)], 1e-5) == spent([(fixed, 4.0, 3)], 1e-5)
-    assert spent([(fixed, 4.0, 3), (fixed, 0.0, 1)], 1e-5) == math.inf
-    assert spent([], 1e-5) == 0
+    assert epsilon_of([(fixed, 8.0, 8), (fixed, 4.0, 1)], 1e-5) == pytest.approx(epsilon_of([(fixed, 4.0, 3)], 1e-5))
+    assert epsilon_of([(fixed, 4.0, 3), (poisson, 1.0, 0)], 1e-5) == epsilon_of([(fixed, 4.0, 3)], 1e-5)
+    assert epsilon_of([(fixed, 4.0, 3), (fixed, 0.0, 1)], 1e-5) == math.inf
+    assert epsilon_of([], 1e-5) == 0
     two = RdpAccountant()
     for noise, times in ((1.0, 20), (2.0, 80)):
         two.compose(dp_event.PoissonSampledDpEvent(0.1, dp_event.GaussianDpEvent(noise)), times)
     assert poisson.epsilon(2.0, 80, 1e-5, before=[(poisson, 1.0, 20)]) == pytest.approx(two.get_epsilon(1e-5))
-    assert spent([(poisson, 4.0, 3), (fixed, 4.0, 1)], 1e-5) == spent([(fixed, 4.0, 4)], 1e-5), "one may be replaced"
+    assert epsilon_of([(poisson, 4.0, 3), (fixed, 4.0, 1)], 1e-5) == epsilon_of([(fixed, 4.0, 4)], 1e-5), (
+        "one may be replaced"
+    )
     rest = poisson.noise_for(8.0, 80, 1e-5, before=[(poisson, 1.0, 20)])
     assert 7.999 < poisson.epsilon(rest, 80, 1e-5, before=[(poisson, 1.0, 20)]) <= 8.0
 

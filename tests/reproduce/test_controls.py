@@ -14,9 +14,10 @@ from fl_lightning.callbacks import (
     GradientHarmonization,
     Krum,
     PCGrad,
-    ShamCorrection,
     TrimmedMean,
 )
+from fl_lightning.fit.configs import CONFIGS
+from fl_lightning.reproduce.controls import ShamCorrection
 
 NO_CONFLICT = [[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]
 PAPER, SLIDES = GradientHarmonization(order="ascending"), GradientHarmonization("slides", "ascending")
@@ -131,3 +132,15 @@ def test_acts_on_what_earlier_rules_left() -> None:
 def test_refuses_rules_that_do_something_else(rule: FederatedCallback, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"such as GradientHarmonization, and does nothing else: {reason}"):
         ShamCorrection(rule)
+
+
+def test_refuses_to_keep_anything_else() -> None:
+    with pytest.raises(ConfigurationError, match="keeps must be 'distance' or 'length', got 'size'"):
+        ShamCorrection(PCGrad(), "size")  # type: ignore[arg-type]  # on purpose
+
+
+def test_its_configs_find_it() -> None:
+    """It is no class of fl_lightning.callbacks, whose classes go by their names alone."""
+    for name in ("rules/sham", "papers/controls/sham", "papers/controls/length"):
+        text = (CONFIGS / f"{name}.yaml").read_text()
+        assert f"class_path: {ShamCorrection.__module__}.ShamCorrection" in text

@@ -1,13 +1,12 @@
-"""ShamCorrection: the controls for a rule that corrects updates."""
+"""ShamCorrection: what stands in for a rule that corrects updates, to tell what its correction is worth."""
 
 from typing import Literal
 
 import torch
 from typing_extensions import override
 
-from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server
-from fl_lightning.engine.rules.callback import CLIENT_HOOKS, overrides
-from fl_lightning.errors import check_choice
+from fl_lightning import Cohort, ConfigurationError, FederatedCallback, Server, check_choice, overrides
+from fl_lightning.engine.rules.callback import CLIENT_HOOKS
 
 OTHER_HOOKS = (*CLIENT_HOOKS, "update", "refine", "on_round_end")  # a corrected update needs none of them
 
