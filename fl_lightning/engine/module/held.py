@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.engine.module.places import copied, differ, places, put, view
+from fl_lightning.engine.module.places import copy_of, differ, places, put, view
 
 TENSORS = ("_parameters", "_buffers", "_modules")  # the dicts in which a module registers tensors and modules
 HOOKS = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict)).difference(TENSORS)
@@ -125,7 +125,7 @@ class Held:
                     self.beyond[f"{kind}.{name}"] = type(odd).__name__
 
     def _keep(self, place: Any, owner: str | None = None, counts: bool = False) -> None:
-        self._entries.append(Entry(place, copied(place), owner, counts))
+        self._entries.append(Entry(place, copy_of(place), owner, counts))
 
     def _follow(self, root: Any, owner: str | None) -> Any:
         """Remember all that an object holds; return the first object that cannot be put back, or None.

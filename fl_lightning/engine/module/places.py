@@ -196,7 +196,7 @@ def view(place: Any) -> Collection[Any]:
     return dict.values(place) if isinstance(place, dict) else place  # type: ignore[no-any-return]  # a place is a collection
 
 
-def copied(place: Any) -> Any:
+def copy_of(place: Any) -> Any:
     """Return what a place holds now: a dict of a dict, else a list."""
     return dict(place) if isinstance(place, dict) else list(place)
 

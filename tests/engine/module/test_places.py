@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.engine.module.places import State, copied, differ, places, put, view
+from fl_lightning.engine.module.places import State, copy_of, differ, places, put, view
 
 
 class Slot:
@@ -78,7 +78,7 @@ def test_an_object_that_may_hold_more_has_no_places(thing: Any) -> None:
 )
 def test_a_container_gets_back_what_it_held(place: Any, change: Any) -> None:
     """In its order, as ``list`` tells it."""
-    before, listed = copied(place), list(place)
+    before, listed = copy_of(place), list(place)
     change(place)
     assert differ(view(place), view(before))
     put(place, before)
@@ -90,7 +90,7 @@ def test_a_state_is_the_same_object_as_long_as_it_is_equal() -> None:
     generator = torch.Generator().manual_seed(1)
     (state,) = places(generator) or []
     assert isinstance(state, State)
-    before = copied(state)
+    before = copy_of(state)
     assert not differ(state, before)
     drawn = torch.rand(1, generator=generator)
     assert differ(state, before)
