@@ -117,7 +117,7 @@ class ClientData(LightningDataModule):
             return gather(*in_rows, self.batch_size)
         seed = int(torch.randint(2**31, (), generator=order))
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
-        return DataLoader(batches, batch_size=None, collate_fn=identity, num_workers=self.num_workers, generator=order)
+        return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
 
     def epoch_rows(self, client: int, order: torch.Generator) -> tuple[TensorDataset, Tensor] | None:
         """Return the examples of :meth:`client_batches`, as defined here, by rows of a dataset in memory.
@@ -148,7 +148,7 @@ class ClientData(LightningDataModule):
         return dataset  # type: ignore[no-any-return]  # has been checked
 
 
-def identity(batch: Any) -> Any:
+def unchanged(batch: Any) -> Any:
     """Return the batch."""
     return batch
 

@@ -56,9 +56,10 @@ class Entry(NamedTuple):
 
     def is_changed(self) -> bool:
         """Tell whether the place holds something else than before."""
-        if differ(view(self.place), view(self.before)):
-            return True
-        return isinstance(self.place, dict) and differ(self.place, self.before)  # its keys
+        if isinstance(self.place, dict):
+            keys_differ = differ(self.place, self.before)
+            return keys_differ or differ(dict.values(self.place), self.before.values())
+        return differ(self.place, self.before)
 
     def names(self) -> list[str]:
         """Name the public attributes by which a change of the place is told."""
