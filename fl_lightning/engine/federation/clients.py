@@ -113,8 +113,8 @@ class ClientData(LightningDataModule):
         examples, indices = self._shuffle(client, order)
         if not len(indices):
             return []
-        if self.collate_fn is None and (in_rows := in_memory(examples, indices)):
-            return gather(*in_rows, self.batch_size)
+        if self.collate_fn is None and (resident := in_memory(examples, indices)):
+            return gather(*resident, self.batch_size)
         seed = int(torch.randint(2**31, (), generator=order))
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)

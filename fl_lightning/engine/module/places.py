@@ -193,7 +193,7 @@ def _keeps_more(kind: Any) -> bool:
 
 def view(place: Any) -> Collection[Any]:
     """Show what a place holds, at any time: of a dict, the values."""
-    return dict.values(place) if isinstance(place, dict) else place  # type: ignore[no-any-return]  # a place is a collection
+    return dict.values(place) if isinstance(place, dict) else place
 
 
 def copy_of(place: Any) -> Any:
