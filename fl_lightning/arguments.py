@@ -32,49 +32,59 @@ def arguments(thing: object) -> dict[str, Any]:
 
     An attribute has the name of the argument, or begins with an underscore.
     """
-    own = getattr(thing, "__dict__", {})
-    return {
-        name: own[attribute]
-        for name in _argument_names(type(thing))
-        for attribute in (name, f"_{name}")
-        if attribute in own
-    }
+    attributes = getattr(thing, "__dict__", {})
+    given: dict[str, Any] = {}
+    for name in _argument_names(type(thing)):
+        for attribute in (name, f"_{name}"):
+            if attribute in attributes:
+                given[name] = attributes[attribute]
+    return given
 
 
 def settings(thing: object, depth: int = DEPTH) -> Facts:
     """Write what an object was told as text: its :func:`arguments`, and public attributes with numbers."""
-    numbers = {n: v for n, v in vars(thing).items() if type(v) in (int, float, complex) and n[0] != "_"}
-    return {name: as_text(value, depth) for name, value in (numbers | arguments(thing)).items() if name not in LOCAL}
+    told: dict[str, Any] = {}
+    for name, value in vars(thing).items():
+        if name[0] != "_" and type(value) in (int, float, complex):
+            told[name] = value
+    told |= arguments(thing)
+    return {name: as_text(value, depth) for name, value in told.items() if name not in LOCAL}
 
 
 def parts(module: nn.Module, name: str) -> Facts:
     """Write the class and the settings of a module and of each module in it, whose names begin with ``name``."""
     facts: Facts = {}
     for path, part in module.named_modules(prefix=name):
-        facts |= {path: type(part).__qualname__} | {f"{path}.{key}": value for key, value in settings(part).items()}
+        facts[path] = type(part).__qualname__
+        for key, value in settings(part).items():
+            facts[f"{path}.{key}"] = value
     return facts
 
 
 def shapes(module: nn.Module) -> Facts:
     """Write the shape and the kind of each tensor of a module, apart from its values."""
-    return {
-        path: f"{tuple(tensor.shape)} {tensor.dtype} {'trainable' if tensor.requires_grad else 'fixed'}"
-        for path, tensor in tensors(module).items()
-    }
+    facts: Facts = {}
+    for path, tensor in tensors(module).items():
+        kind = "trainable" if tensor.requires_grad else "fixed"
+        facts[path] = f"{tuple(tensor.shape)} {tensor.dtype} {kind}"
+    return facts
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
     """Find the tensors of a module by name: parameters, buffers, and attributes that are tensors."""
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    named: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     for path, part in module.named_modules():
-        found |= {f"{path}.{name}": each for name, each in vars(part).items() if isinstance(each, Tensor)}
-    return {name: tensor for name, tensor in found.items() if not is_lazy(tensor)}
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor):
+                named[f"{path}.{name}"] = value
+    return {name: tensor for name, tensor in named.items() if not is_lazy(tensor)}
 
 
 def _argument_names(cls: type) -> Iterator[str]:
-    for each in cls.__mro__:
-        if inspect.isfunction(own := vars(each).get("__init__")):
-            yield from inspect.signature(own).parameters
+    for base in cls.__mro__:
+        constructor = vars(base).get("__init__")
+        if inspect.isfunction(constructor):
+            yield from inspect.signature(constructor).parameters
 
 
 def as_text(value: Any, depth: int = DEPTH) -> str:
@@ -91,16 +101,22 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
         sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
         return f"{tuple(tensor.shape)} {tensor.dtype} {digest(sampled.view(torch.uint8).cpu().numpy())}"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {as_text(each, depth)}' for key, each in value.items())}}}"
+        pairs = [f"{key}: {as_text(entry, depth)}" for key, entry in value.items()]
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple | set | frozenset):
-        texts = [as_text(each, depth) for each in value]
-        return f"[{', '.join(sorted(texts) if isinstance(value, set | frozenset) else texts)}]"
+        texts = [as_text(entry, depth) for entry in value]
+        if isinstance(value, set | frozenset):
+            texts.sort()  # the order of a set differs between processes
+        return f"[{', '.join(texts)}]"
     if isinstance(value, partial):
         return f"{as_text(value.func, depth)}({as_text(value.args, depth)}, {as_text(value.keywords, depth)})"
     if isinstance(value, type | ModuleType) or inspect.isroutine(value):
         return getattr(value, "__qualname__", value.__name__)
-    inside = settings(value, depth - 1) if depth and hasattr(value, "__dict__") else {}
-    return f"{type(value).__qualname__}({', '.join(f'{name}={each}' for name, each in inside.items())})"
+    inside: Facts = {}
+    if depth and hasattr(value, "__dict__"):
+        inside = settings(value, depth - 1)
+    told = [f"{name}={text}" for name, text in inside.items()]
+    return f"{type(value).__qualname__}({', '.join(told)})"
 
 
 def digest(content: Any) -> str:

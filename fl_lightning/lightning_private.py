@@ -46,12 +46,19 @@ def begin_epoch(progress: dict[str, Any], done: int) -> None:
         progress: the saved progress, as in ``checkpoint["loops"]["fit_loop"]``.
         done: number of complete epochs.
     """
-    epochs, batches = progress["epoch_progress"], progress["epoch_loop.batch_progress"]
+    epochs = progress["epoch_progress"]
+    batches = progress["epoch_loop.batch_progress"]
     before = batches["total"]["ready"] - batches["current"]["ready"]
-    counts = ((epochs["total"], done), (epochs["current"], done), (batches["total"], before), (batches["current"], 0))
-    for each, count in counts:
-        each.update(dict.fromkeys(each, count))
+    _set_all(epochs["total"], done)
+    _set_all(epochs["current"], done)
+    _set_all(batches["total"], before)
+    _set_all(batches["current"], 0)
     batches["is_last_batch"] = False
+
+
+def _set_all(counts: dict[str, int], count: int) -> None:
+    """Set what Lightning counts of epochs or batches: ready, started, processed, completed."""
+    counts.update(dict.fromkeys(counts, count))
 
 
 # LightningModule
@@ -71,7 +78,8 @@ def log_again(module: LightningModule, name: str, value: Tensor) -> bool:
     Returns:
         Whether the hook has logged the name before; if not, nothing is logged.
     """
-    hook, results = module._current_fx_name, module.trainer._results
+    hook = module._current_fx_name
+    results = module.trainer._results
     if hook is None or results is None or results.dataloader_idx is not None or f"{hook}.{name}" not in results:
         return False
     connector = module.trainer._logger_connector

@@ -52,17 +52,18 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 def global_states(device: torch.device) -> tuple[Any, ...]:
     """Return the states of the global generators of torch (CPU and ``device``), NumPy and Python."""
-    drawn = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
-    return torch.get_rng_state(), np.random.get_state(), random.getstate(), drawn
+    of_device = None if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+    return torch.get_rng_state(), np.random.get_state(), random.getstate(), of_device
 
 
 def set_global_states(states: tuple[Any, ...], device: torch.device) -> None:
     """Set the states that :func:`global_states` has returned."""
-    torch.set_rng_state(states[0])
-    np.random.set_state(states[1])
-    random.setstate(states[2])
-    if states[3] is not None:
-        torch.get_device_module(device).set_rng_state(states[3], device)
+    of_torch, of_numpy, of_python, of_device = states
+    torch.set_rng_state(of_torch)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+    if of_device is not None:
+        torch.get_device_module(device).set_rng_state(of_device, device)
 
 
 def seed_globals(seed: int, device: torch.device) -> None:
@@ -82,13 +83,15 @@ def seed_globals(seed: int, device: torch.device) -> None:
 
 def torch_state(device: torch.device) -> bytes:
     """Return the states of torch's global generators (CPU and ``device``) in a form that can be compared."""
-    on_device = [] if device.type == "cpu" else [torch.get_device_module(device).get_rng_state(device).cpu()]
-    return b"".join(state.numpy().tobytes() for state in (torch.get_rng_state(), *on_device))
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device).cpu())
+    return b"".join(state.numpy().tobytes() for state in states)
 
 
 def others_drawn(seed: int) -> bool:
     """Tell whether NumPy's or Python's global generator has drawn since :func:`seed_globals`; seed both again."""
-    now = random.random(), np.random.random_sample()
+    now = (random.random(), np.random.random_sample())
     np.random.seed(seed)
     random.seed(seed)
     return now != (random.random(), np.random.random_sample())

@@ -20,7 +20,8 @@ from fl_lightning.errors import ConfigurationError, RankError, frames
 POLL_S = 0.5
 FIRST_S = 30  # seconds of waiting until the first word; the time to the next one doubles
 PATIENCE_S = 3  # seconds that rank 0 has to end all ranks of a run, before another rank tells its own error
-START, WAITS = "the start", "waiting for others"
+START = "the start"  # where a rank is that has said nothing yet
+WAITS = "waiting for others"
 GO_ON = ": the run can go on from its last.ckpt"
 
 
@@ -48,24 +49,29 @@ class RankWatch(threading.Thread):
 
     def __init__(self, rank: int, world_size: int, children: Sequence[Popen[Any]], parent: int | None) -> None:
         super().__init__(daemon=True, name="rank watch")
-        self._rank, self._world_size, self._children = rank, world_size, children
+        self._rank = rank
+        self._world_size = world_size
+        self._children = children
         self._parent = parent
         self.over = threading.Event()
         self._since: float | None = None  # when this rank began to wait
-        self._next_word, self._hint = FIRST_S, ""
+        self._next_word: float = FIRST_S  # seconds of waiting until the next word
+        self._hint = ""  # what to do if another rank has ended
 
     def busy(self, what: str) -> None:
         """Let the other ranks know what this rank is at."""
-        self._since, self._hint = None, "" if what == START else GO_ON
-        self._set(what)
+        self._since = None
+        self._hint = "" if what == START else GO_ON  # at the start, there is no checkpoint to go on from
+        self._announce(what)
 
     def waits(self) -> None:
         """Let the other ranks know that this rank has nothing to do until they have come as far."""
         if self._since is None:
-            self._set(WAITS)
-            self._next_word, self._since = FIRST_S, time.monotonic()
+            self._announce(WAITS)
+            self._next_word = FIRST_S
+            self._since = time.monotonic()
 
-    def _set(self, what: str) -> None:
+    def _announce(self, what: str) -> None:
         with suppress(RuntimeError):  # rank 0, which holds the store, may have ended
             self.store.set(f"at/{self._rank}", what)
 
@@ -105,13 +111,16 @@ class RankWatch(threading.Thread):
             return  # stopped on purpose
         atexit.register(self._kill_children)
         modules = [str(frame.f_globals.get("__name__")) for frame in frames(error)]
-        waited = self._since is not None and any(name.startswith("torch.distributed") for name in modules)
-        lost = waited or of_exchange(error)
-        self._silent = not lost
-        for _ in range(int(PATIENCE_S / POLL_S) * (1 if self._rank else 5 * lost)):  # that rank may take long to end
+        has_waited = self._since is not None and any(name.startswith("torch.distributed") for name in modules)
+        is_lost = has_waited or of_exchange(error)
+        self._silent = not is_lost
+        patience = PATIENCE_S
+        if self._rank == 0:
+            patience = 5 * PATIENCE_S if is_lost else 0  # the rank that has ended may take long to end
+        for _ in range(int(patience / POLL_S)):
             time.sleep(POLL_S)
             self._look_for_ended_ranks()
-        if lost:
+        if is_lost:
             message = f"rank {self._rank} has waited in vain for {self._others(self._all_at())}{self._hint}"
             error.args = (f"{message}; strategy.timeout sets how long ranks wait",)
             error.__cause__ = RankError(*error.args)
@@ -123,8 +132,10 @@ class RankWatch(threading.Thread):
     def _all_at(self) -> dict[int, str]:
         """Ask the store where each rank is: at the start, on which client, or waiting."""
         at = dict.fromkeys(range(self._world_size), START)
+        if not self.store:
+            return at
         with suppress(RuntimeError):  # rank 0, which holds the store, may have ended
-            for rank in at if self.store else ():
+            for rank in at:
                 if self.store.check([f"at/{rank}"]):
                     at[rank] = self.store.get(f"at/{rank}").decode()
         return at
@@ -147,7 +158,8 @@ def meeting(rank: int, world_size: int) -> Iterator[None]:
     except RuntimeError as error:
         if not of_exchange(error):
             raise
-        port, reason = os.environ.get("MASTER_PORT"), str(error).partition("\n")[0]
+        port = os.environ.get("MASTER_PORT")
+        reason, _, _ = str(error).partition("\n")
         if "EADDRINUSE" in reason:
             raise ConfigurationError(
                 f"port {port} of this machine, at which ranks are to meet, is in use: set MASTER_PORT to another port, "

@@ -44,8 +44,12 @@ class ClientParallelStrategy(DDPStrategy):
         self.set_world_ranks()
         starter = int(os.environ.pop(STARTER, os.getpid()))
         if self.world_size > 1:
-            children = [each for each in getattr(self.launcher, "procs", ()) if isinstance(each, Popen)]
-            parent = starter if starter != os.getpid() else os.getppid() if self.global_rank else None
+            children = [process for process in getattr(self.launcher, "procs", ()) if isinstance(process, Popen)]
+            parent: int | None = None
+            if starter != os.getpid():
+                parent = starter
+            elif self.global_rank:
+                parent = os.getppid()
             self.watch = RankWatch(self.global_rank, self.world_size, children, parent)
             self.watch.start()
         with meeting(self.global_rank, self.world_size), isolate_rng(include_cuda=False):

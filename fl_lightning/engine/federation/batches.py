@@ -102,7 +102,9 @@ class SeededBatches(Dataset[Any]):
     """
 
     def __init__(self, examples: Examples, indices: Tensor, batch_size: int, seed: int, collate: Collate) -> None:
-        self.examples, self.seed, self.collate = examples, seed, collate
+        self.examples = examples
+        self.seed = seed
+        self.collate = collate
         self.batches = torch.split(indices, batch_size)
 
     def __len__(self) -> int:
@@ -122,7 +124,9 @@ class SeededBatches(Dataset[Any]):
 def batch_sizes(batches: Any) -> list[int]:
     """Numbers of examples in a loader's batches as :class:`SeededBatches` deals them; empty for other batches."""
     dataset = getattr(batches, "dataset", None)
-    return [len(indices) for indices in dataset.batches] if isinstance(dataset, SeededBatches) else []
+    if not isinstance(dataset, SeededBatches):
+        return []
+    return [len(indices) for indices in dataset.batches]
 
 
 class ResidentData:
@@ -147,9 +151,10 @@ class ResidentData:
             The copy and the row numbers; None if there is no room, or if a row number does not count from the top.
         """
         low, high = torch.aminmax(rows)
-        if low < 0 or high >= len(dataset) or (copy := self._copy(dataset)) is None:
+        if low < 0 or high >= len(dataset):
             return None
-        return copy, rows.to(self._device)
+        copy = self._copy(dataset)
+        return None if copy is None else (copy, rows.to(self._device))
 
     def _copy(self, dataset: TensorDataset) -> TensorDataset | None:
         key = tuple((t.data_ptr(), t.shape, t.stride(), t.dtype, t._version) for t in dataset.tensors)

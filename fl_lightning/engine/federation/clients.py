@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -93,7 +94,7 @@ class ClientData(LightningDataModule):
         """
         for name in self._borrowed:
             del self.__dict__[name]
-        self._borrowed = [n for n in LOADERS if is_overridden(n, module) and not is_overridden(n, self)]
+        self._borrowed = [name for name in LOADERS if is_overridden(name, module) and not is_overridden(name, self)]
         for name in self._borrowed:
             setattr(self, name, getattr(module, name))
 
@@ -109,11 +110,11 @@ class ClientData(LightningDataModule):
         by a DataLoader, with a seed for each example and each batch, so that the batches do not depend on the number
         of workers.
         """
-        examples, indices = self._shuffled(client, order)
+        examples, indices = self._shuffle(client, order)
         if not len(indices):
             return []
-        if self.collate_fn is None and (found := in_memory(examples, indices)):
-            return gather(*found, self.batch_size)
+        if self.collate_fn is None and (resident := in_memory(examples, indices)):
+            return gather(*resident, self.batch_size)
         seed = int(torch.randint(2**31, (), generator=order))
         batches = SeededBatches(examples, indices, self.batch_size, seed, self.collate_fn or default_collate)
         return DataLoader(batches, batch_size=None, collate_fn=unchanged, num_workers=self.num_workers, generator=order)
@@ -125,9 +126,11 @@ class ClientData(LightningDataModule):
             The dataset, which may hold the examples of all clients, and the row numbers (n,) in the order of the
             batches, which have ``batch_size`` examples and the last one the rest; None for data that are not in memory.
         """
-        return in_memory(*self._shuffled(client, order)) if self.collate_fn is None else None
+        if self.collate_fn is not None:
+            return None
+        return in_memory(*self._shuffle(client, order))
 
-    def _shuffled(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
+    def _shuffle(self, client: int, order: torch.Generator) -> tuple[Examples, Tensor]:
         """Return a client's examples, and the order in which an epoch takes them."""
         examples = self._examples(client)
         total = len(examples)
@@ -173,7 +176,8 @@ def names_of(data: ClientData) -> list[str] | None:
     names = [str(name) for name in given]
     (name, times), *_ = Counter(names).most_common(1)
     if times > 1:
-        first, second = [k for k, each in enumerate(names) if each == name][:2]
+        first = names.index(name)
+        second = names.index(name, first + 1)
         raise ConfigurationError(
             f"expected client_names to differ, got {name!r} for clients {first} and {second}: rename one"
         )
@@ -191,18 +195,21 @@ def data_fingerprint(data: ClientData) -> str:
         data: a data module that is set up.
     """
     digest = hashlib.sha256()
-    differing = list[str]()
-    for known in (data.sizes, data.class_counts()):
-        if known is not None:
-            digest.update(_content(known))
+    digest.update(_content(data.sizes))
+    class_counts = data.class_counts()
+    if class_counts is not None:
+        digest.update(_content(class_counts))
+    differing: list[str] = []
     holders = data.sizes.nonzero().flatten().tolist()
-    for client in holders[:: max(1, -(-len(holders) // SAMPLED_CLIENTS))]:
+    stride = max(1, ceil(len(holders) / SAMPLED_CLIENTS))
+    for client in holders[::stride]:
         try:
-            first, again = _ends(data, client), _ends(data, client)
+            ends = _ends(data, client)
+            ends_again = _ends(data, client)
         except Exception:  # training reports the error more clearly
             continue
-        if first == again:
-            digest.update(first)
+        if ends == ends_again:
+            digest.update(ends)
         else:
             differing.append(data.client_label(client))
     if differing:
@@ -225,7 +232,7 @@ def _ends(data: ClientData, client: int) -> bytes:
 def _content(value: Any) -> bytes:
     """Convert an example to bytes: tensors, arrays, images, numbers and texts, also in lists, tuples and dicts."""
     if isinstance(value, Mapping):
-        value = [each for pair in value.items() for each in pair]
+        value = list(value.items())
     if isinstance(value, list | tuple):
         return b"".join(map(_content, value))
     array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)

@@ -59,7 +59,9 @@ class Turnout:
     @property
     def counts(self) -> dict[str, int]:
         """Number of clients by name: selected, arrived, dropped (absent or lost) and late."""
-        arrived, dropped, late = len(self.arrived), len(self.absent) + len(self.lost), len(self.late)
+        arrived = len(self.arrived)
+        dropped = len(self.absent) + len(self.lost)
+        late = len(self.late)
         return {"selected": arrived + dropped + late, "arrived": arrived, "dropped": dropped, "late": late}
 
 

@@ -81,8 +81,10 @@ class FederatedData(ClientData):
         with_data = self.num_with_data
         if not with_data:
             raise ConfigurationError(f"none of the {self.num_clients} clients has data: check the partition")
-        share = isinstance(self.participation, float)
-        wanted = max(1, round(self.participation * self.num_clients)) if share else int(self.participation)
+        if isinstance(self.participation, float):
+            wanted = max(1, round(self.participation * self.num_clients))
+        else:
+            wanted = int(self.participation)
         if wanted > self.num_clients:
             raise ConfigurationError(
                 f"participation asks for {wanted} clients per round, but there are {self.num_clients}"
@@ -119,7 +121,9 @@ class FederatedData(ClientData):
             return Turnout(arrived=tuple(self.cohort(round)))  # of a subclass that defines cohort, too
         sizes = self.sizes * simulation.present(self.num_clients, round, self.seed)
         count = min(builtins.round(simulation.over_selection * self.cohort_size), int((sizes > 0).sum()))
-        selected = self._once(round, lambda: self._draw(sizes, count, round) if count else [])
+        selected: list[int] = []
+        if count:
+            selected = self._once(round, lambda: self._draw(sizes, count, round))
         return simulation.turnout(
             selected, self.largest_cohort, lambda client: self._num_steps(client, round), round, self.seed
         )
@@ -133,8 +137,10 @@ class FederatedData(ClientData):
 
     def _num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round; without a fit, in one epoch."""
-        counted = self.dealing.num_steps
-        return self.num_batches(int(self.sizes[client])) if counted is None else counted(client, round)
+        count = self.dealing.num_steps
+        if count is None:
+            return self.num_batches(int(self.sizes[client]))
+        return count(client, round)
 
     def _draw(self, sizes: Tensor, count: int, round: int) -> list[int]:
         """Draw clients of a round with the sampler.
@@ -145,7 +151,8 @@ class FederatedData(ClientData):
             round: the round's number, 1, 2, …
         """
         drawn = self.sampler.draw(sizes, count, round, generator(self.seed, "cohort", round))
-        clients = sorted(map(int, drawn.tolist() if isinstance(drawn, Tensor) else drawn))
+        ids = drawn.tolist() if isinstance(drawn, Tensor) else drawn
+        clients = sorted(map(int, ids))
         name = type(self.sampler).__name__
         least, most = (0, self.num_clients) if self.sampler.sampling == "poisson" else (1, count)
         if not least <= len(clients) <= most or len(set(clients)) < len(clients):
@@ -170,7 +177,8 @@ class FederatedData(ClientData):
 
     def _in_turn(self, round: int) -> list[int]:
         """Return a round's clients in the order in which they are dealt."""
-        cohort, dealing = self.cohort(round), self.dealing
+        cohort = self.cohort(round)
+        dealing = self.dealing
         if dealing.group_size > 1:
             return sorted(cohort, key=lambda client: -self._num_steps(client, round))
         if dealing.devices > 1 and not dealing.in_order:
@@ -200,14 +208,16 @@ class _CohortBatches:
         return ceil(self._hands() / self._hands_per_batch())
 
     def __iter__(self) -> Iterator[list[int]]:
-        dealing, trainer = self.data.dealing, self.data.trainer
-        cohort, size = self.data._in_turn(trainer.current_epoch + 1 if trainer else 1), dealing.group_size
+        dealing = self.data.dealing
+        trainer = self.data.trainer
+        cohort = self.data._in_turn(trainer.current_epoch + 1 if trainer else 1)
+        size = dealing.group_size
         hands = [cohort[start : start + size] for start in range(0, len(cohort), size)]
-        mine = [hand for i, hand in enumerate(hands) if _dealt_to(i, dealing.devices) == dealing.rank]
-        mine += [[PADDING]] * (self._hands() - len(mine))
-        several = self._hands_per_batch()
-        for start in range(0, len(mine), several):
-            yield [*chain.from_iterable(mine[start : start + several])]
+        own_hands = [hand for i, hand in enumerate(hands) if _device_of(i, dealing.devices) == dealing.rank]
+        own_hands += [[PADDING]] * (self._hands() - len(own_hands))
+        per_batch = self._hands_per_batch()
+        for start in range(0, len(own_hands), per_batch):
+            yield [*chain.from_iterable(own_hands[start : start + per_batch])]
 
     def _hands(self) -> int:
         """Return the number of clients, or of groups, that each device is dealt, padding included."""
@@ -218,6 +228,6 @@ class _CohortBatches:
         return self.data.clients_per_batch if self.data.dealing.group_size == 1 else 1
 
 
-def _dealt_to(index: int, devices: int) -> int:
+def _device_of(index: int, devices: int) -> int:
     """Return the device that gets a client or group, dealt back and forth: 0, 1, 1, 0, …"""
     return min(index % (2 * devices), -(index + 1) % (2 * devices))

@@ -14,8 +14,8 @@ def full_float32() -> Iterator[None]:
     ``torch.set_float32_matmul_precision("high")`` lets a GPU round the factors of float32 products to 10 bits. This
     precision suits the training of clients, but even an identity matrix times the updates would round the updates.
     """
-    flags = _flags()
-    newer = [each.fp32_precision for each in flags]
+    backends = _backends()
+    newer = [backend.fp32_precision for backend in backends]
     try:
         older = torch.get_float32_matmul_precision()
     except RuntimeError:  # the user has set the newer flags, which torch cannot express as one precision
@@ -23,14 +23,14 @@ def full_float32() -> Iterator[None]:
     try:
         if older is not None:  # set the older flag like the newer ones: torch raises an error where they disagree
             torch.set_float32_matmul_precision("highest")
-        for each in flags:
-            each.fp32_precision = "ieee"
+        for backend in backends:
+            backend.fp32_precision = "ieee"
         yield
     finally:
         if older is not None:
             torch.set_float32_matmul_precision(older)
-        for each, value in zip(flags, newer, strict=True):
-            each.fp32_precision = value
+        for backend, precision in zip(backends, newer, strict=True):
+            backend.fp32_precision = precision
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def _flags() -> list[Any]:
+def _backends() -> list[Any]:
     """Return the holders of torch's flags for matrix products on GPUs and on the CPU; none before torch 2.9."""
     holders = [getattr(backend, "matmul", None) for backend in (torch.backends.cuda, torch.backends.mkldnn)]
     return [holder for holder in holders if hasattr(holder, "fp32_precision")]

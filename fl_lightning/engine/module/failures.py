@@ -46,22 +46,24 @@ def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Ca
         except Exception as error:
             if is_exhaustion(error) or _is_of_step(error):
                 raise
-            round, clients = _place(run, args)
+            round, clients = _round_and_clients(run, args)
             owner = getattr(method, "__self__", None)
             name = f"{type(owner).__name__}.{method.__name__}" if owner else method.__qualname__
-            whose = f"client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
+            noun = "clients" if len(clients) > 1 else "client"
+            whose = f"{noun} {', '.join(map(str, clients))}"
             raise RuleError(f"round {round}: {name} raises {type(error).__name__} on {whose}: {error}") from error
 
     return call
 
 
-def _place(run: Any, args: Sequence[Any]) -> tuple[int, Sequence[int]]:
+def _round_and_clients(run: Any, args: Sequence[Any]) -> tuple[int, Sequence[int]]:
     """Return the round and the clients of a hook's call, from the run that it got; ``start`` gets no run."""
-    run = run or next((each for each in args if hasattr(each, "anchor")), None)
+    if run is None:
+        run = next((argument for argument in args if hasattr(argument, "anchor")), None)
     if run is None:
         server, client, *_ = args
         return server.round, [client]
-    if hasattr(run, "clients"):
+    if hasattr(run, "clients"):  # a group of clients that train at once
         return run.round, run.clients
     return run.round, [run.client]
 
@@ -73,12 +75,20 @@ def _is_of_step(error: Exception) -> bool:
 
 def described(error: Exception, module: LightningModule) -> str:
     """Describe an error in a module's training: class, message, layer that raised it, and what to do if known."""
+    text = f"{type(error).__name__}: {error}"
     names = {id(part): name for name, part in module.named_modules() if part is not module}
-    found = [frame.f_locals.get("self") for frame in frames(error) if not _is_of_engine(frame)]
-    layers = [each for each in found if isinstance(each, nn.Module) and id(each) in names]
-    where = f" (in {names[id(layers[-1])]}, {_short(layers[-1])})" if layers else ""
-    hint = next((f": {words}" for found, words in HINTS.items() if found in str(error)), "")
-    return f"{type(error).__name__}: {error}{where}{hint}"
+    layers: list[nn.Module] = []
+    for frame in frames(error):
+        owner = None if _is_of_engine(frame) else frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and id(owner) in names:
+            layers.append(owner)
+    if layers:
+        innermost = layers[-1]
+        text += f" (in {names[id(innermost)]}, {_short(innermost)})"
+    for part, hint in HINTS.items():
+        if part in str(error):
+            return f"{text}: {hint}"
+    return text
 
 
 def _is_of_engine(frame: FrameType) -> bool:
@@ -87,6 +97,7 @@ def _is_of_engine(frame: FrameType) -> bool:
 
 
 def _short(layer: nn.Module) -> str:
+    """Write a layer; of one that holds others, only the class."""
     return type(layer).__name__ if list(layer.children()) else str(layer)
 
 

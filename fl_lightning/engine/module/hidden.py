@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -33,25 +33,27 @@ def fingerprints(module: nn.Module, data: Any) -> dict[str, str]:
 
 
 def _places(module: nn.Module, data: Any) -> Iterator[tuple[str, Any]]:
-    kinds = dict[type, None]()
+    own_classes = dict[type, None]()  # a dict, for its order
     for part in module.modules():
-        kind = type(part)
-        kinds |= dict.fromkeys(each for each in kind.__mro__ if each.__module__.partition(".")[0] not in LIBRARIES)
+        for base in type(part).__mro__:
+            library = base.__module__.partition(".")[0]
+            if library not in LIBRARIES:
+                own_classes[base] = None
         for name, value in vars(part).items():
             if name not in TENSORS:
-                yield f"{kind.__name__}.{name}", value
+                yield f"{type(part).__name__}.{name}", value
     for name, parameter in module.named_parameters():
         yield f"an attribute of {name}", vars(parameter)
-    for kind in kinds:
-        for name, value in vars(kind).items():
-            yield f"{kind.__name__}.{name}", value
+    for own_class in own_classes:
+        for name, value in vars(own_class).items():
+            yield f"{own_class.__name__}.{name}", value
             if isinstance(value, FunctionType):
-                yield from _beside(value)
+                yield from _globals_of(value)
     for name, value in vars(data).items():
         yield f"{type(data).__name__}.{name}", value
 
 
-def _beside(function: FunctionType) -> Iterator[tuple[str, Any]]:
+def _globals_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the globals that a function names; its enclosing variables are part of the function."""
     for name in _names(function.__code__):
         value = function.__globals__.get(name)
@@ -59,9 +61,13 @@ def _beside(function: FunctionType) -> Iterator[tuple[str, Any]]:
             yield f"{function.__module__}.{name}", value
 
 
-def _names(code: CodeType) -> Iterable[str]:
-    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return {*code.co_names}.union(*map(_names, inner))
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function's code looks up, those of the functions inside of it included."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
 
 
 class _Pickler(pickle.Pickler):

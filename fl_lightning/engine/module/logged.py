@@ -40,16 +40,16 @@ class _Entry:
 
     def reduce(self) -> float:
         if isinstance(self.values[-1], Metric):
-            return _computed(self.values[-1])
+            return _compute(self.values[-1])
         values = list(map(float, self.values))  # a few numbers: faster than tensors
         if self.reduction != "mean":
             return float(getattr(torch.tensor(values, dtype=torch.float64), self.reduction)())
-        weights = [weight / self.weights[0] for weight in self.weights]
+        weights = [weight / self.weights[0] for weight in self.weights]  # so that equal weights are 1 each
         return float(sum(map(operator.mul, values, weights)) / sum(weights))
 
     def last(self) -> float:
         value = self.values[-1]
-        return _computed(value) if isinstance(value, Metric) else float(value)
+        return _compute(value) if isinstance(value, Metric) else float(value)
 
 
 class MetricLog:
@@ -98,10 +98,16 @@ class MetricLog:
         """
         entry = self._entries.get(name)
         if entry is None:
-            by_step = self._training and in_batch is not None if on_step is None else on_step
-            forked = bool(by_step and (not self._training if on_epoch is None else on_epoch))
-            shown = ({"prog_bar": True} if prog_bar else {}) | ({} if logger is None else {"logger": logger})
-            entry = self._entries[name] = _Entry(reduction_named(reduce_fx), forked, shown)
+            if on_step is None:
+                on_step = self._training and in_batch is not None
+            if on_epoch is None:
+                on_epoch = not self._training
+            shown: dict[str, bool] = {}
+            if prog_bar:
+                shown["prog_bar"] = True
+            if logger is not None:
+                shown["logger"] = logger
+            entry = self._entries[name] = _Entry(reduction_named(reduce_fx), bool(on_step and on_epoch), shown)
         entry.values.append(value.detach().clone() if isinstance(value, Tensor) else value)
         entry.weights.append(float(batch_size or in_batch or 1))
 
@@ -121,14 +127,26 @@ class MetricLog:
 
     def reductions(self) -> dict[str, str]:
         """Return the reductions by name, where they are not the mean."""
-        others = {name: entry for name, entry in self._entries.items() if entry.reduction != "mean"}
-        return {n: e.reduction for name, e in others.items() for n in (name, *([f"{name}_epoch"] if e.forked else []))}
+        reductions: dict[str, str] = {}
+        for name, entry in self._entries.items():
+            if entry.reduction == "mean":
+                continue
+            reductions[name] = entry.reduction
+            if entry.forked:
+                reductions[f"{name}_epoch"] = entry.reduction
+        return reductions
 
     def shown(self) -> dict[str, dict[str, bool]]:
         """Return ``prog_bar`` and ``logger`` by name, where ``self.log`` was given them."""
-        endings = {False: ("",), True: ("", "_step", "_epoch")}
-        shown = {name: entry for name, entry in self._entries.items() if entry.shown}
-        return {name + ending: entry.shown for name, entry in shown.items() for ending in endings[entry.forked]}
+        shown: dict[str, dict[str, bool]] = {}
+        for name, entry in self._entries.items():
+            if not entry.shown:
+                continue
+            shown[name] = entry.shown
+            if entry.forked:
+                shown[f"{name}_step"] = entry.shown
+                shown[f"{name}_epoch"] = entry.shown
+        return shown
 
 
 def reduction_named(reduce_fx: Any) -> str:
@@ -139,25 +157,28 @@ def reduction_named(reduce_fx: Any) -> str:
     return REDUCTIONS[name]
 
 
-def _computed(metric: Metric) -> float:
+def _compute(metric: Metric) -> float:
     """Compute a metric on this device; nan where its examples lack a class, for which torchmetrics returns 0."""
-    available, metric.distributed_available_fn = metric.distributed_available_fn, bool  # bool() is False
-    rank, prints.rank_zero_only.rank = prints.rank_zero_only.rank, 0  # type: ignore[attr-defined]  # so that all warn
+    available = metric.distributed_available_fn
+    rank = prints.rank_zero_only.rank  # type: ignore[attr-defined]  # that of this process
+    metric.distributed_available_fn = bool  # bool() is False
+    prints.rank_zero_only.rank = 0  # type: ignore[attr-defined]  # so that all ranks warn
     metric._computed = None  # a value that torchmetrics remembers comes without its warning
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             value = float(metric.compute())
     finally:
         metric.distributed_available_fn = available
         prints.rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as above
-    said = [str(each.message) for each in told]
+    texts = [str(warning.message) for warning in caught]
     if getattr(metric, "average", None) == "weighted":
-        said = [text for text in said if WEIGHTLESS not in text]
-    if _lacks_class(metric) or any(words in text for text in said for words in UNDEFINED):
+        texts = [text for text in texts if WEIGHTLESS not in text]
+    if _lacks_class(metric) or any(words in text for text in texts for words in UNDEFINED):
         return math.nan
-    for each in told if rank == 0 else ():
-        warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    if rank == 0:
+        for warning in caught:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return value
 
 
@@ -168,9 +189,12 @@ def _lacks_class(metric: Any) -> bool:
     negatives, positives = metric.confmat[0].sum(-1).unbind(-1)  # scalars, or of each class (C,)
     average = getattr(metric, "average", None)
     if average == "micro":
-        positives, negatives = positives.sum(), negatives.sum()
+        positives = positives.sum()
+        negatives = negatives.sum()
     if average == "weighted" and positives.any():
-        positives, negatives = positives[positives > 0], negatives[positives > 0]
+        has_weight = positives > 0
+        positives = positives[has_weight]
+        negatives = negatives[has_weight]
     needs_negatives = "Precision" not in type(metric).__name__
     return not (positives.all() and (negatives.all() or not needs_negatives))
 
@@ -187,13 +211,20 @@ def examples_in(batch: Any) -> int:
 
 def spare_metrics(module: nn.Module) -> list[Spare]:
     """Copy a module's torchmetrics objects; in the copies, metrics of a collection do not share states."""
-    kinds, memo = (Metric, MetricCollection), {}  # type: ignore[var-annotated]  # deepcopy fills memo
-    outer = [part for part in module.modules() if not isinstance(part, kinds)]
-    found = [(p, name, deepcopy(m, memo)) for p in outer for name, m in p._modules.items() if isinstance(m, kinds)]
-    for part in (part for *_, copy in found for part in copy.modules()):
-        if isinstance(part, MetricCollection):
-            part._enable_compute_groups = False  # on few examples, different metrics may look the same and be grouped
-    return found
+    spares: list[Spare] = []
+    memo: dict[int, Any] = {}  # of deepcopy: what several metrics share, their copies share, too
+    for parent in module.modules():
+        if isinstance(parent, Metric | MetricCollection):
+            continue  # copied as a whole
+        for name, part in parent._modules.items():
+            if isinstance(part, Metric | MetricCollection):
+                spares.append((parent, name, deepcopy(part, memo)))
+    for _, _, copy in spares:
+        for part in copy.modules():
+            if isinstance(part, MetricCollection):
+                # On few examples, different metrics may look the same and be grouped.
+                part._enable_compute_groups = False
+    return spares
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class FlatParameters:
     def __init__(self, module: nn.Module) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
-        self._module, self.names = module, [name for name, _ in named]
+        self._module = module
+        self.names = [name for name, _ in named]
         self.local = torch.empty(0, dtype=torch.int64)
         self._tree = Tree(module)
         self._frozen = [p for p in module.parameters() if not p.requires_grad]
@@ -68,14 +69,16 @@ class FlatParameters:
 
     def _hold(self, vector: Tensor, views: list[Tensor]) -> None:
         """Make the parameters views of the parts of a vector."""
-        self._vector, self._views = vector, views
+        self._vector = vector
+        self._views = views
         for parameter, view in zip(self.parameters, views, strict=True):
             parameter.data = view
 
     @contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
         """Make the parameters views of another contiguous vector (P,) inside a ``with`` block."""
-        held, views = self.vector, self._views
+        held = self.vector
+        views = self._views
         self._hold(point, self.views(point))
         try:
             yield
@@ -99,19 +102,24 @@ class FlatParameters:
     def views(self, vector: Tensor) -> list[Tensor]:
         """Cut a (P,) vector into the shapes of the parameters; the parts share its memory."""
         parts = torch.split(vector, [p.numel() for p in self.parameters])
-        return [
-            part.view(shape) if stride is None else part.as_strided(shape, stride)
-            for part, (shape, stride) in zip(parts, self._forms, strict=True)
-        ]
+        views = []
+        for part, (shape, stride) in zip(parts, self._forms, strict=True):
+            if stride is None:
+                views.append(part.view(shape))
+            else:
+                views.append(part.as_strided(shape, stride))
+        return views
 
     def columns_of(self, name: str) -> slice:
         """Return the columns of a parameter, or of a submodule's parameters; see :meth:`Server.columns_of`."""
         inside = [at for at, known in enumerate(self.names) if f"{known}.".startswith(f"{name}.")]
         if not inside:
-            some = [*self.names[:NAMED_PARAMETERS], "…"] if len(self.names) > NAMED_PARAMETERS else self.names
+            listed = self.names[:NAMED_PARAMETERS]
+            if len(self.names) > NAMED_PARAMETERS:
+                listed = [*listed, "…"]
             raise ConfigurationError(
                 f"columns_of must get the name of a parameter or submodule of {type(self._module).__name__}, got "
-                f"{name!r}: the trainable parameters are {', '.join(some)}"
+                f"{name!r}: the trainable parameters are {', '.join(listed)}"
             )
         bounds = [0, *accumulate(parameter.numel() for parameter in self.parameters)]
         return slice(bounds[inside[0]], bounds[inside[-1] + 1])  # the parameters of a submodule are neighbours
@@ -144,17 +152,20 @@ class FlatParameters:
             return
         named = dict(self._module.named_parameters(remove_duplicate=False))
         for name, parameter, view in zip(self.names, self.parameters, self._views, strict=True):
-            if (now := named.get(name)) is not parameter:
-                if now is None or now.shape != parameter.shape:
-                    raise ConfigurationError(
-                        f"a client replaced the parameter {name} of shape {tuple(parameter.shape)} by "
-                        f"{None if now is None else tuple(now.shape)}: keep the shapes of parameters during a fit"
-                    )
-                view.copy_(now.detach())
+            now = named.get(name)
+            if now is parameter:
+                continue
+            if now is None or now.shape != parameter.shape:
+                raise ConfigurationError(
+                    f"a client replaced the parameter {name} of shape {tuple(parameter.shape)} by "
+                    f"{None if now is None else tuple(now.shape)}: keep the shapes of parameters during a fit"
+                )
+            view.copy_(now.detach())
 
     def set_gradient(self, gradient: Tensor) -> None:
         """Give every parameter its part of a (P,) gradient."""
-        self._gradient, self._gradient_views = gradient, self.views(gradient)
+        self._gradient = gradient
+        self._gradient_views = self.views(gradient)
         for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
             parameter.grad = view
 
@@ -179,13 +190,14 @@ class Tree:
     """The submodules and parameters that a module had registered at one time."""
 
     def __init__(self, module: nn.Module) -> None:
-        names = ("_modules", "_parameters")
-        registries = [registry(part, name) for part in module.modules() for name in names]
-        self._entries = [(registry, name, each) for registry in registries for name, each in registry.items()]
+        self._entries: list[tuple[dict[str, Any], str, Any]] = []
+        for part in module.modules():
+            for own in (registry(part, "_modules"), registry(part, "_parameters")):
+                self._entries += [(own, name, value) for name, value in own.items()]
 
     def is_whole(self) -> bool:
         """Tell whether all submodules and parameters are still registered where they were."""
-        return all(registry.get(name) is each for registry, name, each in self._entries)
+        return all(own.get(name) is value for own, name, value in self._entries)
 
 
 def memory_order(tensor: Tensor) -> list[int] | None:
@@ -205,8 +217,8 @@ def _dense(gradient: Tensor | None, parameter: Tensor) -> Tensor:
 def _stride(tensor: Tensor) -> tuple[int, ...] | None:
     """Return the strides of a tensor without gaps in memory; None if a contiguous tensor of this shape has them."""
     usual = torch.empty(tensor.shape, device="meta").stride()
-    gaps = not tensor.is_contiguous() and memory_order(tensor) is None
-    return None if gaps or tensor.stride() == usual else tensor.stride()
+    has_gaps = not tensor.is_contiguous() and memory_order(tensor) is None
+    return None if has_gaps or tensor.stride() == usual else tensor.stride()
 
 
 def join(parts: Sequence[Tensor], orders: Sequence[list[int] | None]) -> Tensor:
@@ -223,8 +235,11 @@ def join(parts: Sequence[Tensor], orders: Sequence[list[int] | None]) -> Tensor:
         >>> join([tensor, tensor], [memory_order(tensor), memory_order(tensor.T)]).tolist()
         [1, 2, 3, 4, 1, 3, 2, 4]
     """
-    pairs = zip(parts, orders, strict=True)
-    return torch.cat([(part if order is None else part.permute(order)).reshape(-1) for part, order in pairs])
+    flat = []
+    for part, order in zip(parts, orders, strict=True):
+        in_order = part if order is None else part.permute(order)
+        flat.append(in_order.reshape(-1))
+    return torch.cat(flat)
 
 
 def _refuse_lazy(module: nn.Module) -> None:
@@ -237,8 +252,8 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 
 def _refuse_overlaps(module: nn.Module, named: Sequence[tuple[str, Tensor]]) -> None:
-    places = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in named if p.numel())
-    for (_, end, name), (start, _, other) in pairwise(places):
+    spans = sorted((p.data_ptr(), p.data_ptr() + p.nbytes, name) for name, p in named if p.numel())
+    for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
             raise ConfigurationError(
                 f"{name} and {other} of {type(module).__name__} share memory, but are two parameters (as .data = … "

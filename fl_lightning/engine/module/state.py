@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -34,15 +34,19 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
-        self._module, self._tree = module, Tree(module)
+        self._module = module
+        self._tree = Tree(module)
         self._flags = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
         self._device = next((parameter.device for parameter, _ in self._flags), torch.device("cpu"))
         self._extra = [(p, deepcopy(p.get_extra_state())) for p in module.modules() if _has_extra_state(p)]
         self._slots = _slots(module)
-        known = [*self.trainable, *(slot.tensor for slot in self._slots)]
-        self._held: Held = before._held if before and not before._held.is_changed() else Held(module, map(id, known))
+        if before is not None and not before._held.is_changed():
+            self._held = before._held
+        else:
+            known = [*self.trainable, *(slot.tensor for slot in self._slots)]
+            self._held = Held(module, map(id, known))
         self.beyond = self._held.beyond
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in self._held.tensors]
+        self._values = [tensor.detach().clone() for tensor in self._held.tensors]
 
     @property
     def trainable(self) -> list[nn.Parameter]:
@@ -69,12 +73,15 @@ class ModuleState:
 
     def of(self, named: Mapping[str, Tensor | None]) -> Buffers:
         """Return the state tensors of a module of this kind, given by their names: copies of those that differ."""
-        now, remembered = [named.get(slot.path) for slot in self._slots], self.buffers
-        same = _all_same((n, o) for n, o in zip(now, remembered, strict=True) if n is not None and o is not None)
-        return [
-            old if new is None or (old is not None and next(same)) else new.detach().clone()
-            for new, old in zip(now, remembered, strict=True)
-        ]
+        remembered = self.buffers
+        now = [named.get(slot.path) for slot in self._slots]
+        values: list[Tensor | None] = []
+        for new, old, is_same in zip(now, remembered, _are_same(now, remembered), strict=True):
+            if new is None or is_same:
+                values.append(old)
+            else:
+                values.append(new.detach().clone())
+        return values
 
     def write(self, values: Buffers) -> None:
         """Write values, one per state tensor, into the module; None leaves a state tensor as it is."""
@@ -82,14 +89,15 @@ class ModuleState:
             for slot, value in zip(self._slots, values, strict=True):
                 if value is None:
                     continue
-                if (now := slot.registry.get(slot.name)) is None:
+                now = slot.registry.get(slot.name)
+                if now is None:
                     slot.registry[slot.name] = value.to(self._device).clone()
                 else:
                     _put(now, value.to(self._device))
 
     def is_changed(self) -> bool:
         """Tell whether an attribute, or what an attribute holds, differs from what was remembered."""
-        return self._held.is_changed() or not all(_all_same(self._tensors))
+        return self._held.is_changed() or not all(_are_same(self._held.tensors, self._values))
 
     def restore(self) -> list[str]:
         """Put back whatever has changed; where nothing has changed, this costs some comparisons.
@@ -105,9 +113,11 @@ class ModuleState:
         for module, state in self._extra:
             module.set_extra_state(deepcopy(state))
         with torch.no_grad():
-            for tensor, value in [*((slot.tensor, slot.value) for slot in self._slots), *self._tensors]:
-                if tensor is not None and value is not None:
-                    _put(tensor, value)
+            for slot in self._slots:
+                if slot.tensor is not None and slot.value is not None:
+                    _put(slot.tensor, slot.value)
+            for tensor, value in zip(self._held.tensors, self._values, strict=True):
+                _put(tensor, value)
         return names
 
 
@@ -139,50 +149,67 @@ def _slots(module: nn.Module) -> list[_Slot]:
     parts = list(module.named_modules())
     buffers = [(path, registry(part, "_buffers")) for path, part in parts]
     parameters = [(path, registry(part, "_parameters")) for path, part in parts]
-    found: dict[int, _Slot] = {}
+    filled: dict[int, _Slot] = {}  # by the tensor's id
     for path, own in [*buffers, *parameters]:
         for name, tensor in own.items():
-            if tensor is not None and not tensor.requires_grad and id(tensor) not in found:
-                found[id(tensor)] = _Slot(_joined(path, name), own, name, tensor, tensor.detach().clone())
-    empty = [(path, own, name) for path, own in buffers for name in own if own[name] is None]
-    return [
-        *found.values(),
-        *(_Slot(_joined(path, name), own, name, None, None) for path, own, name in empty),
-    ]
+            if tensor is not None and not tensor.requires_grad and id(tensor) not in filled:
+                filled[id(tensor)] = _Slot(_full_name(path, name), own, name, tensor, tensor.detach().clone())
+    empty: list[_Slot] = []
+    for path, own in buffers:
+        for name, tensor in own.items():
+            if tensor is None:
+                empty.append(_Slot(_full_name(path, name), own, name, None, None))
+    return [*filled.values(), *empty]
 
 
 def make_room(module: nn.Module, state: Mapping[str, Any]) -> None:
     """Give buffers that are None, empty or expanded the shapes that they have in a state_dict, as clients left them."""
     for path, part in module.named_modules():
         for name, buffer in list(part._buffers.items()):
-            saved = state.get(_joined(path, name))
+            saved = state.get(_full_name(path, name))
             if isinstance(saved, Tensor) and (buffer is None or not buffer.numel() or 0 in buffer.stride()):
                 part._buffers[name] = torch.empty_like(saved)
 
 
-def _joined(path: str, name: str) -> str:
+def _full_name(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _all_same(pairs: Iterable[tuple[Any, Any]]) -> Iterator[bool]:
-    """Tell for each pair of tensors whether they are the same; wait once for all that are on another device."""
-    known = [(one, other, _is_away(one, other)) for one, other in pairs]
-    signs = [(one == other).all() for one, other, is_away in known if is_away]
-    read = iter(torch.stack(signs).tolist() if signs else ())
-    return (next(read) if is_away else _same(one, other) for one, other, is_away in known)
+def _are_same(tensors: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> list[bool]:
+    """Tell for each pair of tensors whether they are the same; False where one is missing.
+
+    The answers of another device are read together, because each reading waits until that device has done its work.
+    """
+    answers: list[bool] = []
+    on_device: dict[int, Tensor] = {}  # by place, answers that have not been read
+    for place, (tensor, other) in enumerate(zip(tensors, others, strict=True)):
+        if tensor is None or other is None:
+            answers.append(False)
+        elif _is_away(tensor, other):
+            on_device[place] = (tensor == other).all()
+            answers.append(False)  # until it is read
+        else:
+            answers.append(_same(tensor, other))
+    if on_device:
+        read = torch.stack(list(on_device.values())).tolist()
+        for place, answer in zip(on_device, read, strict=True):
+            answers[place] = answer
+    return answers
 
 
-def _is_away(one: Tensor, other: Tensor) -> bool:
+def _is_away(tensor: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors must be compared entry by entry on another device."""
-    strided = one.layout is other.layout is torch.strided
-    return not one.is_cpu and strided and one.shape == other.shape and one.dtype == other.dtype
+    strided = tensor.layout is other.layout is torch.strided
+    return not tensor.is_cpu and strided and tensor.shape == other.shape and tensor.dtype == other.dtype
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
+def _same(tensor: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, dtype and entries; a tensor with a nan is never the same as another."""
-    if one.dtype is not other.dtype or one.layout is not other.layout:
+    if tensor.dtype is not other.dtype or tensor.layout is not other.layout:
         return False
-    return torch.equal(one, other) if one.layout is torch.strided else torch.equal(one.to_dense(), other.to_dense())
+    if tensor.layout is not torch.strided:
+        return torch.equal(tensor.to_dense(), other.to_dense())
+    return torch.equal(tensor, other)
 
 
 def _put(tensor: Tensor, value: Tensor) -> None:

@@ -78,7 +78,9 @@ class DiskState(MutableMapping[str, Tensor]):
                 another run.
         """
         folder = folder.absolute()
-        known, self._id, self._round = self._id, _id(folder), round
+        known = self._id
+        self._id = _id(folder)
+        self._round = round
         present = _files(folder)
         if self._entries and self._id != known:  # the run is resumed in another folder
             self._link_into(folder, lost=_id(self._folder) != known)
@@ -94,10 +96,11 @@ class DiskState(MutableMapping[str, Tensor]):
         return sum(entry.nbytes for entry in self._entries.values())
 
     def __getitem__(self, name: str) -> Tensor:
-        for held in (self._shared, self._unwritten):
-            if name in held:
-                return held[name]
-        return self._read(name)
+        if name in self._shared:
+            return self._shared[name]
+        if name in self._unwritten:
+            return self._unwritten[name]
+        return self._read_file(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._shared or name in self._entries  # the inherited method would read the file
@@ -161,7 +164,8 @@ class DiskState(MutableMapping[str, Tensor]):
             )
         self._shared = dict(saved["shared"])
         self._number = self._saved = saved["count"]
-        self._folder, self._id = Path(saved["folder"]), saved["id"]
+        self._folder = Path(saved["folder"])
+        self._id = saved["id"]
 
     def _file(self, name: str) -> str:
         return f"{name}.{self._entries[name].number}.safetensors"
@@ -169,14 +173,15 @@ class DiskState(MutableMapping[str, Tensor]):
     def _path(self, name: str) -> Path:
         return self._folder / self._file(name)
 
-    def _read(self, name: str) -> Tensor:
+    def _read_file(self, name: str) -> Tensor:
         """Read a client's value from its file; refuse a file that is missing, or has another checksum."""
         path = self._path(name)
         with suppress(OSError, SafetensorError, KeyError):
             value = _value_in(path)
             if _checksum(value) == self._entries[name].checksum:
                 return _value_in(path) if value.nbytes > LARGE else value  # mapped anew, it takes no memory until used
-        raise ConfigurationError(f"the client state {path} is {'damaged' if path.is_file() else 'gone'}: {MEND}")
+        state = "damaged" if path.is_file() else "gone"
+        raise ConfigurationError(f"the client state {path} is {state}: {MEND}")
 
     def _check_files(self, lost: bool = False) -> None:
         """Read all files once; ``lost`` if their folder belongs to another run."""
@@ -187,7 +192,7 @@ class DiskState(MutableMapping[str, Tensor]):
                 "run's last.ckpt, with the run folder where it was"
             )
         for name in self._entries:
-            self._read(name)
+            self._read_file(name)
 
     def _link_into(self, folder: Path, lost: bool) -> None:
         """Check all files, and link them into another folder; ``lost`` if their own now belongs to another run."""
@@ -196,7 +201,8 @@ class DiskState(MutableMapping[str, Tensor]):
         self._check_files(lost)
         if self._writes and self._id:
             raise ConfigurationError(f"another run keeps its client states in {folder}: {ALONE}")
-        self._folder, self._unneeded = folder, []
+        self._folder = folder
+        self._unneeded = []
         self._name_folder()
         for file in map(self._file, self._entries):
             _link(before / file, folder / file)
@@ -208,18 +214,26 @@ class DiskState(MutableMapping[str, Tensor]):
                 f"client states are set in server hooks, from aggregate to on_round_end: {name} was set too early"
             )
         check_name(name)
-        if (round := self._round()) != self._changed_in:
-            self._changed_in = round  # all devices have finished the last round, and its checkpoints are complete
-            self._unwritten.clear()
-            for file in self._unneeded if self._writes else ():
-                (self._folder / file).unlink(missing_ok=True)
-            self._unneeded = []
+        round = self._round()
+        if round != self._changed_in:
+            self._changed_in = round
+            self._end_last_round()
         self._number += 1
         if name in self._entries:
-            in_a_checkpoint = self._entries[name].number <= self._saved
-            (self._replaced if in_a_checkpoint else self._unneeded).append(self._file(name))
+            if self._entries[name].number <= self._saved:  # a checkpoint needs the file
+                self._replaced.append(self._file(name))
+            else:
+                self._unneeded.append(self._file(name))
             del self._entries[name]
             self._unwritten.pop(name, None)
+
+    def _end_last_round(self) -> None:
+        """Drop what the last round needed: all devices have finished it, and its checkpoints are complete."""
+        self._unwritten.clear()
+        if self._writes:
+            for file in self._unneeded:
+                (self._folder / file).unlink(missing_ok=True)
+        self._unneeded = []
 
     def _write(self, path: Path, value: Tensor) -> None:
         if path.exists():  # only another run can have written it: numbers start above all existing ones
@@ -259,7 +273,9 @@ def _value_in(path: Path) -> Tensor:
 
     A small file is faster to read whole, and safetensors 0.8 leaks 28 bytes of memory for each file that it maps.
     """
-    return (load_file(path) if path.stat().st_size > LARGE else load(path.read_bytes()))["value"]
+    if path.stat().st_size > LARGE:
+        return load_file(path)["value"]
+    return load(path.read_bytes())["value"]
 
 
 def _checksum(value: Tensor) -> int:
@@ -281,12 +297,15 @@ def _id(folder: Path) -> str:
 
 def _files(folder: Path) -> list[str]:
     """Return the paths in a folder of its client states, complete or not; refuse links that lead out of the run."""
-    found, run = [], folder.parents[1]
+    run = folder.parents[1]
+    files: list[str] = []
     for place, folders, names in os.walk(folder):
-        for link in filter(Path.is_symlink, (Path(place, name) for name in (*names, *folders))):
-            within(run, str(link.relative_to(run)))
-        found += [str(Path(place, name).relative_to(folder)) for name in names]
-    return [file for file in found if re.search(r"\.\d+\.safetensors$", file)]
+        for name in (*names, *folders):
+            path = Path(place, name)
+            if path.is_symlink():
+                within(run, str(path.relative_to(run)))
+        files += [str(Path(place, name).relative_to(folder)) for name in names]
+    return [file for file in files if re.search(r"\.\d+\.safetensors$", file)]
 
 
 def _number(file: str) -> int:

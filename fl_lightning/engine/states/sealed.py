@@ -25,7 +25,9 @@ class SealedState(UserDict[str, Tensor]):
     data: Any  # of UserDict, a dict or a DiskState here
 
     def __init__(self, data: MutableMapping[str, Tensor], rule: str, hooks: list[str]) -> None:
-        self.data, self._rule, self._hooks = data, rule, hooks
+        self.data = data
+        self._rule = rule
+        self._hooks = hooks
         # What has been read, and how often it had been changed before. A value from a file is gone when its reader is.
         self._read: dict[str, tuple[ReferenceType[Tensor], int]] = {}
 
@@ -51,7 +53,8 @@ class SealedState(UserDict[str, Tensor]):
     def check_unchanged(self) -> None:
         """Refuse a change in place of a tensor that has been read."""
         for name, (reference, version) in self._read.items():
-            if (value := reference()) is not None and value._version != version:
+            value = reference()
+            if value is not None and value._version != version:
                 self.refuse(f"changes self.state[{name!r}] in place")
 
     def refuse(self, deed: str) -> NoReturn:

@@ -24,17 +24,22 @@ def bad_buffers(before: Sequence[Tensor | None], after: Sequence[Tensor | None],
 
     A mask of -inf was never finite.
     """
-    changed = [(old, new) for old, new in zip(before, after, strict=True) if new is not None and new is not old]
-    pairs = [(old, new) for old, new in changed if new.is_floating_point() or new.is_complex()]
-    if not pairs:
+    starts: list[Tensor] = []
+    ends: list[Tensor] = []
+    for old, new in zip(before, after, strict=True):
+        if new is None or new is old or not (new.is_floating_point() or new.is_complex()):
+            continue
+        if old is None or old.shape != new.shape:
+            old = torch.zeros_like(new)
+        starts.append(old)
+        ends.append(new)
+    if not ends:
         return like.new_zeros(())
-    was = _flat(
-        [old if old is not None and old.shape == new.shape else torch.zeros_like(new) for old, new in pairs], like
-    )
-    return (~_flat([new for _, new in pairs], like).isfinite() & was.isfinite()).any()
+    # One answer for all buffers together: it stays on the device, where nobody need wait for it yet.
+    return (~_join(ends, like).isfinite() & _join(starts, like).isfinite()).any()
 
 
-def _flat(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+def _join(tensors: Sequence[Tensor], like: Tensor) -> Tensor:
     return torch.cat([tensor.to_dense().flatten().to(like.device) for tensor in tensors])
 
 
@@ -53,18 +58,29 @@ def average_buffers(rows: Sequence[Sequence[Tensor | None]], num_samples: Tensor
     Example:
         >>> import torch
         >>> from fl_lightning.engine.updates.buffers import average_buffers
-        >>> one, other = [torch.tensor([2.0]), torch.tensor(5)], [torch.tensor([6.0]), torch.tensor(7)]
-        >>> average_buffers([one, other], num_samples=torch.tensor([1, 3]))  # 1/4 · 2 + 3/4 · 6
+        >>> first = [torch.tensor([2.0]), torch.tensor(5)]
+        >>> second = [torch.tensor([6.0]), torch.tensor(7)]
+        >>> average_buffers([first, second], num_samples=torch.tensor([1, 3]))  # 1/4 · 2 + 3/4 · 6
         [tensor([5.]), tensor(7)]
     """
     shares = num_samples.double() / num_samples.sum()
     columns = list(zip(*rows, strict=True))
-    small = [place for place, values in enumerate(columns) if _joins(values)]
-    means = dict(zip(small, _means([[row[place] for place in small] for row in rows], shares), strict=True))
-    return [means[place] if place in means else _merge(values, shares.tolist()) for place, values in enumerate(columns)]
+    # The many small buffers of a network (those of its BatchNorms) take one product together.
+    small = [place for place, values in enumerate(columns) if _is_small(values)]
+    small_rows = []
+    for row in rows:
+        small_rows.append([row[place] for place in small])
+    means = dict(zip(small, _means(small_rows, shares), strict=True))
+    averaged: list[Tensor | None] = []
+    for place, values in enumerate(columns):
+        if place in means:
+            averaged.append(means[place])
+        else:
+            averaged.append(_merge(values, shares.tolist()))
+    return averaged
 
 
-def _joins(values: Sequence[Tensor | None]) -> bool:
+def _is_small(values: Sequence[Tensor | None]) -> bool:
     """Tell whether a buffer is averaged together with others: small, dense, real, and of one shape on all clients."""
     first = values[0]
     if first is None or all(value is first for value in values):
@@ -78,7 +94,12 @@ def _means(rows: Sequence[Sequence[Any]], shares: Tensor) -> list[Tensor]:
     like = rows[0] if rows else ()
     if not like:
         return []
-    wide = torch.stack([torch.cat([value.to(like[0].device).double().flatten() for value in row]) for row in rows])
+    device = like[0].device
+    wide_rows: list[Tensor] = []
+    for row in rows:
+        wide_rows.append(torch.cat([value.to(device).double().flatten() for value in row]))
+    wide = torch.stack(wide_rows)
+    # Where a client agrees with the first, the distance is 0, even between infinities, whose difference is nan.
     mean = wide[0] + shares.to(wide.device) @ torch.where(wide == wide[0], 0.0, wide - wide[0])
     parts = torch.split(mean, [value.numel() for value in like])
     return [part.view(value.shape).to(value.dtype) for part, value in zip(parts, like, strict=True)]
@@ -121,8 +142,10 @@ def derive_buffers(module: nn.Module) -> None:
                 for _ in range(POWER_ITERATIONS):
                     hook.compute_weight(part, do_power_iteration=True)
         if isinstance(part, ParametrizationList):
-            for norm in (each for each in part if hasattr(each, "_power_method")):
-                mode, norm.training = norm.training, True  # each evaluation then takes an iteration
+            spectral_norms: list[Any] = [norm for norm in part if hasattr(norm, "_power_method")]
+            for norm in spectral_norms:
+                mode = norm.training
+                norm.training = True  # each evaluation then takes an iteration
                 for _ in range(POWER_ITERATIONS):
                     part()
                 norm.training = mode
@@ -137,13 +160,22 @@ def tell_shortened(names: Sequence[str], results: Sequence[Any], now: Sequence[A
     """Say once which buffers hold vectors of unit norm on each of the K clients, but not in the global model."""
     rows = [result.buffers for result in results]
     for name, mean, *values in zip(names, now, *rows, strict=True):
-        dims = () if mean is None or name in told else {0, mean.ndim - 1}
-        if any(all(_are_unit(value, dim) for value in values) and not _are_unit(mean, dim) for dim in dims):
+        if name not in told and _is_shortened(mean, values):
             told.add(name)
             rank_zero_warn(
                 f"{name} holds vectors of unit norm on every client, but shorter ones, their means, in the global "
                 f"model: keep the buffer on the clients, by LocalPart with parts: [{name}] or a rule's local_part"
             )
+
+
+def _is_shortened(mean: Tensor | None, values: Sequence[Tensor | None]) -> bool:
+    """Tell whether vectors along the first or the last dimension have unit norm on all clients, but not in the mean."""
+    if mean is None:
+        return False
+    for dim in {0, mean.ndim - 1}:
+        if all(_are_unit(value, dim) for value in values) and not _are_unit(mean, dim):
+            return True
+    return False
 
 
 def _are_unit(value: Tensor | None, dim: int) -> bool:

@@ -180,7 +180,7 @@ class Cohort:
 
     def columns(self, indices: Tensor) -> Tensor:
         """Return some columns (K, b) of the corrected updates, given their indices (b,); float64, on the CPU."""
-        return self.mixing @ self.updates.some(indices)
+        return self.mixing @ self.updates.columns_at(indices)
 
     @cached_property
     def gram(self) -> Tensor:

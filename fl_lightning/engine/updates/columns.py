@@ -81,19 +81,21 @@ class Columns:
         """Add one tensor for each segment of this device to ``start``, those of all devices in the segments' order."""
         if self.devices > 1:
             counts = [last - first for first, last in pairwise(self._firsts)]
-            parts = _gathered(torch.stack([start, *parts])[1:], counts)
+            parts = _gather(torch.stack([start, *parts])[1:], counts)  # a device without a segment has only start
         for part in parts:
-            start += part
+            start += part  # in one order on any number of devices, because rounding depends on the order
         return start
 
-    def joined(self, own: Tensor) -> Tensor:
+    def join(self, own: Tensor) -> Tensor:
         """Join the devices' columns (p,) of a vector to the vector (P,)."""
-        return own if self.devices == 1 else _gathered(own, [share.stop - share.start for share in self.shares])
+        if self.devices == 1:
+            return own
+        return _gather(own, [share.stop - share.start for share in self.shares])
 
 
-def _gathered(own: Tensor, counts: list[int]) -> Tensor:
+def _gather(own: Tensor, counts: list[int]) -> Tensor:
     """Join the rows that the devices hold, given how many each holds."""
-    sent = own.new_zeros(max(counts), *own.shape[1:])
+    sent = own.new_zeros(max(counts), *own.shape[1:])  # all devices must send tensors of one shape
     sent[: len(own)] = own
     received = [torch.empty_like(sent) for _ in counts]
     torch.distributed.all_gather(received, sent)

@@ -35,27 +35,33 @@ def gather_results(
         The results of all clients, ordered by client, and for each the device and slot that hold its update.
     """
     own = [(result, slots[result.client]) for result in results]
-    parts = {columns.rank: own} if columns.devices == 1 else _exchanged(columns.devices, own, buffers, device)
-    found = [(result, (rank, slot)) for rank, part in parts.items() for result, slot in part]
-    found.sort(key=lambda each: each[0].client)
-    return [result for result, _ in found], [place for _, place in found]
+    parts = {columns.rank: own}
+    if columns.devices > 1:
+        parts = _exchange(columns.devices, own, buffers, device)
+    arrived: list[tuple[ClientResult, tuple[int, int]]] = []
+    for rank, part in parts.items():
+        arrived += [(result, (rank, slot)) for result, slot in part]
+    arrived.sort(key=lambda pair: pair[0].client)
+    return [result for result, _ in arrived], [place for _, place in arrived]
 
 
-def _exchanged(devices: int, own: Placed, buffers: Buffers, device: torch.device) -> dict[int, Placed]:
+def _exchange(devices: int, own: Placed, buffers: Buffers, device: torch.device) -> dict[int, Placed]:
     """Gather the results of each device, some at a time."""
     none: Buffers = [None] * len(buffers)
     at_once = max(1, AT_ONCE // max(1, *(_size(result, buffers) for result, _ in own), 1))
     parts: dict[int, Placed] = {rank: [] for rank in range(devices)}
     unpack = partial(torch.as_tensor, device=device)
-    start, more = 0, True
-    while more:
-        sent = [(_moved(result, buffers, none, _packed), slot) for result, slot in own[start : start + at_once]]
+    start = 0
+    is_complete = False
+    while not is_complete:
+        sent = [(_move(result, buffers, none, _pack), slot) for result, slot in own[start : start + at_once]]
         start += at_once
+        # All devices exchange as often as the one with the most results needs, for each exchange waits for all.
         received: list[tuple[Placed, bool]] = [([], False)] * devices
-        torch.distributed.all_gather_object(received, (sent, start < len(own)))
+        torch.distributed.all_gather_object(received, (sent, start >= len(own)))
         for rank, (part, _) in enumerate(received):
-            parts[rank] += [(_moved(each, none, buffers, unpack), slot) for each, slot in part]
-        more = any(follows for _, follows in received)
+            parts[rank] += [(_move(result, none, buffers, unpack), slot) for result, slot in part]
+        is_complete = all(is_last for _, is_last in received)
     return parts
 
 
@@ -66,16 +72,18 @@ def _size(result: ClientResult, known: Buffers) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _moved(result: ClientResult, known: Buffers, by: Buffers, move: Callable[[Tensor], Any]) -> ClientResult:
+def _move(result: ClientResult, known: Buffers, by: Buffers, move: Callable[[Tensor], Any]) -> ClientResult:
     """Return a result with each tensor changed by a function, except known buffers, which others replace."""
-    triples = zip(result.buffers, known, by, strict=True)
-    moved = [other if buffer is None or buffer is old else move(buffer) for buffer, old, other in triples]
-    vectors = {name: move(each) for name, each in result.vectors.items()}
-    stays = {name: move(each) for name, each in result.stays.items()}
+    moved: list[Any] = []
+    for buffer, old, other in zip(result.buffers, known, by, strict=True):
+        is_known = buffer is None or buffer is old
+        moved.append(other if is_known else move(buffer))
+    vectors = {name: move(vector) for name, vector in result.vectors.items()}
+    stays = {name: move(tensor) for name, tensor in result.stays.items()}
     return replace(result, buffers=moved, vectors=vectors, stays=stays)
 
 
-def _packed(tensor: Tensor) -> Any:
+def _pack(tensor: Tensor) -> Any:
     """Return a tensor as an array where NumPy has its kind: an array is pickled several times as fast."""
     here = tensor.detach().cpu()
     return here.numpy() if here.layout is torch.strided and here.dtype is not torch.bfloat16 else here

@@ -45,8 +45,8 @@ def cosines(gram: Tensor) -> Tensor:
         tensor([[ 1.0000, -0.6000],
                 [-0.6000,  1.0000]])
     """
-    norms = gram.diagonal().clamp(min=0).sqrt()
-    scale = norms.outer(norms)
+    lengths = gram.diagonal().clamp(min=0).sqrt()
+    scale = lengths.outer(lengths)
     return torch.where(scale > 0, gram / scale, torch.zeros_like(gram)).clamp(-1, 1)
 
 
@@ -83,7 +83,9 @@ def conflict_ratio(gram: Tensor, weights: Tensor | None = None) -> float:
         0.5
     """
     counts = pairs(torch.ones_like(gram) if weights is None else weights.outer(weights))
-    return float(counts[pairs(gram) < 0].sum() / counts.sum()) if counts.any() else 0.0
+    if not counts.any():
+        return 0.0
+    return float(counts[pairs(gram) < 0].sum() / counts.sum())
 
 
 def norms(gram: Tensor, combinations: Tensor) -> Tensor:
@@ -178,7 +180,8 @@ def partners(size: int, order: Literal["random", "ascending", "descending"], gen
         >>> partners(3, "ascending", torch.Generator()).tolist()
         [[1, 2], [0, 2], [0, 1]]
     """
-    others = torch.tensor([[j for j in range(size) if j != k] for k in range(size)]).reshape(size, size - 1)
+    every = torch.arange(size).repeat(size, 1)
+    others = every[every != every.T].reshape(size, size - 1)  # row k: all but k, ascending
     if order == "random":
         return torch.stack([row[torch.randperm(size - 1, generator=generator)] for row in others])
     return others if order == "ascending" else others.flip(1)

@@ -44,7 +44,8 @@ class Store:
     """
 
     def __init__(self, like: Tensor, rank: int, devices: int, slots: int, limit: int, folder: Path) -> None:
-        self.columns, self.slots = Columns(len(like), rank, devices), dict[int, int]()
+        self.columns = Columns(len(like), rank, devices)
+        self.slots: dict[int, int] = {}
         new = partial(new_rows, limit=limit, folder=folder)
         self._slots = new(slots * devices, like[: self.columns.width]).view(slots, devices, self.columns.width)
         self._new = partial(new, like=like)
@@ -101,8 +102,8 @@ class Store:
 
     def _exchange(self, count: int) -> None:
         """Put into each of the first slots, for each device, this device's share of that device's slot."""
-        each = max(1, AT_ONCE // max(1, self._slots[:1].nbytes))
-        for slots in torch.split(self._slots[:count], each):
+        at_once = max(1, AT_ONCE // max(1, self._slots[:1].nbytes))
+        for slots in torch.split(self._slots[:count], at_once):
             sent = slots.transpose(0, 1).contiguous()
             received = torch.empty_like(sent)
             torch.distributed.all_to_all_single(received, sent)
@@ -159,10 +160,11 @@ def bytes_in(size: str) -> int:
     Raises:
         ConfigurationError: the text is not a positive number and a unit.
     """
-    found = re.fullmatch(r"(\d+\.?\d*) ?(KiB|MiB|GiB|TiB)", size)
-    if not found:
+    match = re.fullmatch(r"(\d+\.?\d*) ?(KiB|MiB|GiB|TiB)", size)
+    if not match:
         raise ConfigurationError(f"cohort_memory must be a size such as 4GiB, in {', '.join(UNITS)}, got {size!r}")
-    return int(float(found[1]) * UNITS[found[2]])
+    number, unit = match.groups()
+    return int(float(number) * UNITS[unit])
 
 
 def usual_limit(processes: int) -> int:

@@ -49,7 +49,10 @@ class Updates:
         shares: Tensor | None = None,
         new: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.own, self.columns, self.order, self.shares = rows, columns, list(order), shares
+        self.own = rows
+        self.columns = columns
+        self.order = list(order)
+        self.shares = shares
         self._new = new or (lambda count: rows.new_empty(count, columns.size))
 
     @classmethod
@@ -68,7 +71,8 @@ class Updates:
     def whole(self) -> Tensor:
         """(K, P) all columns; on several devices, this property gathers them on every device."""
         if self.columns.devices == 1:
-            self.own, self.order = arranged(self.own, self.order), list(range(len(self)))
+            self.own = arrange(self.own, self.order)
+            self.order = list(range(len(self)))
             return self.own
         gathered = self._new(len(self))
         for row, update in zip(gathered, self.rows(), strict=True):
@@ -77,7 +81,7 @@ class Updates:
 
     def rows(self) -> Iterator[Tensor]:
         """Yield the updates (P,) one by one; on several devices, each is gathered when its turn comes."""
-        return (self.columns.joined(self.own[row]) for row in self.order)
+        return (self.columns.join(self.own[row]) for row in self.order)
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Return the (P,) sum of the updates, each times its coefficient (K,), in the clients' order.
@@ -85,15 +89,18 @@ class Updates:
         The coefficients are divided by the first one that is not tiny, and the sum is multiplied by it at the end. So
         the bits equal those of a sum of arriving updates, for which only the ratios of the coefficients were known.
         """
-        weights, least = coefficients, TINY_SHARE * max(coefficients.abs().tolist(), default=0.0)
-        if self.shares is not None and proportional(coefficients, self.shares):
-            weights, least = self.shares, 0.0
+        if self.shares is not None and are_proportional(coefficients, self.shares):
+            weights = self.shares
+            least = 0.0
+        else:
+            weights = coefficients
+            least = TINY_SHARE * max(coefficients.abs().tolist(), default=0.0)
         first = first_above(weights, least)
         if first is None:  # all are zero, or one is not finite, and so is the sum
-            return float(coefficients.sum()) * self.columns.joined(self.own.new_zeros(self.own.shape[1]))
+            return float(coefficients.sum()) * self.columns.join(self.own.new_zeros(self.own.shape[1]))
         weight = float(weights[first])
         unit = unit_of(weight)
-        total = self.columns.joined(self.add_to(None, weights / unit))
+        total = self.columns.join(self.add_to(None, weights / unit))
         return float(coefficients[first]) * (unit / weight) * total
 
     def add_to(self, total: Tensor | None, coefficients: Tensor) -> Tensor:
@@ -101,8 +108,10 @@ class Updates:
 
         The result is that of one addition after another, however many clients are added at a time.
         """
-        total = torch.zeros_like(self.own[0]) if total is None else total
+        if total is None:
+            total = torch.zeros_like(self.own[0])
         numbers = [(row, number) for row, number in zip(self.order, coefficients.tolist(), strict=True) if number]
+        # Block by block, so that the sum stays in the cache; row by row, for a matrix product may add in any order.
         for block, part in zip(torch.split(self.own, BLOCK, dim=1), torch.split(total, BLOCK), strict=True):
             if self._in_file:
                 will_need(block)
@@ -120,16 +129,18 @@ class Updates:
 
         return self._by_row(product)
 
-    def some(self, indices: Tensor) -> Tensor:
+    def columns_at(self, indices: Tensor) -> Tensor:
         """Return some columns (K, b), given their indices (b,) on the CPU; float64, on the CPU, on every device."""
+        own_indices = indices - self.columns.own.start
+        start = torch.zeros(len(self), len(indices), dtype=torch.float64, device=self.own.device)
 
         def part(segment: slice) -> Tensor:
-            here, block = indices - self.columns.own.start, torch.zeros_like(start)
-            found = (segment.start <= here) & (here < segment.stop)
-            block[:, found] = self.own[:, here[found].to(start.device)][self.order].to(start)
+            """Fill in the columns that lie in a segment; the others are zero, so that the parts add up to all."""
+            block = torch.zeros_like(start)
+            is_here = (segment.start <= own_indices) & (own_indices < segment.stop)
+            block[:, is_here] = self.own[:, own_indices[is_here].to(start.device)][self.order].to(start)
             return block
 
-        start = torch.zeros(len(self), len(indices), dtype=torch.float64, device=self.own.device)
         return self.columns.total(map(part, self.columns.segments(0, self.columns.size)), start).cpu()
 
     @cached_property
@@ -139,28 +150,29 @@ class Updates:
 
     def _by_row(self, measure: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """Sum a measure of each segment of a row, or of all rows, over the segments: (K,) in float64 on the CPU."""
+        start = torch.zeros(len(self), dtype=torch.float64, device=self.own.device)
 
-        def measured(segment: slice) -> Tensor:
+        def measure_segment(segment: slice) -> Tensor:
             if self.own.device.type != "cpu":
                 return measure(self._in_order(self.own[:, segment]), segment).double()
             values = [measure(self.own[row, segment], segment) for row in self.order]  # the bits of any number of rows
             return torch.stack(values).double() if values else start
 
-        start = torch.zeros(len(self), dtype=torch.float64, device=self.own.device)
-        return self.columns.total(map(measured, self.columns.segments(0, self.columns.size)), start).cpu()
+        return self.columns.total(map(measure_segment, self.columns.segments(0, self.columns.size)), start).cpu()
 
     def gram(self, start: int = 0, stop: int | None = None) -> Tensor:
         """(K, K) inner products of the updates over the columns from ``start`` to ``stop``, float64 on the CPU."""
-        size, device = len(self), self.own.device
+        size = len(self)
         segments = self.columns.segments(start, self.columns.size if stop is None else stop)
-        gram = torch.zeros(size, size, dtype=torch.float64, device=device)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=self.own.device)
         gram = self.columns.total(map(self._upper, segments), gram)
         gram = (gram.triu() + gram.triu(1).T).cpu()
         return without_rounding(gram, gram.diagonal().sqrt())
 
     def _upper(self, segment: slice) -> Tensor:
         """Compute the products over some columns; entries below the diagonal are undefined: the matrix is symmetric."""
-        size, device = len(self), self.own.device
+        size = len(self)
+        device = self.own.device
         rows, columns = TILE if device.type == "cpu" else (size, COLUMNS)
         gram = torch.zeros(size, size, dtype=torch.float64, device=device)
         wide = torch.empty(size, min(columns, segment.stop - segment.start), dtype=torch.float64, device=device)
@@ -191,14 +203,14 @@ class Updates:
     def by_coordinate(self, reduce: Callable[[Tensor], Tensor], mixing: Tensor | None) -> Tensor:
         """Reduce the updates, mixed by (K, K) if given, to (P,) by a function from blocks (K, B) to (B,)."""
         factors = None if mixing is None else mixing.to(self.own)
-
-        def reduced(block: Tensor) -> Tensor:
-            block = self._in_order(block)
-            return reduce(block if factors is None else factors @ block)
-
-        parts = [self.own[:, each] for each in self.columns.segments(0, self.columns.size)]
-        blocks = [block for part in parts for block in torch.split(part, COLUMNS, dim=1)]
-        return self.columns.joined(torch.cat([reduced(block) for block in blocks] or [self.own.new_empty(0)]))
+        reduced: list[Tensor] = []
+        for segment in self.columns.segments(0, self.columns.size):
+            for block in torch.split(self.own[:, segment], COLUMNS, dim=1):
+                rows = self._in_order(block)
+                reduced.append(reduce(rows if factors is None else factors @ rows))
+        if not reduced:  # this device has no columns
+            reduced.append(self.own.new_empty(0))
+        return self.columns.join(torch.cat(reduced))
 
 
 class Summed:
@@ -216,12 +228,14 @@ class Summed:
 
     def __init__(self, columns: Columns) -> None:
         self.shares: Tensor | None = None
-        self._columns, self._total = columns, torch.zeros(0)
+        self._columns = columns
+        self._total = torch.zeros(0)
         self._unit = 0.0  # that of the first share that is not zero
 
     def take_in(self, updates: Updates, shares: Tensor) -> None:
         """Add the updates of some more clients, in the clients' order, each times its share (k,)."""
-        first, begins = first_above(shares, 0.0), self.shares is None
+        first = first_above(shares, 0.0)
+        begins = self.shares is None
         if not self._unit and first is not None:
             self._unit = unit_of(float(shares[first]))
         self._total = updates.add_to(None if begins else self._total, shares / (self._unit or 1.0))
@@ -238,14 +252,14 @@ class Summed:
         Raises:
             ConfigurationError: the coefficients are not proportional to the shares.
         """
-        if self.shares is None or not proportional(coefficients, self.shares):
+        if self.shares is None or not are_proportional(coefficients, self.shares):
             raise ConfigurationError(
                 f"a rule sets the weights {coefficients.tolist()}, but its stream_weights gave others when the updates "
                 "arrived: correct stream_weights, or remove streams = True from the rule's class"
             )
         first = first_above(self.shares, 0.0)
         scale = 0.0 if first is None else float(coefficients[first]) * (self._unit / float(self.shares[first]))
-        return scale * self._columns.joined(self._total)
+        return scale * self._columns.join(self._total)
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse what :class:`Updates` tells of single updates.
@@ -261,7 +275,7 @@ class Summed:
         )
 
 
-def proportional(coefficients: Tensor, shares: Tensor) -> bool:
+def are_proportional(coefficients: Tensor, shares: Tensor) -> bool:
     """Tell whether coefficients (K,) are proportional to shares (K,)."""
     if not shares.any():
         return not coefficients.any()
@@ -294,12 +308,12 @@ def will_need(part: Tensor) -> None:
         madvise(ctypes.c_void_p(start), ctypes.c_size_t(row.data_ptr() + row.nbytes - start), WILL_NEED)
 
 
-def arranged(rows: Tensor, order: Sequence[int]) -> Tensor:
+def arrange(rows: Tensor, order: Sequence[int]) -> Tensor:
     """Move row ``order[k]`` of a matrix to row k, for each k, in place with the memory of one row; return the top.
 
     >>> import torch
-    >>> from fl_lightning.engine.updates.updates import arranged
-    >>> arranged(torch.tensor([[0], [1], [2], [3]]), [3, 0, 1]).tolist()
+    >>> from fl_lightning.engine.updates.updates import arrange
+    >>> arrange(torch.tensor([[0], [1], [2], [3]]), [3, 0, 1]).tolist()
     [[3], [0], [1]]
     """
     taken = set(order)
@@ -307,9 +321,11 @@ def arranged(rows: Tensor, order: Sequence[int]) -> Tensor:
     waiting = {place: row for place, row in enumerate(sources) if place != row}
     while waiting:  # each circle of rows in turn
         first, row = waiting.popitem()
-        held, place = rows[first].clone(), first
+        first_row = rows[first].clone()
+        place = first
         while row != first:
             rows[place] = rows[row]
-            place, row = row, waiting.pop(row)
-        rows[place] = held
+            place = row
+            row = waiting.pop(row)
+        rows[place] = first_row
     return rows[: len(order)]

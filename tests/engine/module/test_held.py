@@ -49,6 +49,7 @@ CHANGES: dict[str, tuple[Any, Any, Any]] = {  # make it, change it, look at it
     "bytes": (lambda: bytearray(b"ab"), set_array, repr),
     "tuple": (lambda: ([1], 2), lambda each: each[0].append(2), repr),
     "partial": (lambda: partial(max, [1]), lambda each: each.args[0].append(2), lambda each: each()),
+    "keywords": (lambda: partial(max, key=len), lambda each: each.keywords.update(key=abs), lambda each: each.keywords),
     "array": (lambda: np.zeros(2), set_array, lambda each: each.tolist()),
     "tensor": (lambda: [torch.zeros(2)], lambda each: each[0].add_(1), lambda each: each[0].tolist()),
     "object": (Thing, lambda each: setattr(each, "number", 2), lambda each: each.number),

@@ -14,7 +14,7 @@ from lib.toy import Capture, trainer
 
 from fl_lightning import ClientFailure, ConfigurationError, FederatedCallback, FederatedOrchestrator, LocalRun, Server
 from fl_lightning.engine.updates.store import bytes_in, new_rows
-from fl_lightning.engine.updates.updates import arranged
+from fl_lightning.engine.updates.updates import arrange
 
 RULES: dict[str, Any] = {**SERVER_RULES, **CLIENT_RULES, **PERSONAL}
 
@@ -62,7 +62,7 @@ def test_a_matrix_that_no_disk_holds_is_refused_in_one_line(tmp_path: Path) -> N
 @pytest.mark.parametrize("order", [[0, 2, 4], [4, 3, 2, 1, 0], [1, 2, 0], [3], [], [0, 1, 2, 3, 4]])
 def test_rows_move_to_the_top_in_place(order: list[int]) -> None:
     rows = torch.arange(5.0)[:, None].repeat(1, 2)
-    top = arranged(rows, order)
+    top = arrange(rows, order)
     assert top.tolist() == [[row, row] for row in order]
     assert not order or top.data_ptr() == rows.data_ptr()
 
