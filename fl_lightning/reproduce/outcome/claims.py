@@ -64,8 +64,8 @@ def effects(claim: Claim, results: pd.DataFrame) -> list[Effects]:
             apart = side - other
         else:
             apart = side - claim.number
-        by_cell = apart.unstack("cell") if len(apart) else pd.DataFrame()  # a row for each seed
-        whole = by_cell.dropna()
+        by_cell = apart.unstack("cell") if len(apart) else pd.DataFrame()
+        whole = by_cell.dropna().sort_index()  # by seed
         weights = _weights(labels.loc[by_cell.columns], claim.along)
         values = np.zeros(0)
         if len(whole) and weights.any():

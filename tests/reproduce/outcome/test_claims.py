@@ -37,6 +37,11 @@ class TestCells:
         cells = {(1, "A"): [0, 0, 0, 0], (1, "B"): [10, 10, 10, 10], (2, "A"): [0, 0, 0, 0]}
         assert values(BETTER, runs({**cells, (2, "B"): [0, 0, math.nan, 0]}, *self.LABELS)) == [5, 5, 5]
 
+    def test_seeds_are_in_ascending_order(self) -> None:
+        """Whatever the order of the rows: seeds 1, 2 and 3 gain 1, 2 and 3."""
+        results = runs({"A": [0, 0, 0], "B": [1, 2, 3]})
+        assert values(BETTER, results.iloc[[4, 0, 5, 2, 3, 1]]) == [1, 2, 3]
+
     def test_a_cell_that_was_not_run_at_all_is_no_cell(self) -> None:
         """As with --subset: the claim is tested on what there is."""
         cells = {(1, "A"): [0, 0, 0], (1, "B"): [9, 9, 9], (2, "A"): [0, 0, 0]}
