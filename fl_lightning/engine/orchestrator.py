@@ -235,7 +235,7 @@ class FederatedOrchestrator(ClientHost):
         self.client_training = choose_training(
             one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
         )
-        self._way = self.client_training.way
+        self._way = self.client_training.kept_way
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         group_size, limit = self.client_training.group_size, self.cohort_memory or usual_limit(self.trainer.num_devices)
         bad = self.on_bad_update, self.max_update_norm
@@ -292,7 +292,7 @@ class FederatedOrchestrator(ClientHost):
     def num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round, as the data module counts batches."""
         data = self.__dict__.get("_local_data") or LocalData(self, self.settings)
-        return int(data.counted(client, round).total_batches)
+        return int(data.counted_work(client, round).total_batches)
 
     # A round
 
@@ -343,7 +343,7 @@ class FederatedOrchestrator(ClientHost):
         step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
         self.log_round_number(self.round)
         self.rounds_done += 1
-        self._way, self._round = self.client_training.way, None
+        self._way, self._round = self.client_training.kept_way, None
         round.failures.clear()  # an error refers to the frames that it passed, and these to the round
 
     def _log_turnout(self, round: Round, kept: int) -> None:

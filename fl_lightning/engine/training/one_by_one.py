@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -28,6 +28,20 @@ from fl_lightning.seeding import derive, isolated, seed_globals
 AGAIN = "again"  # names the draws of a client's second training
 
 
+class KeptWay(NamedTuple):
+    """What a resumed fit keeps of the way in which clients train.
+
+    Attributes:
+        at_once: whether clients train at once.
+        compiled: whether steps are compiled.
+        padded: whether batches are filled up to one size; None for undecided.
+    """
+
+    at_once: bool
+    compiled: bool = False
+    padded: bool | None = None
+
+
 class ClientTraining(Protocol):
     """Trains clients of a round, each from the round's global model, and knows of no rule's work on the server.
 
@@ -40,11 +54,8 @@ class ClientTraining(Protocol):
     at_once: bool
 
     @property
-    def way(self) -> tuple[bool, bool, bool | None]:
-        """Whether clients train at once, whether steps are compiled, and whether batches are filled up to one size.
-
-        A resumed fit keeps all three; None says that the last one is not decided yet.
-        """
+    def kept_way(self) -> KeptWay:
+        """What a resumed fit keeps of the way in which clients train."""
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""
@@ -62,7 +73,7 @@ class OneByOne:
     """Trains clients one after another; between two clients, the module holds the global model.
 
     Args:
-        server: the orchestrator, for the rules' hooks.
+        orchestrator: the orchestrator, for the rules' hooks.
         local: trains one client.
         data: the clients' batches.
         hooks: the callbacks' hooks.
@@ -71,14 +82,18 @@ class OneByOne:
         watch: is called with the run of each client that has trained, if set.
     """
 
-    group_size, at_once = 1, False
-    way: tuple[bool, bool, bool | None] = (False, False, None)
+    group_size = 1
+    at_once = False
+    kept_way = KeptWay(at_once=False)
     watch: Callable[[LocalRun], None] | None = None
 
-    def __init__(self, server: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
-        self.server, self.local, self.data, self.hooks = server, local, data, hooks
+    def __init__(self, orchestrator: Server, local: LocalTraining, data: LocalData, hooks: Hooks) -> None:
+        self.orchestrator = orchestrator
+        self.local = local
+        self.data = data
+        self.hooks = hooks
         self._again = LocalTraining(local.module, local.flat, local.settings, local.trainer, ())  # without any rule
-        self._told = set[str]()  # names of attributes that a warning has named
+        self._warned_of = set[str]()  # names of attributes that a warning has named
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients of a round, and put the global model back after each."""
@@ -86,16 +101,16 @@ class OneByOne:
             self._train(round, client)
 
     def _train(self, round: Round, client: int) -> None:
-        busy(self.server.trainer, f"client {self.data.module.client_label(client)} of round {round.number}")
+        busy(self.orchestrator.trainer, f"client {self.data.datamodule.client_label(client)} of round {round.number}")
         with self.leaving_out(round, client), self.training_of(round, client) as run:
             self.local.train(run, partial(self.data.batches, client, round.number))
             if self.watch is not None:
                 self.watch(run)
             for end in self.hooks("on_client_end"):
-                end(self.server, run)
-            update, result = self.sent(round, run, self.local.loss_scale())
-            models = run.params if update is None else update
-            round.take(models[None], [result], run.mean_loss[None], update is not None)
+                end(self.orchestrator, run)
+            update, result = self.collect(round, run, self.local.loss_scale())
+            vector = run.params if update is None else update
+            round.take(vector[None], [result], run.mean_loss[None], less=update is not None)
         round.trained += 1
 
     @contextmanager
@@ -106,7 +121,7 @@ class OneByOne:
         except Exception as error:
             if isinstance(error, RuleError) or stops(error):
                 raise
-            round.leave_out(client, described(error, self.server.client), error)
+            round.leave_out(client, described(error, self.orchestrator.client), error)
 
     def new_run(self, round: Round, client: int, work: Work | None = None) -> LocalRun:
         """Make the run of a client.
@@ -116,9 +131,10 @@ class OneByOne:
             client: the client's id.
             work: the client's work, if it is already known.
         """
-        local, work = self.local, work or self.data.work(client, round.number)
+        local = self.local
+        work = work or self.data.work(client, round.number)
         anchor, buffers = self.hooks.start(client, round.anchor, round.state.buffers)
-        run = LocalRun(local.module, local.flat, round.state, self.data.module, client, round.number, anchor, work)
+        run = LocalRun(local.module, local.flat, round.state, self.data.datamodule, client, round.number, anchor, work)
         if self.hooks.defines(*START_HOOKS):
             run.start_buffers = buffers
         return run
@@ -126,13 +142,13 @@ class OneByOne:
     def enter(self, run: LocalRun) -> None:
         """Give the module the model that a client starts from."""
         if run.start_buffers is not None:
-            self.server.params.copy_(run.anchor)
-            self.server.write_buffers(run.start_buffers)
+            self.orchestrator.params.copy_(run.anchor)
+            self.orchestrator.write_buffers(run.start_buffers)
 
-    def sent(
+    def collect(
         self, round: Round, run: LocalRun, loss_scale: tuple[float, int] | None = None
     ) -> tuple[Tensor | None, ClientResult]:
-        """Return the update (P,) and the values that a client sends; the hooks at the client's end have been called.
+        """Collect the update (P,) and the values that a client sends; the hooks at the client's end have been called.
 
         Args:
             round: the round.
@@ -146,11 +162,14 @@ class OneByOne:
         for part in self.hooks.parts:
             part.keep(run, update)
         for upload in self.hooks("upload"):
-            given, size, version = update, run.upload_bytes, update._version
+            before = update
+            version_before = update._version
+            bytes_before = run.upload_bytes
             run.upload_bytes = None  # another update has its whole size, unless the hook that makes it says another
-            update = upload(self.server, run, given)
-            if update is given and update._version == version and run.upload_bytes is None:
-                run.upload_bytes = size
+            update = upload(self.orchestrator, run, before)
+            is_unchanged = update is before and update._version == version_before
+            if is_unchanged and run.upload_bytes is None:
+                run.upload_bytes = bytes_before
         result = run.result(loss_scale)
         for part in self.hooks.parts:
             part.hide(update, result, round.state.buffers)
@@ -165,20 +184,22 @@ class OneByOne:
             client: the client's id.
             start: (P,) parameters to start from, by default those of ``run.anchor``.
         """
-        server, run, self._round = self.server, None, round
-        seed_globals(derive(server.seed, "client", round.number, client), server.device)
+        orchestrator = self.orchestrator
+        run = None
+        self._round = round
+        seed_globals(derive(orchestrator.seed, "client", round.number, client), orchestrator.device)
         try:
             run = self.new_run(round, client)
             self.enter(run)
             if start is not None:
-                server.params.copy_(start)
+                orchestrator.params.copy_(start)
             self.local.start(run, round.factors)
             for hook in self.hooks("on_client_start"):
-                hook(server, run)
+                hook(orchestrator, run)
             yield run
         finally:
             self.local.end(run)
-            self._tell(client, self.put_back(round))
+            self._warn_of(client, self.put_back(round))
 
     def train_again(
         self,
@@ -187,17 +208,20 @@ class OneByOne:
         before_step: Callable[[LocalRun], None] | None = None,
         epochs: int | None = None,
     ) -> Tensor:
-        """Train a second model of the client of a run; see :meth:`Server.train_again`."""
-        server, local, round, params, buffers = self.server, self._again, self._round, run.params.clone(), run.buffers
+        """Train a second model of the client of a run; see :class:`Server`."""
+        orchestrator = self.orchestrator
+        local = self._again
+        round = self._round
+        params, buffers = run.params.clone(), run.buffers  # of the first model, which is put back in the end
         local.before_step = [] if before_step is None else [guarded(before_step)]
         work = run.work if epochs is None else replace(run.work, epochs=epochs, steps=None)
         again = self.new_run(round, run.client, work)
         try:
             round.state.restore()
             self.enter(again)
-            server.params.copy_(start)
-            with isolated(server.device):
-                seed_globals(derive(server.seed, AGAIN, round.number, run.client), server.device)
+            orchestrator.params.copy_(start)
+            with isolated(orchestrator.device):
+                seed_globals(derive(orchestrator.seed, AGAIN, round.number, run.client), orchestrator.device)
                 local.start(again, round.factors)
                 local.train(again, partial(self.data.batches, run.client, round.number, purpose=AGAIN))
             return again.params.clone()
@@ -205,22 +229,24 @@ class OneByOne:
             local.end(again)
             self.local.trainer.begin(run)
             round.state.restore()
-            server.params.copy_(params)
-            server.write_buffers(buffers)
+            orchestrator.params.copy_(params)
+            orchestrator.write_buffers(buffers)
 
     def put_back(self, round: Round) -> list[str]:
         """Put the global model back; return the names of the attributes that training has changed."""
         self.local.flat.clear_gradient()
-        self.server.params.copy_(round.anchor)
+        self.orchestrator.params.copy_(round.anchor)
         return round.state.restore()
 
-    def _tell(self, client: int, changed: Sequence[str]) -> None:
-        """Say once that what a client counts or collects does not reach the next client."""
-        if new := sorted(set(changed) - self._told):
-            self._told.update(new)
-            warnings.warn(
-                f"client {self.data.module.client_label(client)} changed {', '.join(new)}: every client starts from "
-                "the global model's own value, so the change is dropped; register a buffer for what rounds should "
-                "carry on",
-                stacklevel=2,
-            )
+    def _warn_of(self, client: int, changed: Sequence[str]) -> None:
+        """Say once of each attribute that what a client counts or collects there does not reach the next client."""
+        new = sorted(set(changed) - self._warned_of)
+        if not new:
+            return
+        self._warned_of.update(new)
+        label = self.data.datamodule.client_label(client)
+        warnings.warn(
+            f"client {label} changed {', '.join(new)}: every client starts from the global model's own value, so the "
+            "change is dropped; register a buffer for what rounds should carry on",
+            stacklevel=2,
+        )

@@ -27,7 +27,8 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
         ConfigurationError: ``configure_optimizers`` returns no optimizer, a ReduceLROnPlateau that could change a rate
             within a round, or, with automatic optimization, more than one optimizer.
     """
-    name, made = type(module).__name__, module.configure_optimizers()
+    name = type(module).__name__
+    made = module.configure_optimizers()
     if isinstance(made, Optimizer):
         return [made], []
     if made is None:
@@ -40,18 +41,26 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
             f"{name}.configure_optimizers returns {len(optimizers)} optimizers: automatic optimization takes one, for "
             "more set automatic_optimization = False"
         )
-    return optimizers, [config for config in configs if not (config.reduce_on_plateau and _waits(module, config))]
+    schedules = []
+    for config in configs:
+        if config.reduce_on_plateau:
+            _check_patience(module, config)
+        else:
+            schedules.append(config)
+    return optimizers, schedules
 
 
-def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
-    """Tell whether a ReduceLROnPlateau waits for more steps than a client takes, and so changes no learning rate.
+def _check_patience(module: LightningModule, config: LRSchedulerConfig) -> None:
+    """Warn that a ReduceLROnPlateau waits for more steps than a client takes, and so changes no learning rate.
 
     Raises:
         ConfigurationError: the schedule could change a rate.
     """
-    trainer, patience = module.trainer, config.scheduler.patience  # type: ignore[union-attr]  # of ReduceLROnPlateau
-    each = {"epoch": trainer.max_epochs, "step": trainer.estimated_stepping_batches}[config.interval]
-    steps, name = int(each or 0) // config.frequency, type(module).__name__
+    name = type(module).__name__
+    patience = config.scheduler.patience  # type: ignore[union-attr]  # of ReduceLROnPlateau
+    trainer = module.trainer
+    most = trainer.max_epochs if config.interval == "epoch" else trainer.estimated_stepping_batches
+    steps = int(most or 0) // config.frequency
     if steps > patience:
         raise ConfigurationError(
             f"{name}.configure_optimizers returns ReduceLROnPlateau with a patience of {patience}, but a client has "
@@ -62,7 +71,6 @@ def _waits(module: LightningModule, config: LRSchedulerConfig) -> bool:
         f"ReduceLROnPlateau of {name} changes no learning rate: its patience of {patience} is longer than a client's "
         f"round ({steps} {config.interval}s); for rates that fall from round to round, set model.local_lr_scheduler"
     )
-    return True
 
 
 def scale_rates(
@@ -75,17 +83,20 @@ def scale_rates(
         schedules: their schedules.
         factors: one factor for each parameter group of each optimizer.
     """
-    for optimizer, each in zip(optimizers, factors, strict=True):
-        for group, factor in zip(optimizer.param_groups, each, strict=True):
-            group.update({name: factor * group[name] for name in RATES if name in group})
-    by_optimizer = {id(optimizer): each for optimizer, each in zip(optimizers, factors, strict=True)}
+    factors_of = {}  # by the optimizer's id
+    for optimizer, group_factors in zip(optimizers, factors, strict=True):
+        factors_of[id(optimizer)] = group_factors
+        for group, factor in zip(optimizer.param_groups, group_factors, strict=True):
+            for name in RATES:
+                if name in group:
+                    group[name] = factor * group[name]
     for config in schedules:
         for scheduler in _with_parts(config.scheduler):
-            each = by_optimizer[id(scheduler.optimizer)]
+            group_factors = factors_of[id(scheduler.optimizer)]
             for name in ("base_lrs", "max_lrs"):
                 if hasattr(scheduler, name):
                     rates = getattr(scheduler, name)
-                    setattr(scheduler, name, [factor * rate for factor, rate in zip(each, rates, strict=True)])
+                    setattr(scheduler, name, [factor * rate for factor, rate in zip(group_factors, rates, strict=True)])
 
 
 class RoundRates:
@@ -107,7 +118,7 @@ class RoundRates:
         self.optimizers = list(optimizers)
         for group in self._groups():  # the rates before a schedule within a round
             group["lr"] = group.pop("initial_lr", group["lr"])
-        self._start = [float(group["lr"]) for group in self._groups()]
+        self._first_rates = [float(group["lr"]) for group in self._groups()]
         self._decay = None if make_scheduler else decay
         make = make_scheduler or (lambda optimizer: LambdaLR(optimizer, partial(pow, decay)))
         self.schedulers = make_schedulers("model.local_lr_scheduler", make, optimizers)
@@ -117,12 +128,17 @@ class RoundRates:
         if self._decay == 1:
             return None
         if self._decay is not None:
-            return [[self._decay ** (round - 1)] * len(optimizer.param_groups) for optimizer in self.optimizers]
-        start = iter(self._start)
-        return [
-            [float(group["lr"]) / rate if (rate := next(start)) else 1.0 for group in optimizer.param_groups]
-            for optimizer in self.optimizers
-        ]
+            factor = self._decay ** (round - 1)
+            return [[factor] * len(optimizer.param_groups) for optimizer in self.optimizers]
+        first_rates = iter(self._first_rates)
+        factors = []
+        for optimizer in self.optimizers:
+            group_factors = []
+            for group in optimizer.param_groups:
+                first = next(first_rates)
+                group_factors.append(float(group["lr"]) / first if first else 1.0)
+            factors.append(group_factors)
+        return factors
 
     def _groups(self) -> list[dict[str, Any]]:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]

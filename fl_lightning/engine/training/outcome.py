@@ -41,28 +41,33 @@ class Outcome:
         Returns:
             The largest of ‖a - b‖ / max(‖a‖, ‖b‖) over these; infinite for other shapes, numbers of steps or integers.
         """
-        one, two = self._tensors(logged), other._tensors(logged)
-        alike = one.keys() == two.keys() and all(one[name].shape == two[name].shape for name in one)
-        if not alike or self.result.num_steps != other.result.num_steps:
+        mine = self._tensors(logged)
+        others = other._tensors(logged)
+        if mine.keys() != others.keys() or self.result.num_steps != other.result.num_steps:
             return inf
-        return max(_relative(one[name], two[name]) for name in one)
+        if any(mine[name].shape != others[name].shape for name in mine):
+            return inf
+        return max(_relative_distance(mine[name], others[name]) for name in mine)
 
     def _tensors(self, logged: bool) -> dict[str, Tensor]:
-        found = {"update": self.update, "loss": self.update.new_tensor(self.result.loss), **self.result.vectors}
+        """Return what is compared, by name."""
+        tensors = {"update": self.update, "loss": self.update.new_tensor(self.result.loss), **self.result.vectors}
         for place, buffer in enumerate(self.result.buffers):
             if buffer is not None:
-                found[f"buffer {place}"] = buffer.to_dense()
+                tensors[f"buffer {place}"] = buffer.to_dense()
         if logged:
             for name, value in self.result.metrics.items():
-                found[f"metric {name}"] = self.update.new_tensor(value)
-        return found
+                tensors[f"metric {name}"] = self.update.new_tensor(value)
+        return tensors
 
 
-def _relative(one: Tensor, other: Tensor) -> float:
-    exact = not (one.is_floating_point() or one.is_complex())
-    wide = torch.promote_types(one.dtype, torch.float64)  # holds integers, too
-    one, other = one.to(wide), other.to(wide)
-    if torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all():
+def _relative_distance(first: Tensor, second: Tensor) -> float:
+    """Compute ‖a - b‖ / max(‖a‖, ‖b‖), 0 where nan meets nan; infinite for integers that differ."""
+    wide = torch.promote_types(first.dtype, torch.float64)  # holds integers, too
+    a = first.to(wide)
+    b = second.to(wide)
+    if torch.isclose(a, b, rtol=0.0, atol=0.0, equal_nan=True).all():
         return 0.0
-    distance = float((one - other).norm()) / max(float(one.norm()), float(other.norm()))
-    return inf if exact or isnan(distance) else distance
+    rounds = first.is_floating_point() or first.is_complex()
+    distance = float((a - b).norm()) / max(float(a.norm()), float(b.norm()))
+    return distance if rounds and not isnan(distance) else inf

@@ -42,11 +42,12 @@ class Repetition:
         self._first: tuple[int, Outcome] | None = None  # the client that has trained, and how
         if on_hidden_state != "off":
             alone.watch = partial(self._keep, alone)
-        rules, local = alone.hooks.rules, alone.local
+        local = alone.local
+        rules = alone.hooks.rules
         self._rules = rules
         self._alone = copy(alone)
         self._alone.watch = None
-        self._alone.hooks = Hooks(alone.server, rules)
+        self._alone.hooks = Hooks(alone.orchestrator, rules)
         self._alone.local = LocalTraining(local.module, local.flat, local.settings, local.trainer, rules)
 
     def _keep(self, alone: OneByOne, run: LocalRun) -> None:
@@ -59,17 +60,17 @@ class Repetition:
         Raises:
             ConfigurationError: the client ends elsewhere, and ``on_hidden_state`` is "raise".
         """
-        first, self._first = self._first, None
-        if first is None:
+        if self._first is None:
             return
-        client, outcome = first
-        found = self._difference(round, client, outcome)
-        if found is None:
+        client, outcome = self._first
+        self._first = None
+        difference = self._difference(round, client, outcome)
+        if difference is None:
             return
         changed = self._changed(round, client)
-        label = self._alone.data.module.client_label(client)
-        message = f"client {label} of round {round.number} trained a second time, from the same start, {found}: "
-        device = self._alone.server.device
+        label = self._alone.data.datamodule.client_label(client)
+        message = f"client {label} of round {round.number} trained a second time, from the same start, {difference}: "
+        device = self._alone.orchestrator.device
         if device.type != "cpu" and not changed and not torch.are_deterministic_algorithms_enabled():
             rank_zero_info(f"{message}an operator of the device may not repeat itself (see trainer.deterministic)")
             return
@@ -90,16 +91,19 @@ class Repetition:
         except Exception as error:
             if stops(error):
                 raise
-            return f"fails, {described(error, self._alone.server.client)}"
-        return f"ends elsewhere, {distance:.1e} (relative) from where it ended" if distance else None
+            return f"fails, {described(error, self._alone.orchestrator.client)}"
+        if distance == 0:
+            return None
+        return f"ends elsewhere, {distance:.1e} (relative) from where it ended"
 
     def _changed(self, round: Round, client: int) -> list[str]:
         """Name what changes when a client trains once more."""
-        module, data = self._alone.server.client, self._alone.data.module
-        before = fingerprints(module, data)
+        module = self._alone.orchestrator.client
+        datamodule = self._alone.data.datamodule
+        before = fingerprints(module, datamodule)
         with suppress(Exception):
             self._train(round, client)
-        after = fingerprints(module, data)
+        after = fingerprints(module, datamodule)
         return [name for name, value in after.items() if before.get(name) != value]
 
     def _train(self, round: Round, client: int) -> Outcome:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,12 +38,14 @@ class Part:
 
     def by_example(self) -> Part:
         """Return the same part with weights, for a loss that is evaluated example by example."""
+        if self.weights is not None:
+            return self
         like = first_tensor(self.batch)
         weights = like.new_full(like.shape[:2], 1 / self.sizes[0], dtype=torch.float64)
-        return self if self.weights is not None else replace(self, weights=weights)
+        return replace(self, weights=weights)
 
 
-def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
+def batches_by_step(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Iterator[list[Any]]:
     """Yield the batches of each step, one for each client that is not done yet.
 
     Args:
@@ -55,7 +59,7 @@ def in_lockstep(sequences: Sequence[Iterator[Any]], steps: Sequence[int]) -> Ite
         yield [next(sequence) for sequence in sequences[:width]]
 
 
-def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
+def stack_batches(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     """Stack the batches of a step, those of one shape together.
 
     Args:
@@ -64,84 +68,101 @@ def stacked(batches: Sequence[tuple[Any, int]]) -> list[Part]:
     Raises:
         TypeError: a batch is something else.
     """
-    found = _by_kind(_shape(batch) for batch, _ in batches).values()
-    return [
-        Part(rows, mapped(_stack, *(batches[row][0] for row in rows)), [batches[row][1] for row in rows])
-        for rows in found
-    ]
+    parts = []
+    for rows in _group_rows(_shape(batch) for batch, _ in batches).values():
+        stack = map_tensors(_stack_tensors, *(batches[row][0] for row in rows))
+        parts.append(Part(rows, stack, sizes=[batches[row][1] for row in rows]))
+    return parts
 
 
-def gathered(
-    prepare: Callable[[Any], Any], clients: Sequence[Rows], steps: Sequence[int], form: Callable[[int], int], pads: bool
+def gather_steps(
+    prepare: Callable[[Any], Any],
+    clients: Sequence[Rows],
+    steps: Sequence[int],
+    width_of: Callable[[int], int],
+    pads: bool,
 ) -> Iterator[list[Part]]:
     """Gather the batches of each step from memory, and bring them to the device; small steps several at a time.
 
     Args:
         prepare: brings a batch, whose examples may be several clients', through the hooks and to the device.
-        clients: the rows of each client; all datasets are :func:`alike`.
+        clients: the rows of each client; all datasets :func:`are_alike`.
         steps: number of local steps of each client, in descending order.
-        form: returns with how many batches a number of clients takes a step, at least as many.
+        width_of: returns with how many batches a number of clients takes a step, at least as many.
         pads: whether batches of different sizes are filled up and evaluated together, and not one size at a time.
     """
-    each, taken = np.array([(client.each, client.rows.numel()) for client in clients]).T
-    size = clients[0].size
+    epoch_sizes = np.array([client.each for client in clients])
+    row_counts = np.array([client.rows.numel() for client in clients])
+    batch_size = clients[0].size
     step = np.arange(steps[0] if steps else 0)[:, None]
-    epoch, number = np.divmod(step, -(-each // size))
-    counts = np.minimum(each - number * size, size)  # (steps, clients)
-    starts = (epoch * each + number * size) % taken  # those of clients that are done count nothing
-    ends = step >= np.array(steps)
-    uneven = pads and bool((np.where(ends, 0, counts).max(1) > np.where(ends, size, counts).min(1)).any())
-    filled = min(size, int(each.max()))
-    for first, last, live in _runs_of(steps, clients[0].dataset, filled):
-        width = form(live)
-        several = slice(first, last), slice(width)
-        largest = filled if uneven else int(counts[several].max())
-        places = starts[several][..., None] + np.minimum(np.arange(largest), counts[several][..., None] - 1)
-        batch = prepare(TrainingBatch(_taken(clients[:width], places)))
-        whole = mapped(lambda tensor: tensor.unflatten(0, places.shape), batch)  # noqa: B023
-        if uneven:
-            shares = (np.arange(largest) < counts[several][..., None]) / counts[several][..., None]
+    epoch, number = np.divmod(step, -(-epoch_sizes // batch_size))
+    counts = np.minimum(epoch_sizes - number * batch_size, batch_size)  # (steps, clients)
+    starts = (epoch * epoch_sizes + number * batch_size) % row_counts  # those of clients that are done count nothing
+    is_done = step >= np.array(steps)
+    largest_of_step = np.where(is_done, 0, counts).max(1)
+    smallest_of_step = np.where(is_done, batch_size, counts).min(1)
+    fills_up = pads and bool((largest_of_step > smallest_of_step).any())
+    full_size = min(batch_size, int(epoch_sizes.max()))
+    for first, last, live in _spans(steps, clients[0].dataset, full_size):
+        width = width_of(live)
+        span_counts = counts[first:last, :width, None]
+        span_starts = starts[first:last, :width, None]
+        size = full_size if fills_up else int(span_counts.max())
+        offsets = np.arange(size)
+        places = span_starts + np.minimum(offsets, span_counts - 1)  # the last example once more fills a batch up
+        batch = prepare(TrainingBatch(_gather_examples(clients[:width], places)))
+        by_step = map_tensors(partial(torch.unflatten, dim=0, sizes=places.shape), batch)
+        if fills_up:
+            shares = (offsets < span_counts) / span_counts
             weights = torch.from_numpy(shares).to(first_tensor(batch).device)
         for place, sizes in enumerate(counts[first:last, :live].tolist()):
-            step_batch = mapped(lambda tensor: tensor[place], whole)  # noqa: B023
-            yield [Part(range(live), step_batch, sizes, weights[place])] if uneven else _parts(step_batch, sizes)
+            step_batch = map_tensors(itemgetter(place), by_step)
+            if fills_up:
+                yield [Part(range(live), step_batch, sizes, weights[place])]
+            else:
+                yield _cut_by_size(step_batch, sizes)
 
 
-def _runs_of(steps: Sequence[int], dataset: TensorDataset, size: int) -> Iterator[tuple[int, int, int]]:
+def _spans(steps: Sequence[int], dataset: TensorDataset, size: int) -> Iterator[tuple[int, int, int]]:
     """Yield the first step, the step after the last, and the number of clients of steps that are gathered in one go."""
-    each, first = size * sum(tensor[:1].nbytes for tensor in dataset.tensors), 0
+    batch_bytes = size * sum(tensor[:1].nbytes for tensor in dataset.tensors)
+    first = 0
     for live in range(len(steps), 0, -1):
-        several = max(1, AHEAD // max(1, each * live))
+        most = max(1, AHEAD // max(1, batch_bytes * live))
         while first < steps[live - 1]:
-            last = min(first + several, steps[live - 1])
+            last = min(first + most, steps[live - 1])
             yield first, last, live
             first = last
 
 
-def _taken(clients: Sequence[Rows], places: np.ndarray[Any, Any]) -> Iterator[Tensor]:
+def _gather_examples(clients: Sequence[Rows], places: np.ndarray[Any, Any]) -> Iterator[Tensor]:
     """Yield the examples of some steps' batches in one tensor for each of the datasets' tensors.
 
     Args:
         clients: the rows of each client.
         places: (steps, clients, size) the places in a client's rows that each of its batches takes.
     """
-    first, device = clients[0].dataset, clients[0].rows.device
-    if all(client.dataset is first for client in clients):
+    dataset = clients[0].dataset
+    device = clients[0].rows.device
+    if all(client.dataset is dataset for client in clients):
         offsets = np.cumsum([0, *(client.rows.numel() for client in clients[:-1])])
-        rows = torch.cat([client.rows for client in clients])
-        chosen = rows.take(torch.from_numpy(places + offsets[:, None]).flatten().to(device))
-        yield from (take(tensor, chosen) for tensor in first.tensors)
-    else:
-        own = [
-            client.rows.take(torch.from_numpy(places[:, row]).flatten().to(device))
-            for row, client in enumerate(clients)
-        ]
-        for number in range(len(first.tensors)):
-            parts = [take(client.dataset.tensors[number], rows) for client, rows in zip(clients, own, strict=True)]
-            yield torch.stack([part.view(*places[:, 0].shape, *part.shape[1:]) for part in parts], dim=1).flatten(0, 2)
+        all_rows = torch.cat([client.rows for client in clients])
+        chosen = all_rows.take(torch.from_numpy(places + offsets[:, None]).flatten().to(device))
+        for tensor in dataset.tensors:
+            yield take(tensor, chosen)
+        return
+    steps, _, size = places.shape
+    chosen_by_client = []
+    for column, client in enumerate(clients):
+        chosen_by_client.append(client.rows.take(torch.from_numpy(places[:, column]).flatten().to(device)))
+    for number in range(len(dataset.tensors)):
+        examples = []
+        for client, rows in zip(clients, chosen_by_client, strict=True):
+            examples.append(take(client.dataset.tensors[number], rows).unflatten(0, (steps, size)))
+        yield torch.stack(examples, dim=1).flatten(0, 2)
 
 
-def _parts(batch: Any, sizes: list[int]) -> list[Part]:
+def _cut_by_size(batch: Any, sizes: list[int]) -> list[Part]:
     """Cut the batches of one step, filled up to one size, into parts of one size each.
 
     Args:
@@ -149,29 +170,38 @@ def _parts(batch: Any, sizes: list[int]) -> list[Part]:
         sizes: number of examples in the batch of each client that is not done.
     """
     if sizes.count(sizes[0]) == len(sizes):
-        return [Part(range(len(sizes)), mapped(lambda tensor: tensor[:, : sizes[0]], batch), sizes)]
-    kinds = _by_kind(sizes).items()
-    return [Part(r, mapped(lambda tensor: tensor[r, :n], batch), [n] * len(r)) for n, r in kinds]  # noqa: B023
+        return [Part(range(len(sizes)), map_tensors(lambda tensor: tensor[:, : sizes[0]], batch), sizes)]
+    parts = []
+    for size, rows in _group_rows(sizes).items():
+        part_batch = map_tensors(partial(_select, rows=rows, size=size), batch)
+        parts.append(Part(rows, part_batch, [size] * len(rows)))
+    return parts
 
 
-def alike(one: TensorDataset, other: TensorDataset) -> bool:
+def _select(tensor: Tensor, rows: list[int], size: int) -> Tensor:
+    """Return the first examples of some clients' batches."""
+    return tensor[rows, :size]
+
+
+def are_alike(one: TensorDataset, other: TensorDataset) -> bool:
     """Tell whether the examples of two datasets can be in one tensor."""
-    return one is other or _kinds(one) == _kinds(other)
+    return one is other or _kinds_of_tensors(one) == _kinds_of_tensors(other)
 
 
-def _kinds(dataset: TensorDataset) -> list[Any]:
+def _kinds_of_tensors(dataset: TensorDataset) -> list[Any]:
     return [(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in dataset.tensors]
 
 
-def _by_kind(kinds: Iterable[Any]) -> dict[Any, list[int]]:
-    """Return each kind with the places that have it."""
-    found: dict[Any, list[int]] = defaultdict(list)
-    for place, kind in enumerate(kinds):
-        found[kind].append(place)
-    return found
+def _group_rows(kinds: Iterable[Any]) -> dict[Any, list[int]]:
+    """Return each kind with the rows that have it, given the kind of each row."""
+    rows_of: dict[Any, list[int]] = defaultdict(list)
+    for row, kind in enumerate(kinds):
+        rows_of[kind].append(row)
+    return rows_of
 
 
 def _shape(batch: Any) -> Any:
+    """Describe the shapes and types of a batch's tensors, so that equal descriptions can be stacked."""
     if isinstance(batch, Tensor):
         return batch.shape, batch.dtype
     if isinstance(batch, Mapping):
@@ -181,16 +211,16 @@ def _shape(batch: Any) -> Any:
     raise TypeError(f"several clients at once take batches of tensors, got {type(batch).__name__}")
 
 
-def mapped(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
+def map_tensors(function: Callable[..., Tensor], first: Any, *others: Any) -> Any:
     """Apply a function to the tensors at the same place in batches of the same form."""
     if isinstance(first, Tensor):
         return function(first, *others)
     if isinstance(first, Mapping):
-        return {name: mapped(function, *(batch[name] for batch in (first, *others))) for name in first}
-    return [mapped(function, *values) for values in zip(first, *others, strict=True)]
+        return {name: map_tensors(function, *(batch[name] for batch in (first, *others))) for name in first}
+    return [map_tensors(function, *values) for values in zip(first, *others, strict=True)]
 
 
-def _stack(*tensors: Tensor) -> Tensor:
+def _stack_tensors(*tensors: Tensor) -> Tensor:
     return torch.stack(tensors)
 
 
@@ -198,12 +228,15 @@ def sizes_of(parts: Sequence[Part]) -> Sequence[int]:
     """Return the number of examples in the batch of each client of a step, in the order of the rows."""
     if len(parts) == 1:
         return parts[0].sizes
-    found = dict(pair for part in parts for pair in zip(part.rows, part.sizes, strict=True))
-    return [found[row] for row in sorted(found)]
+    size_of: dict[int, int] = {}
+    for part in parts:
+        size_of.update(zip(part.rows, part.sizes, strict=True))
+    return [size_of[row] for row in sorted(size_of)]
 
 
 def first_tensor(batch: Any) -> Tensor:
     """Return one of the tensors of a batch."""
     while not isinstance(batch, Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        batch = next(iter(parts))
     return batch

@@ -31,26 +31,33 @@ class Obstacle(RuntimeError):  # noqa: N818  # not an error of the run: clients 
 
 def reason_in(table: Table) -> str | None:
     """Return the reason in the first row that is true; None if clients can train at once."""
-    return next((reason for found, reason in table if found), None)
+    for is_true, reason in table:
+        if is_true:
+            return reason
+    return None
 
 
 def clear(table: Table) -> None:
     """Raise an :class:`Obstacle` for the first row that is true."""
-    if reason := reason_in(table):
+    reason = reason_in(table)
+    if reason is not None:
         raise Obstacle(reason)
 
 
 def of_fit(alone: OneByOne) -> Table:
     """Judge the settings, the module, the rules and the data, when a fit begins."""
-    local, data, trainer = alone.local, alone.data.module, alone.server.trainer
+    local = alone.local
+    datamodule = alone.data.datamodule
+    trainer = alone.orchestrator.trainer
     name = type(local.module).__name__
-    apart = [type(callback).__name__ for callback in alone.hooks.callbacks if not serves_stacks(callback)]
+    single = [type(callback).__name__ for callback in alone.hooks.callbacks if not serves_stacks(callback)]
     yield not local.automatic, f"{name} optimizes manually"
     yield local.hooks, f"{name} defines {', '.join(local.hooks)}"
     yield type(trainer.precision_plugin) is not Precision, f"precision is {trainer.precision}"
     yield local.settings.accumulate > 1, "accumulate_grad_batches is above 1"
-    yield not declares(data, "in_rows", ("client_batches",)), f"{type(data).__name__} defines client_batches"
-    yield apart, f"{''.join(apart[:1])} has hooks for single clients"
+    own_batches = not declares(datamodule, "in_rows", ("client_batches",))
+    yield own_batches, f"{type(datamodule).__name__} defines client_batches"
+    yield single, f"{''.join(single[:1])} has hooks for single clients"
 
 
 def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Sequence[Any]) -> Table:
@@ -58,15 +65,16 @@ def of_optimizer(module: LightningModule, optimizer: Optimizer, schedules: Seque
 
     Hooks of parameters and layers see the gradients of one client, and hooks of an optimizer the optimizer of one.
     """
-    name, kinds = type(module).__name__, ", ".join(kind.__name__ for kind in ELEMENTWISE)
+    name = type(module).__name__
+    kinds = ", ".join(kind.__name__ for kind in ELEMENTWISE)
     makes = f"{name}.configure_optimizers returns an optimizer with"
     yield type(optimizer) not in ELEMENTWISE, f"{type(optimizer).__name__} is not one of {kinds}"
     yield schedules, f"{name} has a learning-rate schedule within a round"
     yield optimizer.state and type(optimizer) is not torch.optim.Adagrad, f"{makes} a state"  # a new Adagrad has one
     yield optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks, f"{makes} hooks"
-    tensors = [each for p in module.parameters() for each in (p._backward_hooks, p._post_accumulate_grad_hooks)]
-    layers = [each for part in module.modules() for each in (part._backward_hooks, part._backward_pre_hooks)]
-    yield any([*tensors, *layers]), f"{name} has hooks on gradients"
+    on_parameters = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in module.parameters())
+    on_layers = any(layer._backward_hooks or layer._backward_pre_hooks for layer in module.modules())
+    yield on_parameters or on_layers, f"{name} has hooks on gradients"
 
 
 def of_loss(module: LightningModule, gradients: Tensor, losses: Tensor) -> Table:

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def _settings_of(function: Callable[..., None]) -> set[str]:
 
 @dataclass
 class _Group:
-    """One parameter group: its columns of the stack, the settings, and of each state one tensor for each of columns."""
+    """One parameter group: its columns of the stack, its settings, and each state, a tensor for each slice."""
 
     columns: list[slice]
     settings: dict[str, Any]
@@ -69,29 +70,30 @@ class StackedOptimizer:
         self.rates_kept_out = [torch.tensor(rate, dtype=torch.float64) for rate in self.rates]
         self._function, states = ELEMENTWISE[type(like)]
         names = _settings_of(self._function)
-        place, start = {}, 0
+        columns_of: dict[int, slice] = {}  # by the parameter's id
+        start = 0
         for parameter in flat.parameters:
-            place[id(parameter)] = slice(start, start := start + parameter.numel())
-        self._groups = []
+            end = start + parameter.numel()
+            columns_of[id(parameter)] = slice(start, end)
+            start = end
+        self._groups: list[_Group] = []
         for group in like.param_groups:
-            columns: list[slice] = []
-            for part in sorted((place[id(p)] for p in group["params"] if id(p) in place), key=lambda part: part.start):
-                if columns and columns[-1].stop == part.start:
-                    columns[-1] = slice(columns[-1].start, part.stop)
-                else:
-                    columns.append(part)
+            columns = _join([columns_of[id(p)] for p in group["params"] if id(p) in columns_of])
             settings = {name: group[name] for name in names & group.keys()} | {"foreach": False}
             if "betas" in group:
                 settings["beta1"], settings["beta2"] = group["betas"]
-            kept = [name for name in states if name not in OPTIONAL or group[OPTIONAL[name]]]
-            made = [[self._first(name, group, part) for part in columns] if name in kept else [] for name in states]
-            self._groups.append(_Group(columns, settings, made))
+            first_states = [self._make_state(name, group, columns) for name in states]
+            self._groups.append(_Group(columns, settings, first_states))
 
-    def _first(self, name: str, group: dict[str, Any], columns: slice) -> Tensor:
-        """Make a state of some columns as it is before the first step."""
+    def _make_state(self, name: str, group: dict[str, Any], columns: Sequence[slice]) -> list[Tensor]:
+        """Make a state as it is before the first step, a tensor for each of the columns; none where it is not kept."""
+        if name in OPTIONAL and not group[OPTIONAL[name]]:
+            return []
         if name == "step":
-            return torch.zeros((), dtype=torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32)
-        return torch.full_like(self.weights[:, columns], group["initial_accumulator_value"] if name == "sum" else 0.0)
+            dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+            return [torch.zeros((), dtype=dtype) for _ in columns]
+        first = group["initial_accumulator_value"] if name == "sum" else 0.0
+        return [torch.full_like(self.weights[:, place], first) for place in columns]
 
     def clip(self, gradients: Tensor, settings: LocalSettings) -> None:
         """Clip each row of gradients (N, P), as ``torch.nn.utils`` clips the gradient of one module."""
@@ -115,11 +117,29 @@ class StackedOptimizer:
         for group, rate in zip(self._groups, rates, strict=True):
             settings = group.settings
             if settings.get("dampening") and group.is_new:
-                settings, group.is_new = {**settings, "dampening": 0.0}, False
-            columns = [(params[:, place], gradients[:, place]) for place in group.columns]
-            self._function(*map(list, zip(*columns, strict=True)), *group.states, lr=rate, **settings)
+                settings = {**settings, "dampening": 0.0}
+                group.is_new = False
+            group_params = [params[:, place] for place in group.columns]
+            group_gradients = [gradients[:, place] for place in group.columns]
+            self._function(group_params, group_gradients, *group.states, lr=rate, **settings)
 
     def narrow(self, width: int) -> None:
         """Keep the states of the first rows only; the others step no more."""
         for group in self._groups:
-            group.states = [[each[:width] if each.ndim else each for each in state] for state in group.states]
+            group.states = [_first_rows(state, width) for state in group.states]
+
+
+def _first_rows(state: Sequence[Tensor], width: int) -> list[Tensor]:
+    """Return the first rows of a state's tensors; numbers of steps have no rows."""
+    return [tensor[:width] if tensor.ndim else tensor for tensor in state]
+
+
+def _join(slices: Sequence[slice]) -> list[slice]:
+    """Return the columns of some slices in ascending order, and as few slices as can be."""
+    joined: list[slice] = []
+    for place in sorted(slices, key=attrgetter("start")):
+        if joined and joined[-1].stop == place.start:
+            joined[-1] = slice(joined[-1].start, place.stop)
+        else:
+            joined.append(place)
+    return joined

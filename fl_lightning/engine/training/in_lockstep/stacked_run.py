@@ -15,7 +15,7 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.in_lockstep.batches import Part
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
 
-_Name = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # name, value and other arguments of a call of log
+_Call = tuple[str, Any, tuple[Any, ...], dict[str, Any]]  # name, value and other arguments of a call of log
 
 
 class StackedRun:
@@ -38,57 +38,68 @@ class StackedRun:
         kept: the tensors in :attr:`LocalRun.kept`, with one row per client.
         buffers: the module's buffers by name, with one row per client.
         parts: the batches of the current step.
-        names: name, value and other arguments of what the module logs in an evaluation; None in place of a tensor.
+        calls: name, value and other arguments of what the module logs in an evaluation; None in place of a tensor.
         traced: the tensors among the values.
         means: for each evaluation of a step example by example, whether the values of each client are means (n,).
         is_elsewhere: whether a rule asks for gradients at other points.
-        logged: for each evaluation of a step and each of its parts the names, and the tensors (n,) of the n clients.
+        logged: for each evaluation of a step and each of its parts the calls, and the tensors (n,) of the n clients.
     """
 
     def __init__(
         self, runs: Sequence[LocalRun], optimizer: StackedOptimizer, randomness: Literal["same", "different"]
     ) -> None:
         first = runs[0]
-        self.module, self.round, self._anchor = first.module, first.round, first.anchor
-        self.runs, self.optimizer, self.randomness = runs, optimizer, randomness
-        self.params, self.grads = optimizer.weights, optimizer.weights.new_empty(0)
+        self.module = first.module
+        self.round = first.round
+        self._anchor = first.anchor
+        self.runs = runs
+        self.optimizer = optimizer
+        self.randomness = randomness
+        self.params = optimizer.weights
+        self.grads = optimizer.weights.new_empty(0)
         self.kept = {name: torch.stack([run.kept[name] for run in runs]) for name in first.kept}
         self.buffers: dict[str, Tensor] = {}
         self.parts: list[Part] = []
-        self.names: list[_Name] = []
+        self.calls: list[_Call] = []
         self.traced: list[Tensor] = []
-        self.logged: list[tuple[list[_Name], list[Tensor]]] = []
+        self.logged: list[tuple[list[_Call], list[Tensor]]] = []
         self.means: list[Tensor] = []
-        self._kept: list[tuple[Part, list[_Name], list[Tensor]]] = []
+        self._kept: list[tuple[Part, list[_Call], list[Tensor]]] = []
         self.is_elsewhere = False
 
     def begin(self, buffers: dict[str, Tensor]) -> None:
         """Begin with the clients' buffers, by name with one row per client."""
         self.buffers = buffers
+        self._all_kept = self.kept
+        self._all_buffers = buffers
+        self._live = len(self.runs)
         # Rows of the stack, of kept tensors and of buffers, each with the values with which its client ended.
-        self._whole, self._live, self._done = (self.kept, buffers), len(self.runs), list[tuple[Tensor, Tensor]]()
+        self._ended: list[tuple[Tensor, Tensor]] = []
 
     def narrow(self, live: int, width: int) -> None:
         """Go on with the first ``live`` clients, as the first of ``width`` rows that step."""
         if live < self._live:
-            ended, self._live = slice(live, self._live), live
             if width > live:  # the rows step on, though their clients are done
-                stacks = [self.optimizer.weights, *(each for all in self._whole for each in all.values())]
-                self._done += [(each[ended], each[ended].clone()) for each in stacks]
+                for stack in (self.optimizer.weights, *self._all_kept.values(), *self._all_buffers.values()):
+                    rows = stack[live : self._live]
+                    self._ended.append((rows, rows.clone()))
+            self._live = live
         if width < len(self.params):
             self.params = self.optimizer.weights[:width]
-            self.kept, self.buffers = ({name: each[:width] for name, each in all.items()} for all in self._whole)
+            self.kept = {name: stack[:width] for name, stack in self._all_kept.items()}
+            self.buffers = {name: stack[:width] for name, stack in self._all_buffers.items()}
             self.optimizer.narrow(width)
 
     def finish(self, losses: Sequence[float], steps: Sequence[int]) -> None:
         """Give each client its mean loss, its number of steps, and its rows of what the stack holds."""
-        for rows, values in self._done:
+        for rows, values in self._ended:
             rows.copy_(values)
-        self.hand_out()
-        rate, (kept, buffers) = self.optimizer.rates[0], self._whole
+        self.hand_out_logged()
+        rate = self.optimizer.rates[0]
         for row, (run, loss, count) in enumerate(zip(self.runs, losses, steps, strict=True)):
-            mine = {name.removeprefix("module."): value[row] for name, value in buffers.items()}
-            run.finish(loss, [rate] * count, {name: value[row] for name, value in kept.items()}, mine)
+            kept = {name: stack[row] for name, stack in self._all_kept.items()}
+            buffers = {name.removeprefix("module."): stack[row] for name, stack in self._all_buffers.items()}
+            run.finish(loss, [rate] * count, kept, buffers)
 
     @property
     def anchor(self) -> Tensor:  # noqa: D102  # see the class
@@ -104,46 +115,60 @@ class StackedRun:
         if isinstance(value, Tensor):
             self.traced.append(value.detach())
             value = None
-        self.names.append((name, value, args, kwargs))
+        self.calls.append((name, value, args, kwargs))
 
     def add_logged(self, tensors: list[Tensor]) -> None:
         """Add the tensors (n,) that n clients have logged in an evaluation, unless it was at other points."""
         if not self.is_elsewhere:
-            self.logged.append((self.names, tensors))
+            self.logged.append((self.calls, tensors))
 
     def keep_logged(self) -> None:
         """Keep what the clients have logged in the present step."""
-        for part, (names, tensors) in zip(itertools.cycle(self.parts), self.logged, strict=False):
-            self._kept.append((part, names, tensors))
+        for part, (calls, tensors) in zip(itertools.cycle(self.parts), self.logged, strict=False):
+            self._kept.append((part, calls, tensors))
 
-    def hand_out(self) -> None:
-        """Give each client what it has logged in all steps; the values are read at once."""
-        tensors = [tensor[: len(part.rows)].flatten().double() for part, _, each in self._kept for tensor in each]
-        left = iter(torch.cat(tensors).tolist() if tensors else ())
-        found: Any = defaultdict(lambda: defaultdict(lambda: ([], [])))  # by name and row: values, and their weights
-        first: dict[str, _Name] = {}
-        for part, names, _ in self._kept:
-            for each in names:
-                name, value, _, kwargs = each
-                rows = found[first.setdefault(name, each)[0]]
+    def hand_out_logged(self) -> None:
+        """Give each client what it has logged in all steps."""
+        numbers = self._read_logged()
+        first_calls: dict[str, _Call] = {}
+        values: dict[tuple[str, int], list[Any]] = defaultdict(list)  # by name and row
+        weights: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for part, calls, _ in self._kept:
+            for call in calls:
+                name, value, _, kwargs = call
+                first_calls.setdefault(name, call)
+                # In an evaluation example by example, the size that the module gives is that of one example.
+                given_size = kwargs.get("batch_size") if part.weights is None else None
                 for row, size in zip(part.rows, part.sizes, strict=True):
-                    values, weights = rows[row]
-                    values.append(next(left) if value is None else value)
-                    weights.append(float((part.weights is None and kwargs.get("batch_size")) or size))
-        for name, _, args, kwargs in first.values():
-            for row, (values, weights) in found[name].items():
-                self.runs[row].log_all(name, values, weights, *args, **kwargs)
+                    values[name, row].append(next(numbers) if value is None else value)
+                    weights[name, row].append(float(given_size or size))
+        for name, _, args, kwargs in first_calls.values():
+            for row, run in enumerate(self.runs):
+                if (name, row) in values:
+                    run.log_all(name, values[name, row], weights[name, row], *args, **kwargs)
+
+    def _read_logged(self) -> Iterator[float]:
+        """Yield the numbers that clients have logged as tensors; the device is waited for once."""
+        tensors = []
+        for part, _, logged in self._kept:
+            for tensor in logged:
+                tensors.append(tensor[: len(part.rows)].flatten().double())
+        if tensors:
+            yield from torch.cat(tensors).tolist()
 
     @contextlib.contextmanager
     def at(self, point: Tensor) -> Iterator[None]:
         """Give the clients other parameters (N, P) inside a ``with`` block; buffers and logs are then as before."""
-        params, elsewhere = self.params, self.is_elsewhere
+        params = self.params
+        was_elsewhere = self.is_elsewhere
         buffers = {name: value.clone() for name, value in self.buffers.items()}
-        self.params, self.is_elsewhere = point, True
+        self.params = point
+        self.is_elsewhere = True
         try:
             yield
         finally:
-            self.params, self.is_elsewhere = params, elsewhere
+            self.params = params
+            self.is_elsewhere = was_elsewhere
             for name, value in buffers.items():
                 self.buffers[name].copy_(value)
 

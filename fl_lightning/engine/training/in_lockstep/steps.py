@@ -19,7 +19,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.work import Factors
 from fl_lightning.engine.training.in_lockstep import obstacles
-from fl_lightning.engine.training.in_lockstep.batches import Part, first_tensor, mapped, sizes_of
+from fl_lightning.engine.training.in_lockstep.batches import Part, first_tensor, map_tensors, sizes_of
 from fl_lightning.engine.training.in_lockstep.stacked_optimizer import StackedOptimizer
 from fl_lightning.engine.training.in_lockstep.stacked_run import OneOfStack, StackedRun
 from fl_lightning.engine.training.local_training import LocalTraining
@@ -42,9 +42,11 @@ def _guards(entries: Sequence[Any]) -> list[bool]:
     def stays(name: str) -> bool:
         return name.startswith(ours) or (name.startswith("G['") and not name.startswith("G['__import_"))
 
-    return [
-        each.guard_type in ("TENSOR_MATCH", "DUPLICATE_INPUT") or not stays(each.orig_guard.name) for each in entries
-    ]
+    checked = []
+    for entry in entries:
+        is_about_tensors = entry.guard_type in ("TENSOR_MATCH", "DUPLICATE_INPUT")
+        checked.append(is_about_tensors or not stays(entry.orig_guard.name))
+    return checked
 
 
 class _Step(nn.Module):
@@ -52,7 +54,8 @@ class _Step(nn.Module):
 
     def __init__(self, module: LightningModule, takes_index: bool) -> None:
         super().__init__()
-        self.module, self._index = module, (_NO_INDEX,) if takes_index else ()
+        self.module = module
+        self._index = (_NO_INDEX,) if takes_index else ()
 
     def forward(self, batch: Any) -> Any:
         return self.module.training_step(batch, *self._index)
@@ -86,19 +89,27 @@ class StackedTraining:
 
     def compile(self, wanted: bool = True) -> None:
         """Compile the steps from now on, or do so no more."""
+        if not wanted:
+            self._compiled = None
+            return
+        options: dict[str, Any] = {"fallback_random": True}
+        arguments: dict[str, Any] = {"fullgraph": True, "dynamic": False, "options": options}
         # Before torch 2.15, fits in one process share the number of times that a step may be compiled anew.
-        own = {"isolate_recompiles", "recompile_limit"} <= inspect.signature(torch.compile).parameters.keys()
-        given: Any = {"isolate_recompiles": True, "recompile_limit": FORMS} if own else {}
-        options = {"fallback_random": True} | ({"guard_filter_fn": _guards} if own else {})
-        given |= {"fullgraph": True, "dynamic": False, "options": options}
-        self._compiled = torch.compile(self._step, **given) if wanted else None
+        if {"isolate_recompiles", "recompile_limit"} <= inspect.signature(torch.compile).parameters.keys():
+            arguments["isolate_recompiles"] = True
+            arguments["recompile_limit"] = FORMS
+            options["guard_filter_fn"] = _guards
+        self._compiled = torch.compile(self._step, **arguments)
 
     def _widths(self, count: int) -> list[int]:
-        return [ceil(count / each) for each in (4, 2, 1)]
+        """Return the numbers of rows that compiled steps of ``count`` clients have, in ascending order."""
+        return [ceil(count / 4), ceil(count / 2), count]
 
-    def form(self, count: int, live: int) -> int:
+    def width_of(self, count: int, live: int) -> int:
         """Return the number of rows that step where ``live`` clients of a group do: compiled steps have few widths."""
-        return next(width for width in self._widths(count) if width >= live) if self.is_compiled else live
+        if not self.is_compiled:
+            return live
+        return next(width for width in self._widths(count) if width >= live)
 
     def start(self, runs: Sequence[LocalRun], factors: Factors) -> StackedOptimizer:
         """Give the runs of a group their rows of a new stack, and their optimizer.
@@ -127,25 +138,33 @@ class StackedTraining:
         Raises:
             Obstacle: the loss depends on parameters that the step did not get from the module, or is no mean.
         """
-        steps = [each.work.total_batches for each in run.runs]  # in descending order
-        named = self._module_step.named_buffers()
-        buffers = {name: buffer.detach().expand(len(steps), *buffer.shape).clone() for name, buffer in named}
-        for row, each in enumerate(run.runs):
-            for name, value in each.named_start_buffers():
-                if value is not None and f"module.{name}" in buffers:
-                    buffers[f"module.{name}"][row] = value
-        run.begin(buffers)
-        losses = list[tuple[Tensor, Sequence[int]]]()
+        module = self.training.module
+        steps = [client_run.work.total_batches for client_run in run.runs]  # in descending order
+        run.begin(self._stack_buffers(run.runs))
+        losses: list[tuple[Tensor, Sequence[int]]] = []
         for run.parts in batches:
             sizes = sizes_of(run.parts)
-            run.narrow(len(sizes), len(first_tensor(run.parts[0].batch)) if len(run.parts) == 1 else len(sizes))
-            found = self._take_step(run)
+            live = len(sizes)
+            width = len(first_tensor(run.parts[0].batch)) if len(run.parts) == 1 else live
+            run.narrow(live, width)
+            step_losses = self._take_step(run)
             run.keep_logged()
-            if found is not None:
-                obstacles.clear(obstacles.of_loss(self.training.module, run.params, found))
-                losses.append((found[: len(sizes)], sizes))
-            obstacles.clear(obstacles.of_means(self.training.module, [each[: len(sizes)] for each in run.means]))
+            if step_losses is not None:
+                obstacles.clear(obstacles.of_loss(module, run.params, step_losses))
+                losses.append((step_losses[:live], sizes))
+            obstacles.clear(obstacles.of_means(module, [are_means[:live] for are_means in run.means]))
         run.finish(mean_losses(losses, len(steps)), steps)
+
+    def _stack_buffers(self, runs: Sequence[LocalRun]) -> dict[str, Tensor]:
+        """Return the buffers that clients start from, by name, with one row for each client."""
+        buffers = {}
+        for name, buffer in self._module_step.named_buffers():
+            buffers[name] = buffer.detach().expand(len(runs), *buffer.shape).clone()
+        for row, run in enumerate(runs):
+            for name, value in run.named_start_buffers():
+                if value is not None and f"module.{name}" in buffers:
+                    buffers[f"module.{name}"][row] = value
+        return buffers
 
     def _take_step(self, run: StackedRun) -> Tensor | None:
         """Step the clients, compiled if that is asked for; return their losses (N,).
@@ -164,7 +183,8 @@ class StackedTraining:
 
     def _step(self, run: StackedRun, rates: Sequence[Any]) -> Tensor | None:
         """Step the clients with some learning rates; return their losses (N,)."""
-        run.logged, run.means = [], []
+        run.logged = []
+        run.means = []
         losses = self.training.wrapped(run, partial(self._evaluate, run))()  # by rules that say that they take stacks
         for hook in self.training.before_step:
             hook(run)
@@ -178,29 +198,48 @@ class StackedTraining:
         """Compute the gradients (N, P) and the losses (N,) of the present step at the run's parameters."""
         if len(run.parts) == 1:
             part = run.parts[0]
-            inputs = (run.params, run.buffers, run.kept, part.batch, part.weights)
-            run.grads, (whole, logged) = self._gradients(run, *inputs)
+            run.grads, losses, logged = self._gradients(
+                run, run.params, run.buffers, run.kept, part.batch, part.weights
+            )
             run.add_logged(logged)
-            return whole  # type: ignore[no-any-return]  # a tensor
-        grads, losses = torch.empty_like(run.params), run.params.new_empty(len(run.params))
+            return losses
+        grads = torch.empty_like(run.params)
+        losses = run.params.new_empty(len(run.params))
         for part in run.parts:
             rows = torch.tensor(part.rows, device=grads.device)
-            buffers, kept = ({name: each[rows] for name, each in all.items()} for all in (run.buffers, run.kept))
-            inputs = (run.params[rows], buffers, kept, part.batch, part.weights)
-            grads[rows], (losses[rows], logged) = self._gradients(run, *inputs)
+            buffers = {name: stack[rows] for name, stack in run.buffers.items()}
+            kept = {name: stack[rows] for name, stack in run.kept.items()}
+            grads[rows], losses[rows], logged = self._gradients(
+                run, run.params[rows], buffers, kept, part.batch, part.weights
+            )
             run.add_logged(logged)
             for name, buffer in buffers.items():
                 run.buffers[name][rows] = buffer
         run.grads = grads
         return losses
 
-    def _gradients(self, run: StackedRun, *inputs: Any) -> Any:
-        by_example = inputs[-1] is not None
-        loss, given = (self._loss_by_example, inputs) if by_example else (self._loss, inputs[:-1])
-        found = vmap(grad_and_value(partial(loss, run), has_aux=True), randomness=run.randomness)(*given)
-        if by_example and not run.is_elsewhere:
-            run.means.append(found[1][1].pop())
-        return found
+    def _gradients(
+        self, run: StackedRun, params: Tensor, buffers: Any, kept: Any, batch: Any, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Compute the gradients (n, P), the losses (n,) and the logged tensors (n,) of the clients of a part.
+
+        Args:
+            run: the group's run.
+            params: (n, P) the clients' parameters.
+            buffers: the module's buffers by name, with one row per client.
+            kept: the kept tensors by name, with one row per client.
+            batch: the clients' batches, stacked.
+            weights: (n, B) the weight of each example; None if batches are evaluated whole.
+        """
+        if weights is None:
+            gradient = grad_and_value(partial(self._loss, run), has_aux=True)
+            grads, (losses, logged) = vmap(gradient, randomness=run.randomness)(params, buffers, kept, batch)
+            return grads, losses, logged
+        gradient = grad_and_value(partial(self._loss_by_example, run), has_aux=True)
+        grads, (losses, logged) = vmap(gradient, randomness=run.randomness)(params, buffers, kept, batch, weights)
+        if not run.is_elsewhere:
+            run.means.append(logged.pop())
+        return grads, losses, logged
 
     def _loss_by_example(
         self, run: StackedRun, vector: Tensor, buffers: Any, kept: Any, batch: Any, weights: Tensor
@@ -211,18 +250,20 @@ class StackedTraining:
         """
 
         def alone(example: Any) -> tuple[Tensor, list[Tensor]]:
-            return self._loss(run, vector, buffers, kept, mapped(lambda tensor: tensor[None], example), False)
+            return self._loss(run, vector, buffers, kept, map_tensors(lambda tensor: tensor[None], example), False)
 
         losses, logged = vmap(alone, randomness=run.randomness)(batch)
         shares = weights.to(losses)
-        means = [(each.flatten() * shares).sum() for each in logged]
+        means = [(values.flatten() * shares).sum() for values in logged]
         if not run.is_elsewhere:
             # The last example once more, so that neither a sum nor its share of a whole batch passes for a mean.
-            longer = mapped(lambda tensor: torch.cat([tensor, tensor[-1:]]), batch)
+            longer = map_tensors(lambda tensor: torch.cat([tensor, tensor[-1:]]), batch)
             unchanged = {name: buffer.clone() for name, buffer in buffers.items()}
             whole, others = self._loss(run, vector.detach(), unchanged, kept, longer, False)
-            compared = zip((whole, *others), (losses, *logged), strict=True)
-            means.append(torch.stack([_is_mean(value, values) for value, values in compared]).all())
+            are_means = [_is_mean(whole, losses)]
+            for value, values in zip(others, logged, strict=True):
+                are_means.append(_is_mean(value, values))
+            means.append(torch.stack(are_means).all())
         return (losses * shares).sum(), means
 
     def _loss(
@@ -232,22 +273,24 @@ class StackedTraining:
 
         vmap calls this function once for all clients (see torch.func): no tensor may stay in the run.
         """
-        run.names, run.traced = [], []
+        run.calls = []
+        run.traced = []
         named = dict(zip(self._names, self.training.flat.views(vector), strict=True))
         outputs = functional_call(self._module_step, {**named, **buffers}, (batch,))
         loss = self.training.loss_of(outputs, shows_gradient)
         for hook in self.training.losses:
             loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
-        tensors, run.traced = run.traced, []
+        tensors = run.traced
+        run.traced = []
         return loss, tensors
 
 
 def _is_mean(whole: Tensor, values: Tensor) -> Tensor:
     """Tell whether a value of a batch is the mean of its examples' values (B,), of which it has the last twice."""
-    each = values.detach().flatten().double()
-    mean = (each.sum() + each[-1]) / (len(each) + 1)
+    examples = values.detach().flatten().double()
+    mean = (examples.sum() + examples[-1]) / (len(examples) + 1)
     rounding = torch.finfo(whole.dtype).eps ** obstacles.SURE if whole.is_floating_point() else 0.0
-    near = (whole.detach().flatten()[0].double() - mean).abs() <= rounding * each.abs().mean()
+    near = (whole.detach().flatten()[0].double() - mean).abs() <= rounding * examples.abs().mean()
     return near | (whole.isnan().any() & mean.isnan())
 
 
@@ -262,5 +305,7 @@ def mean_losses(losses: Sequence[tuple[Tensor, Sequence[int]]], count: int) -> l
         return [math.nan] * count
     rows = np.concatenate([range(len(sizes)) for _, sizes in losses])
     shares = np.concatenate([sizes for _, sizes in losses])
-    values = torch.cat([each.detach() for each, _ in losses]).double().cpu().numpy()
-    return list((np.bincount(rows, values * shares, count) / np.bincount(rows, shares, count)).tolist())
+    values = torch.cat([step_losses.detach() for step_losses, _ in losses]).double().cpu().numpy()
+    sums = np.bincount(rows, values * shares, count)
+    totals = np.bincount(rows, shares, count)
+    return list((sums / totals).tolist())

@@ -17,7 +17,7 @@ from fl_lightning.engine.devices.strategy import finish_work
 from fl_lightning.engine.module.params import is_finite
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.hooks import Hooks
-from fl_lightning.engine.training.in_lockstep.batches import Part, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, stack_batches
 from fl_lightning.engine.training.in_lockstep.groups import Groups
 from fl_lightning.engine.training.in_lockstep.obstacles import SURE, Obstacle
 from fl_lightning.engine.training.one_by_one import stops
@@ -48,33 +48,39 @@ class Trial:
         group_size: number of clients that train together in the fit.
 
     Attributes:
-        seconds: the time of a batch of the client alone; 0 if no client could train.
+        seconds: the time of a batch of the client alone; infinite if no client could train.
     """
 
-    seconds = 0.0
+    seconds = inf
 
     def __init__(self, groups: Groups, round: Round, group_size: int) -> None:
-        self._round, self._group_size, self._server = round, group_size, groups.alone.server
-        self._name = type(self._server.client).__name__
-        self._groups, self._groups.alone = copy(groups), copy(groups.alone)
-        self._groups.alone.hooks = Hooks(self._server, groups.alone.hooks.rules)  # monitors see no client of a trial
-        self._seed = derive(self._server.seed, "compared", round.number)
+        self._round = round
+        self._group_size = group_size
+        self._orchestrator = groups.alone.orchestrator
+        self._name = type(self._orchestrator.client).__name__
+        self._groups = copy(groups)
+        self._groups.alone = copy(groups.alone)
+        # Monitors see no client of a trial.
+        self._groups.alone.hooks = Hooks(self._orchestrator, groups.alone.hooks.rules)
+        self._seed = derive(self._orchestrator.seed, "compared", round.number)
         self._clients = list(round.turnout.arrived)
         self._first = self._first_that_trains()
 
-    def hidden(self) -> str | None:
+    def hidden_state(self) -> str | None:
         """Say that a client sends something else when it trains alone a second time; None if it sends the same."""
-        if (first := self._first) is None:
+        first = self._first
+        if first is None:
             return None
         try:
-            again = self._alone(first.client)
+            again = self._train_alone(first.client)
             distance = first.outcome.distance(again.outcome, logged=True)
         except Exception as error:
             if stops(error):
                 raise
             distance = inf
-        rounding = torch.finfo(first.outcome.update.dtype).eps ** SURE
-        allowed = 0.0 if self._server.device.type == "cpu" else rounding  # kernels elsewhere need not repeat themselves
+        allowed = 0.0
+        if self._orchestrator.device.type != "cpu":  # kernels elsewhere need not repeat themselves
+            allowed = torch.finfo(first.outcome.update.dtype).eps ** SURE
         if distance <= allowed and again.drawn == first.drawn:
             return None
         sends = f"what a client of {self._name} sends differs by {distance:.1e} (relative)"
@@ -85,14 +91,18 @@ class Trial:
 
         None says that it differs by rounding, or that groups, which have trained ``later``, will fail, too.
         """
-        if (alone := self._first) is None:
+        first = self._first
+        if first is None:
             return None
-        # Only whole groups are compiled.
-        width = min(self._group_size if self._groups.steps.is_compiled else 2, len(self._clients))
-        chosen, self._groups.padded = [alone.client] * width if alone.draws else self._clients[-width:], pads
+        self._groups.padded = pads
+        most = self._group_size if self._groups.steps.is_compiled else 2  # only whole groups are compiled
+        width = min(most, len(self._clients))
         try:
-            found = self._in_group(chosen, alone.batches if alone.draws else None)
-            distance = alone.outcome.distance(found, pads)
+            if first.draws:
+                outcome = self._train_in_group([first.client] * width, first.batches)
+            else:
+                outcome = self._train_in_group(self._clients[-width:])
+            distance = first.outcome.distance(outcome, logged=pads)
         except Exception as error:
             if stops(error):
                 raise
@@ -101,7 +111,7 @@ class Trial:
             if isinstance(error, Obstacle):
                 return str(error)
             return f"{self._name}.training_step fails for several clients: {' '.join(str(error).split())[:200]}"
-        return self._judged(alone, distance)
+        return self._why_not_rounding(first, distance)
 
     def _first_that_trains(self) -> _Alone | None:
         """Train a client alone, another one if it fails; None if all do. The client is then the last of the list."""
@@ -109,35 +119,39 @@ class Trial:
         for _ in list(clients):
             clients.append(clients.pop(self._seed % len(clients)))
             try:
-                alone = self._alone(clients[-1])
+                trained = self._train_alone(clients[-1])
             except Exception as error:
                 if stops(error):
                     raise
                 continue
-            if is_finite(alone.outcome.update):
-                return alone
+            if is_finite(trained.outcome.update):
+                return trained
         return None
 
-    def _judged(self, alone: _Alone, distance: float) -> str | None:
-        """Say that a distance is more than rounding, which is as far as training alone carries a rounding error."""
-        update = alone.outcome.update
+    def _why_not_rounding(self, first: _Alone, distance: float) -> str | None:
+        """Say that a distance is more than rounding; None if training alone carries a rounding error about as far."""
+        update = first.outcome.update
         rounding = torch.finfo(update.dtype).eps
         if distance <= rounding**SURE:
             return None
         signs = torch.randint(2, update.shape, device=update.device) * 2 - 1
-        moved = alone.anchor + rounding * signs * (alone.anchor.abs() + update.abs())
-        if distance <= MARGIN * alone.outcome.distance(self._alone(alone.client, moved).outcome):
+        moved = first.anchor + rounding * signs * (first.anchor.abs() + update.abs())
+        carried = first.outcome.distance(self._train_alone(first.client, moved).outcome)
+        if distance <= MARGIN * carried:
             return None
         return f"what a client of {self._name} sends differs by {distance:.1e} (relative) at once from alone"
 
-    def _alone(self, client: int, start: Tensor | None = None) -> _Alone:
+    def _train_alone(self, client: int, start: Tensor | None = None) -> _Alone:
         """Train a client alone, from other parameters (P,) than the global model's if given."""
-        alone, round, device = self._groups.alone, self._round, self._server.device
+        alone = self._groups.alone
+        round = self._round
+        device = self._orchestrator.device
         seed_globals(self._seed, device)
         before = torch_state(device)
-        epochs = range(alone.data.counted(client, round.number).max_epochs)
-        batches = [list(alone.data.batches(client, round.number, epoch)) for epoch in epochs]
-        draws = torch_state(device) != before
+        batches = []
+        for epoch in range(alone.data.counted_work(client, round.number).max_epochs):
+            batches.append(list(alone.data.batches(client, round.number, epoch)))
+        data_draw = torch_state(device) != before
         given = deepcopy(batches)  # a step may change its batch
         with alone.training_of(round, client, start) as run:
             seed_globals(self._seed, device)
@@ -146,13 +160,13 @@ class Trial:
             finish_work(device)
             self.seconds = (perf_counter() - began) / max(1, run.global_step)
             after = torch_state(device)
-            drawn = after, others_drawn(self._seed)
+            drawn = (after, others_drawn(self._seed))
             for end in alone.hooks("on_client_end"):
-                end(self._server, run)
+                end(self._orchestrator, run)
             outcome = Outcome.of(run)
-        return _Alone(client, run.anchor, outcome, draws or after != before, drawn, batches)
+        return _Alone(client, run.anchor, outcome, data_draw or after != before, drawn, batches)
 
-    def _in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None) -> Outcome:
+    def _train_in_group(self, clients: Sequence[int], batches: list[list[tuple[Any, int]]] | None = None) -> Outcome:
         """Train clients in a group, and return the last one's outcome.
 
         Args:
@@ -160,19 +174,29 @@ class Trial:
             batches: the batches of each client by local epoch, where all draw the same numbers; None for the clients'
                 own batches, where none draws any.
         """
-        groups, round = self._groups, self._round
+        groups = self._groups
+        round = self._round
         runs = [groups.new_row(round, client) for client in clients]
         last = runs[-1]
         runs.sort(key=lambda run: -run.work.total_batches)
-        steps: Iterable[list[Part]] = groups.batches(runs)
-        if batches is not None:
-            each = islice(chain.from_iterable(batches), last.work.total_batches)
-            steps = (stacked([batch] * len(runs)) for batch in each)
+        steps: Iterable[list[Part]]
+        if batches is None:
+            steps = groups.batches(runs)
+            draws = "different"
+        else:
+            client_batches = islice(chain.from_iterable(batches), last.work.total_batches)
+            steps = (stack_batches([batch] * len(runs)) for batch in client_batches)
+            draws = "same"
         if groups.padded:
-            steps = ([part.by_example() for part in parts] for parts in steps)
+            steps = map(_by_example, steps)
         try:
-            groups.train_rows(round, runs, self._seed, steps, "different" if batches is None else "same")
+            groups.train_rows(round, runs, self._seed, steps, draws)
             groups.end(round, last)
             return Outcome.of(last)
         finally:
             groups.put_back(round)
+
+
+def _by_example(parts: Sequence[Part]) -> list[Part]:
+    """Let all parts of a step be evaluated example by example."""
+    return [part.by_example() for part in parts]

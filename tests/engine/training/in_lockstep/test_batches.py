@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from fl_lightning.engine.federation.batches import Rows, take
 from fl_lightning.engine.training.in_lockstep import batches as group_batches
-from fl_lightning.engine.training.in_lockstep.batches import Part, alike, gathered, stacked
+from fl_lightning.engine.training.in_lockstep.batches import Part, are_alike, gather_steps, stack_batches
 
 SIZES = [7, 6, 3]  # examples of each client, in batches of 3: the last ones have 1, 3 and 3
 
@@ -62,7 +62,7 @@ def test_gathered_batches_are_each_clients_own(
         seen.append(len(batch[0]))
         return batch
 
-    steps = list(gathered(prepare, rows_of(datasets(count)), [6, 4, 2], lambda live: live, padded))
+    steps = list(gather_steps(prepare, rows_of(datasets(count)), [6, 4, 2], lambda live: live, padded))
     once = [[[0, 1, 2], [3, 4, 5], [6]], [[100, 101, 102], [103, 104, 105]], [[200, 201, 202]]]
     assert by_client(iter(steps)) == [2 * each for each in once]
     assert len(seen) == (6 if ahead == 1 else 3)
@@ -70,7 +70,7 @@ def test_gathered_batches_are_each_clients_own(
 
 
 def test_steps_have_the_number_of_rows_that_is_asked_for() -> None:
-    steps = gathered(list, rows_of(datasets(1)), [6, 4, 2], lambda live: 3, True)
+    steps = gather_steps(list, rows_of(datasets(1)), [6, 4, 2], lambda live: 3, True)
     assert [(list(part.rows), len(part.batch[1])) for (part,) in steps] == [
         *[([0, 1, 2], 3)] * 2,
         *[([0, 1], 3)] * 2,
@@ -79,16 +79,16 @@ def test_steps_have_the_number_of_rows_that_is_asked_for() -> None:
 
 
 def test_batches_of_one_shape_are_stacked() -> None:
-    (first, second) = stacked([([torch.zeros(3), torch.ones(3)], 3), ([torch.zeros(2), torch.ones(2)], 2)])
+    (first, second) = stack_batches([([torch.zeros(3), torch.ones(3)], 3), ([torch.zeros(2), torch.ones(2)], 2)])
     assert (first.rows, first.sizes, [each.shape for each in first.batch]) == ([0], [3], [(1, 3), (1, 3)])
     assert second.sizes == [2]
 
 
 def test_datasets_are_alike_by_shape_and_type() -> None:
     plain, longer = TensorDataset(torch.zeros(2, 3)), TensorDataset(torch.zeros(5, 3))
-    assert alike(plain, longer)
-    assert not alike(plain, TensorDataset(torch.zeros(2, 4)))
-    assert not alike(plain, TensorDataset(torch.zeros(2, 3, dtype=torch.float64)))
+    assert are_alike(plain, longer)
+    assert not are_alike(plain, TensorDataset(torch.zeros(2, 4)))
+    assert not are_alike(plain, TensorDataset(torch.zeros(2, 3, dtype=torch.float64)))
 
 
 def test_rows_from_the_end_are_taken_too() -> None:

@@ -12,6 +12,45 @@ from lib.toy import SEEN, trainer
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.engine.training.in_lockstep import trainer as by_time
 from fl_lightning.engine.training.in_lockstep import trial
+from fl_lightning.engine.training.in_lockstep.trainer import Way, faster_way, is_trial_due
+
+TIMED = {Way.ONE_BY_ONE: 1.0, Way.AT_ONCE: 0.5, Way.COMPILED: 0.2}  # seconds of a batch
+
+
+def test_the_faster_way_is_one_that_is_open() -> None:
+    """Groups are given up for clients one by one from 1.1 times their time on."""
+    both = {Way.ONE_BY_ONE, Way.COMPILED}
+    assert faster_way(Way.AT_ONCE, TIMED, left_s=0.0, open_ways=both) is Way.AT_ONCE
+    barely = {**TIMED, Way.AT_ONCE: 1.1}
+    assert faster_way(Way.AT_ONCE, barely, left_s=0.0, open_ways=both) is Way.AT_ONCE
+    slower = {**TIMED, Way.AT_ONCE: 1.2, Way.COMPILED: 1.2}
+    for way in (Way.AT_ONCE, Way.COMPILED):
+        assert faster_way(way, slower, left_s=1e6, open_ways=both) is Way.ONE_BY_ONE
+    assert faster_way(Way.AT_ONCE, slower, left_s=0.0, open_ways={Way.COMPILED}) is Way.AT_ONCE
+    # No client could be timed alone.
+    assert faster_way(Way.AT_ONCE, {Way.AT_ONCE: 9.0}, left_s=0.0, open_ways=both) is Way.AT_ONCE
+
+
+def test_steps_are_compiled_where_the_rest_of_the_run_saves_more_time_than_that_takes() -> None:
+    """Compiling takes 20 s and saves 0.4 of the time: from 50 s on. It is given up if batches then take longer."""
+    open_ways = {Way.COMPILED}
+    assert faster_way(Way.AT_ONCE, TIMED, left_s=50.0, open_ways=open_ways) is Way.AT_ONCE
+    assert faster_way(Way.AT_ONCE, TIMED, left_s=51.0, open_ways=open_ways) is Way.COMPILED
+    assert faster_way(Way.AT_ONCE, TIMED, left_s=51.0, open_ways=()) is Way.AT_ONCE
+    assert faster_way(Way.COMPILED, TIMED, left_s=51.0, open_ways=()) is Way.COMPILED
+    slower = {**TIMED, Way.COMPILED: 0.6}
+    assert faster_way(Way.COMPILED, slower, left_s=51.0, open_ways=()) is Way.AT_ONCE
+    # Compiled from the first round on: there is no time to compare with.
+    assert faster_way(Way.COMPILED, {Way.COMPILED: 0.6}, left_s=51.0, open_ways=()) is Way.COMPILED
+
+
+def test_rounds_that_begin_with_a_trial() -> None:
+    """The first of a fit, those of a way that is not tried yet, and 1, 2, 4, 8, …, each once."""
+    due = [number for number in range(1, 18) if is_trial_due(number, last=1, fallback=None)]
+    assert due == [2, 4, 8, 16]
+    assert not is_trial_due(4, last=4, fallback=None)
+    assert is_trial_due(5, last=0, fallback=None)
+    assert is_trial_due(5, last=4, fallback=Way.AT_ONCE)
 
 
 def said(caplog: pytest.LogCaptureFixture, rounds: int, **settings: Any) -> tuple[FederatedOrchestrator, list[str]]:
