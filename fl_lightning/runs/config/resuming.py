@@ -1,12 +1,13 @@
-"""Compare a run that goes on with its record: what changes its results, and whether it is the same run in trackers."""
+"""A run that goes on: from which checkpoint, with which settings changed, and whether as the same run in trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch.callbacks import (
     Checkpoint,
@@ -17,12 +18,13 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     Timer,
 )
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.config.secrets import hidden
 from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
+from fl_lightning.runs.folder.checkpoints import last_of_experiment, last_of_run, rounds_of, run_of, sound_checkpoint
 from fl_lightning.runs.folder.files import ENVIRONMENT, TIMINGS, read_mapping
 from fl_lightning.runs.folder.run_folder import rounds_in
 
@@ -33,6 +35,63 @@ WATCHING = (
     *(Monitor, Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar),
     *(EarlyStopping, Timer),  # these end a run
 )
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What ``--ckpt_path`` stands for: a checkpoint, and the run that the checkpoint belongs to.
+
+    Attributes:
+        checkpoint: path of the checkpoint.
+        rounds: number of rounds that the run had finished when it saved the checkpoint.
+        folder: the run folder that holds the checkpoint; None for a checkpoint outside of run folders.
+        trains: whether training goes on from the checkpoint; otherwise its model is only used.
+    """
+
+    checkpoint: Path
+    rounds: int
+    folder: Path | None
+    trains: bool
+
+    @classmethod
+    def of(cls, config: Any, experiment: Path, trains: bool) -> Self | None:
+        """Find the checkpoint that a config names; None if it names none.
+
+        Args:
+            config: the config, as the parser of a command returns it.
+            experiment: the folder of the experiment, in which ``ckpt_path: last`` is looked for.
+            trains: whether training is to go on from the checkpoint, for which it needs more than the model.
+
+        Raises:
+            ConfigurationError: there is no such checkpoint, or it cannot be used.
+        """
+        if config.get("ckpt_path") is None:
+            return None
+        weights_only = config.get("weights_only") is not False
+        if config.ckpt_path == "last":
+            run = last_of_experiment(experiment)
+            _warn_of_other_runs(run, config.get("config") or ())
+            checkpoint = sound_checkpoint(run, weights_only)
+        else:
+            checkpoint = Path(config.ckpt_path)
+        rounds = rounds_of(checkpoint, trains, weights_only)
+        return cls(checkpoint, rounds, run_of(checkpoint), trains)
+
+    @property
+    def rounds_to_keep(self) -> int | None:
+        """Number of rounds of the run folder after which training goes on; None to keep all, if nothing is trained."""
+        return self.rounds if self.trains else None
+
+
+def _warn_of_other_runs(chosen: Path, configs: Iterable[Any]) -> None:
+    """Say that ``--ckpt_path last`` is not the run whose config.yaml was given, which may be a copy of the last run."""
+    for config in configs:
+        other = last_of_run(Path(str(config)).parent)
+        if other.is_file() and other.parents[1].resolve() != chosen.resolve():
+            rank_zero_warn(
+                f"--ckpt_path last goes on with {chosen}, the experiment's last run, and not with the run of {config}: "
+                f"to go on with that run, give --ckpt_path {other}"
+            )
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
