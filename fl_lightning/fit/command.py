@@ -218,7 +218,7 @@ class FederatedCLI(LightningCLI):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
-        callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
+        callbacks = _as_list(config.callbacks)
         check_once(callbacks)
         callbacks = run_callbacks(
             [*callbacks, self.stopping],
@@ -227,8 +227,7 @@ class FederatedCLI(LightningCLI):
             summary=True,  # as --trainer.enable_model_summary says
             changed=self.changed,
         )
-        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
-        loggers = [logger for logger in loggers if isinstance(logger, Logger)]
+        loggers = [logger for logger in _as_list(config.logger) if isinstance(logger, Logger)]
         for logger in loggers:
             if isinstance(logger, MLFlowLogger) and self.mlflow_run:
                 continue_mlflow(logger, self.mlflow_run)
@@ -273,7 +272,7 @@ class FederatedCLI(LightningCLI):
         recorded = isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken
         if recorded and self.stopping.stopped_by and self.trainer.is_global_zero:
             folder = Path(os.path.relpath(self.folder.log_dir))
-            print(_stopped(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
+            print(_how_to_go_on(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
     def _say(self, words: str) -> None:
         """Print a text on the first device, unless the progress bar is off."""
@@ -293,10 +292,17 @@ def fetch_missing(data: FederatedDataModule) -> None:
         raise ConfigurationError(message)
 
 
-def _stopped(rounds: int, checkpoint: Path) -> str:
+def _how_to_go_on(rounds: int, checkpoint: Path) -> str:
     if not checkpoint.is_file():
         return "stopped before the end of the first round: start the run again"
     return f"stopped after round {rounds}: the same command with --ckpt_path {checkpoint} continues the run"
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return the value of an option that takes several things, or one, or none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:
