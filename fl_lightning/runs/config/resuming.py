@@ -107,11 +107,14 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     Returns:
         The settings that differ, by dotted names, each with its values before and now.
     """
-    old, new = map(_affecting, (before, now))
+    old = _affecting(before)
+    new = _affecting(now)
     changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
     if CALLBACKS in changed:
-        names = [spoken(each[CALLBACKS]) or None for each in (old, new)]
-        changed[CALLBACKS] = names if names[0] != names[1] else changed[CALLBACKS]
+        # Shorter than whole configs, but the same for classes of one name from two modules.
+        names = [spoken(settings[CALLBACKS]) or None for settings in (old, new)]
+        if names[0] != names[1]:
+            changed[CALLBACKS] = names
     return changed
 
 
@@ -125,28 +128,35 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
 
 
 def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
-    config = _located(hidden(config))
-    acting = [each for each in callbacks_in(config) if not issubclass(_class(each["class_path"]) or object, WATCHING)]
+    """Return the settings of a config that affect the results of a run, by dotted names."""
+    config = _with_full_paths(hidden(config))
+    acting = []
+    for callback in callbacks_in(config):
+        cls = _find_class(callback["class_path"])
+        if cls is None or not issubclass(cls, WATCHING):
+            acting.append(callback)
     own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
     return {SEED: config.get(SEED), CALLBACKS: acting, **own}
 
 
-def _located(value: Any) -> Any:
+def _with_full_paths(value: Any) -> Any:
     """Name each class of a config by the module that defines the class, since a class can be imported from several."""
     if isinstance(value, list):
-        return [_located(each) for each in value]
+        return [_with_full_paths(entry) for entry in value]
     if not isinstance(value, Mapping):
         return value
-    located = {name: _located(each) for name, each in value.items()}
-    if (found := _class(value.get("class_path"))) is not None:
-        located["class_path"] = f"{found.__module__}.{found.__qualname__}"
-    return located
+    settings = {name: _with_full_paths(entry) for name, entry in value.items()}
+    cls = _find_class(value.get("class_path"))
+    if cls is not None:
+        settings["class_path"] = f"{cls.__module__}.{cls.__qualname__}"
+    return settings
 
 
-def _class(path: Any) -> type | None:
+def _find_class(path: Any) -> type | None:
+    """Import the class of a path; None if there is no such class."""
     with suppress(ErrorDuringImport):
-        found = locate(str(path))
-        return found if isinstance(found, type) else None
+        cls = locate(str(path))
+        return cls if isinstance(cls, type) else None
     return None
 
 
@@ -161,7 +171,8 @@ def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
         rounds: round after which training continues; None if nothing is trained.
         tracker: "wandb" or "mlflow".
     """
-    name, known = TRACKERS[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
+    name = TRACKERS[tracker]
+    known = read_mapping(folder, ENVIRONMENT).get(tracker)
     if known is None:
         return None
     reached = rounds_in(folder, TIMINGS)
