@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
-from types import LambdaType, ModuleType
+from types import LambdaType, ModuleType, NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,36 +87,77 @@ def _argument_names(cls: type) -> Iterator[str]:
             yield from inspect.signature(constructor).parameters
 
 
+class Kind(Enum):
+    """What a value among the settings is, for those who write settings down."""
+
+    PLAIN = "a number, a text, a truth value, a member of an enum, a dtype or None"
+    PATH = "a path"
+    ARRAY = "a tensor or an array"
+    MAPPING = "values by name"
+    LIST = "values in order"
+    SET = "values without an order"
+    PARTIAL = "a function with some of its arguments"
+    NAMED = "a class or a function"
+    MODULE = "a module of Python"
+    OBJECT = "anything else"
+
+
+CLASSES: dict[Kind, Any] = {
+    Kind.PLAIN: (NoneType, bool, int, float, complex, str, bytes, Enum, torch.dtype, np.generic),
+    Kind.PATH: PurePath,
+    Kind.ARRAY: (Tensor, np.ndarray),
+    Kind.MAPPING: Mapping,
+    Kind.LIST: (list, tuple),
+    Kind.SET: (set, frozenset),
+    Kind.PARTIAL: partial,
+    Kind.NAMED: type,
+    Kind.MODULE: ModuleType,
+}
+
+
+def kind_of(value: Any) -> Kind:
+    """Tell what a value among the settings is."""
+    for kind, classes in CLASSES.items():
+        if isinstance(value, classes):
+            return kind
+    return Kind.NAMED if inspect.isroutine(value) else Kind.OBJECT
+
+
 def as_text(value: Any, depth: int = DEPTH) -> str:
     """Write a setting as a text that is the same in every process; a path is local, and says nothing."""
-    if isinstance(value, PurePath) or (isinstance(value, str) and os.sep in value):
-        return "a path"
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
-        value = value.tolist()
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | Enum | torch.dtype | np.generic):
-        return repr(value)
-    if isinstance(value, Tensor | np.ndarray):
-        tensor = torch.as_tensor(value).detach()
-        flat = (tensor if tensor.layout is torch.strided else tensor.to_dense()).reshape(-1)
-        sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
-        return f"{tuple(tensor.shape)} {tensor.dtype} {digest(sampled.view(torch.uint8).cpu().numpy())}"
-    if isinstance(value, Mapping):
-        pairs = [f"{key}: {as_text(entry, depth)}" for key, entry in value.items()]
-        return f"{{{', '.join(pairs)}}}"
-    if isinstance(value, list | tuple | set | frozenset):
-        texts = [as_text(entry, depth) for entry in value]
-        if isinstance(value, set | frozenset):
-            texts.sort()  # the order of a set differs between processes
-        return f"[{', '.join(texts)}]"
-    if isinstance(value, partial):
-        return f"{as_text(value.func, depth)}({as_text(value.args, depth)}, {as_text(value.keywords, depth)})"
-    if isinstance(value, type | ModuleType) or inspect.isroutine(value):
-        return getattr(value, "__qualname__", value.__name__)
-    inside: Facts = {}
-    if depth and hasattr(value, "__dict__"):
-        inside = settings(value, depth - 1)
-    told = [f"{name}={text}" for name, text in inside.items()]
-    return f"{type(value).__qualname__}({', '.join(told)})"
+    match kind_of(value):
+        case Kind.PLAIN:
+            names_a_file = isinstance(value, str) and os.sep in value
+            return "a path" if names_a_file else repr(value)
+        case Kind.PATH:
+            return "a path"
+        case Kind.ARRAY:
+            return _array_as_text(value, depth)
+        case Kind.MAPPING:
+            pairs = [f"{key}: {as_text(entry, depth)}" for key, entry in value.items()]
+            return f"{{{', '.join(pairs)}}}"
+        case Kind.LIST:
+            return f"[{', '.join(as_text(entry, depth) for entry in value)}]"
+        case Kind.SET:
+            return f"[{', '.join(sorted(as_text(entry, depth) for entry in value))}]"
+        case Kind.PARTIAL:
+            return f"{as_text(value.func, depth)}({as_text(value.args, depth)}, {as_text(value.keywords, depth)})"
+        case Kind.NAMED | Kind.MODULE:
+            return str(getattr(value, "__qualname__", value.__name__))
+    inside = settings(value, depth - 1) if depth and hasattr(value, "__dict__") else {}
+    known = [f"{name}={text}" for name, text in inside.items()]
+    return f"{type(value).__qualname__}({', '.join(known)})"
+
+
+def _array_as_text(array: Any, depth: int) -> str:
+    """Write the shape and the dtype of a tensor or an array, and a hash of its entries; of no numbers, all entries."""
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "biufc":
+        return as_text(array.tolist(), depth)
+    tensor = torch.as_tensor(array).detach()
+    dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    flat = dense.reshape(-1)
+    sampled = flat[:: 1 + len(flat) // SAMPLED].clone()  # since a tensor that NumPy sees can no longer be resized
+    return f"{tuple(tensor.shape)} {tensor.dtype} {digest(sampled.view(torch.uint8).cpu().numpy())}"
 
 
 def digest(content: Any) -> str:

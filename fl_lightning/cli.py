@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from fl_lightning.commands import whole_number
 from fl_lightning.errors import ConfigurationError, nearest
-from fl_lightning.fit.messages import reported
+from fl_lightning.fit.messages import run_and_report
 from fl_lightning.runs.display.hidden_messages import hide_unhelpful
 
 LIGHTNING = "PyTorch and Lightning"
@@ -85,7 +85,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     args = sys.argv[1:] if args is None else args
     try:
-        return int(reported(_dispatch, args))
+        return int(run_and_report(_dispatch, args))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT

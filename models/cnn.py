@@ -43,9 +43,11 @@ class PooledCNN(nn.Sequential):
             raise ConfigurationError(f"in_channels and channels must be at least 1, got {', '.join(map(str, widths))}")
         if not 0 <= padding <= 2:
             raise ConfigurationError(f"padding must be 0, 1 or 2, got {padding}")
-        side, smallest = image_size, 1
+        side = image_size  # of the feature maps, after each pooling
+        smallest = 1  # side of the images of which one pixel is left
         for _ in channels:
-            side, smallest = (side + 2 * padding - 4) // 2, 2 * smallest + 4 - 2 * padding
+            side = (side + 2 * padding - 4) // 2
+            smallest = 2 * smallest + 4 - 2 * padding
         if not image_size >= smallest:
             raise ConfigurationError(
                 f"image_size must be at least {smallest} for {len(channels)} poolings and padding {padding}, "
@@ -202,6 +204,6 @@ def scaled(channels: Sequence[int], width: float) -> list[int]:
     Raises:
         ConfigurationError: a layer would have no channels.
     """
-    if not all(width * each >= 1 for each in channels):
+    if not all(width * count >= 1 for count in channels):
         raise ConfigurationError(f"width must leave each layer at least one channel, got {width}: raise width")
-    return [int(width * each) for each in channels]
+    return [int(width * count) for count in channels]

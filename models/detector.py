@@ -109,8 +109,11 @@ class Detector(LightningModule):
             )
         flat = torch.cat([level.flatten(2) for level in maps], 2).transpose(1, 2)
         flat = flat.to(projection.dtype)  # half precision is too coarse for pixels
-        bins, logits = flat[..., :num_bins].reshape(*flat.shape[:2], 4, -1), flat[..., num_bins:]
-        centres, strides = (torch.cat(part) for part in zip(*(_anchors(m, images) for m in maps), strict=True))
+        bins = flat[..., :num_bins].reshape(*flat.shape[:2], 4, -1)
+        logits = flat[..., num_bins:]
+        anchors = [_anchors(level, images) for level in maps]
+        centres = torch.cat([centres_of_map for centres_of_map, _ in anchors])
+        strides = torch.cat([strides_of_map for _, strides_of_map in anchors])
         distances = (bins.softmax(3) * projection).sum(3) * strides  # autocast would round a matrix product
         boxes = torch.cat([centres - distances[..., :2], centres + distances[..., 2:]], 2)
         return Prediction(bins, logits, boxes, centres, strides)
@@ -142,7 +145,10 @@ class Detector(LightningModule):
         prediction = self(images)
         metrics: Any = {name: self.metrics[f"{stage}/{name}"] for name in ("map50", "loss")}
         metrics["loss"].update(detection_loss(prediction, targets), weight=len(images))
-        truth = [dict(zip(("labels", "boxes"), _unpad(rows), strict=True)) for rows in targets]
+        truth = []
+        for rows in targets:
+            labels, boxes = _unpad(rows)
+            truth.append({"labels": labels, "boxes": boxes})
         metrics["map50"].update(self._detect(images, prediction), truth)
         for name, metric in metrics.items():
             self.log(f"{stage}/{name}", metric, prog_bar=name == "map50", batch_size=len(images))
@@ -176,12 +182,17 @@ def detection_loss(prediction: Prediction, targets: Tensor) -> Tensor:
             f"expected targets ({batch}, M, 5), rows of class, x1, y1, x2, y2 for each image, got "
             f"{tuple(targets.shape)}: see fl_lightning.datamodules.BoxFolder"
         )
-    scores, centres = prediction.logits.sigmoid(), prediction.centres
-    images = zip(scores, prediction.boxes, targets, strict=True)
-    assigned = [assign(score, boxes, centres, *_unpad(rows)) for score, boxes, rows in images]
-    aims, truth = (torch.stack(part) for part in zip(*assigned, strict=True))
-    positive = (weight := aims.sum(2)) > 0
-    weight, total = weight[positive], aims.sum().clamp(min=1)
+    centres = prediction.centres
+    assigned = [
+        assign(scores, boxes, centres, *_unpad(rows))
+        for scores, boxes, rows in zip(prediction.logits.sigmoid(), prediction.boxes, targets, strict=True)
+    ]
+    aims = torch.stack([aims_of_image for aims_of_image, _ in assigned])
+    truth = torch.stack([boxes_of_image for _, boxes_of_image in assigned])
+    weights = aims.sum(2)
+    positive = weights > 0
+    weight = weights[positive]
+    total = aims.sum().clamp(min=1)
     by_class = F.binary_cross_entropy_with_logits(prediction.logits, aims, reduction="sum")
     by_box = (weight * complete_box_iou_loss(prediction.boxes[positive], truth[positive])).sum()
     distances = torch.cat([centres - truth[..., :2], truth[..., 2:] - centres], 2) / prediction.strides
@@ -223,7 +234,8 @@ def assign(
     taken = torch.zeros_like(inside).scatter_(1, best, True) & (alignment > 0)
     owner = torch.where(taken, overlap, -1).argmax(0)  # (A,)
     taken &= F.one_hot(owner, len(truth)).T.bool()
-    alignment, overlap = alignment * taken, torch.where(taken, overlap, 0)
+    alignment = alignment * taken
+    overlap = torch.where(taken, overlap, 0)
     scale = overlap.amax(1) / alignment.amax(1).clamp(min=torch.finfo(alignment.dtype).tiny)
     aims.scatter_(1, classes[owner, None], (alignment * scale[:, None]).amax(0)[:, None])
     return aims, truth[owner]

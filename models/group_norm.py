@@ -27,14 +27,13 @@ class WithGroupNorm(nn.Module):
         super().__init__()
         check_at_least(1, groups=groups)
         self.network = network
-        found = [
-            (name, part) for name, part in self.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)
-        ]
-        if not found:
+        parts = list(self.named_modules(remove_duplicate=False))
+        norms = [(name, part) for name, part in parts if isinstance(part, _BatchNorm)]
+        if not norms:
             raise ConfigurationError(
                 f"network must have BatchNorm layers, got {type(network).__name__}, which has none"
             )
-        for name, norm in found:
+        for name, norm in norms:
             self.set_submodule(name, _group_norm(norm, groups))
 
     def forward(self, images: Tensor) -> Tensor:

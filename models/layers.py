@@ -27,9 +27,11 @@ def find_classifier(module: nn.Module) -> nn.Module | None:
         The layer; None if there is neither a timm classifier nor an nn.Linear.
     """
     networks: list[Any] = [part for part in module.modules() if all(hasattr(part, name) for name in TIMM)]
-    found: nn.Module | None = networks[0].get_classifier() if len(networks) == 1 else None
-    if isinstance(found, nn.Module) and not isinstance(found, nn.Identity):  # distilled networks return a tuple
-        return found
+    if len(networks) == 1:
+        classifier = networks[0].get_classifier()
+        is_layer = isinstance(classifier, nn.Module)  # distilled networks return a tuple
+        if is_layer and not isinstance(classifier, nn.Identity):
+            return classifier  # type: ignore[no-any-return]  # timm's, see above
     return next((part for part in reversed([*module.modules()]) if isinstance(part, nn.Linear)), None)
 
 

@@ -2,15 +2,20 @@
 
 import copy
 import pickle
+from collections import OrderedDict
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lib.toy import Quadratic, ToyData, trainer
 from torch import nn
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.arguments import picklable_defaults
+from fl_lightning.arguments import Kind, as_text, kind_of, picklable_defaults
 from fl_lightning.callbacks import ConflictMonitor, Scaffold
 from fl_lightning.datamodules import Digits, Dirichlet
 from fl_lightning.models import ImageClassifier
@@ -44,3 +49,41 @@ def test_shipped_modules_and_data() -> None:
     module, data = pickle.loads(pickle.dumps(made))
     assert data.num_clients == 4
     assert module.configure_optimizers().param_groups[0]["lr"] == 0.01
+
+
+class Size(IntEnum):
+    SMALL = 1
+
+
+SETTINGS = [  # a value, its kind, and its text
+    (None, Kind.PLAIN, "None"),
+    (0.5, Kind.PLAIN, "0.5"),
+    (np.float32(0.5), Kind.PLAIN, "np.float32(0.5)"),
+    (Size.SMALL, Kind.PLAIN, "<Size.SMALL: 1>"),
+    (torch.float64, Kind.PLAIN, "torch.float64"),
+    ("a/b", Kind.PLAIN, "a path"),
+    (Path("a"), Kind.PATH, "a path"),
+    (np.array(["b", "a"]), Kind.ARRAY, "['b', 'a']"),
+    (OrderedDict(a=1), Kind.MAPPING, "{a: 1}"),
+    ((1, "b"), Kind.LIST, "[1, 'b']"),
+    ({"b", "a"}, Kind.SET, "['a', 'b']"),
+    (partial(max, 1, key=abs), Kind.PARTIAL, "max([1], {key: abs})"),
+    (nn.Linear, Kind.NAMED, "Linear"),
+    (len, Kind.NAMED, "len"),
+    (torch, Kind.MODULE, "torch"),
+    (Maker(number=3), Kind.OBJECT, "Maker(number=3)"),
+    (torch.device("cpu"), Kind.OBJECT, "device()"),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "text"), SETTINGS, ids=[text for *_, text in SETTINGS])
+def test_a_setting_is_written_by_its_kind(value: Any, kind: Kind, text: str) -> None:
+    assert (kind_of(value), as_text(value)) == (kind, text)
+
+
+def test_a_tensor_is_told_by_its_shape_and_its_numbers() -> None:
+    first = as_text(torch.tensor([1.0, 2.0]))
+    assert first.startswith("(2,) torch.float32 ")
+    assert kind_of(torch.ones(1)) is Kind.ARRAY
+    assert as_text(np.array([1.0, 2.0], np.float32)) == first
+    assert as_text(torch.tensor([1.0, 2.5])) != first

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 import fl_lightning
 from fl_lightning import cli
 from fl_lightning.fit.command import FederatedCLI
-from fl_lightning.fit.messages import reported
+from fl_lightning.fit.messages import run_and_report
 
 
 class Terminal(io.StringIO):
@@ -206,9 +206,9 @@ def test_errors_of_lightning_are_known_without_importing_it(error: BaseException
     def leave(args: Sequence[str]) -> int:
         raise error
 
-    assert reported(leave, []) == status
+    assert run_and_report(leave, []) == status
 
 
 def test_other_exits_go_on() -> None:
     with pytest.raises(SystemExit):
-        reported(lambda args: sys.exit(3), [])
+        run_and_report(lambda args: sys.exit(3), [])

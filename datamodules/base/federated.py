@@ -279,5 +279,5 @@ class PartitionedData(FederatedDataModule):
         values = column_of(examples, column, self.datamodule)
         if "num_clients" not in self._late:
             return deal(examples, self.partition, self.num_clients, self.labels, values, self.seed)
-        each = Stated(values.tolist())  # a client for each value
-        return deal(examples, each, len(each.parts), self.labels, None, self.seed)
+        by_value = Stated(values.tolist())  # a client for each value
+        return deal(examples, by_value, len(by_value.parts), self.labels, None, self.seed)

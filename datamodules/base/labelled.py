@@ -142,14 +142,16 @@ class LabelledData(FederatedDataModule):
 
     @cached_property
     def _dealt(self) -> "_Loaded":
-        train, test = (self._checked(*self.load(train)) for train in (True, False))
-        source = train if self.proxy_source == "train" else test
+        train = self._checked(*self.load(True))
+        test = self._checked(*self.load(False))
+        sets = {"train": train, "test": test}
+        source = sets[self.proxy_source]
         sizes = tail_sizes(self.proxy_per_class, self.num_classes, self.proxy_long_tail).tolist()
         in_proxy = draw_proxy(self.labels(source[1]), sizes, numpy_generator(self.seed, "proxy"))
-        free = {name: torch.ones(len(each[0]), dtype=torch.bool) for name, each in (("train", train), ("test", test))}
+        free = {name: torch.ones(len(inputs), dtype=torch.bool) for name, (inputs, _) in sets.items()}
         free[self.proxy_source] &= ~in_proxy
-        for name, number in (("train", self.train_examples), ("test", self.test_examples)):
-            free[name] = self._drawn(name, free[name], number)
+        free["train"] = self._draw_examples("train", free["train"], self.train_examples)
+        free["test"] = self._draw_examples("test", free["test"], self.test_examples)
         parts = self._deal(self.labels(train[1]), free["train"].nonzero().flatten())
         if self.corruption is not None:
             generator = numpy_generator(self.seed, "corruption")
@@ -165,7 +167,7 @@ class LabelledData(FederatedDataModule):
             proxy=TensorDataset(*(tensor[in_proxy] for tensor in source)),
         )
 
-    def _drawn(self, name: str, free: Tensor, number: int | None) -> Tensor:
+    def _draw_examples(self, name: str, free: Tensor, number: int | None) -> Tensor:
         """Draw the (n,) bool mask of the examples of a set to use, among those that are free."""
         rows = free.nonzero().flatten()
         if number is None or number == len(rows):
@@ -185,13 +187,15 @@ class LabelledData(FederatedDataModule):
         if self.long_tail > 1:
             rows = rows[long_tail(labels[rows], self.long_tail, numpy_generator(self.seed, "long tail"))]
         by = self.groups() if self.partition.by == "groups" else labels
-        if by is None or (column := self.partition.column):
-            lacks, way = (
-                (f"column {column}", "leave column out") if by is not None else ("groups", "choose another partition")
-            )
+        if by is None:
             raise ConfigurationError(
-                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no {lacks}: "
-                f"{way}, or define groups()"
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no groups: "
+                "choose another partition, or define groups()"
+            )
+        if self.partition.column:
+            raise ConfigurationError(
+                f"{type(self.partition).__name__} keeps groups together, but {type(self).__name__} knows no column "
+                f"{self.partition.column}: leave column out, or define groups()"
             )
         check_enough(self.num_clients, len(rows))
         parts = self.partition.split(by[rows], self.num_clients, numpy_generator(self.seed, "partition"))

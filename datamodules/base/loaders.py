@@ -55,8 +55,12 @@ class Loaders(LightningDataModule):
 
 
 def _loader(data: Any, name: str, batch_size: int, collate_fn: Collate | None) -> Any:
-    several = data.values() if isinstance(data, Mapping) else data if isinstance(data, list | tuple) else [data]
-    if any(isinstance(each, DataLoader) for each in several):
+    several = [data]
+    if isinstance(data, Mapping):
+        several = list(data.values())
+    elif isinstance(data, list | tuple):
+        several = list(data)
+    if any(isinstance(part, DataLoader) for part in several):
         return data
     examples: Any = check_examples(data, f"the {name} data")
     # With its own generator, the loader does not draw a seed for its workers from the global generator.
@@ -82,7 +86,8 @@ def training_data(datamodule: LightningDataModule) -> tuple[Examples, dict[str, 
         raise ConfigurationError(
             f"expected {name} to return one DataLoader, got {type(loader).__name__}: return a single DataLoader"
         )
-    dataset, sampler = loader.dataset, loader.sampler
+    dataset = loader.dataset
+    sampler = loader.sampler
     check_examples(dataset, f"the dataset of {name}")
     batches = loader.batch_sampler
     if type(batches) is not BatchSampler:
@@ -113,17 +118,22 @@ def stored(dataset: Any, find: Callable[[Any], Any]) -> NDArray[Any] | None:
         inner = stored(dataset.dataset, find)
         return None if inner is None else inner[np.asarray(dataset.indices)]
     if isinstance(dataset, ConcatDataset):
-        parts = [part for each in dataset.datasets if (part := stored(each, find)) is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
-    return None if (found := find(dataset)) is None else np.asarray(found)
+        parts = [stored(part, find) for part in dataset.datasets]
+        known = [part for part in parts if part is not None]
+        return np.concatenate(known) if len(known) == len(parts) else None
+    values = find(dataset)
+    return None if values is None else np.asarray(values)
 
 
 def _labels(dataset: Any) -> Any:
     """Find the labels in the second tensor of a TensorDataset, or in the attributes ``targets`` and ``labels``."""
     if isinstance(dataset, TensorDataset):
         return dataset.tensors[1].numpy(force=True) if len(dataset.tensors) > 1 else None
-    found = (getattr(dataset, name, None) for name in STORED)
-    return next((labels for labels in found if labels is not None and len(labels) == len(dataset)), None)
+    for name in STORED:
+        labels = getattr(dataset, name, None)
+        if labels is not None and len(labels) == len(dataset):
+            return labels
+    return None
 
 
 def column_of(examples: Examples, name: str, datamodule: LightningDataModule) -> NDArray[Any]:
@@ -149,7 +159,7 @@ def column_of(examples: Examples, name: str, datamodule: LightningDataModule) ->
         with isolated(CPU):
             keys = set(first) if isinstance(first := examples[0], Mapping) else keys
         if name in keys:
-            values = _read(examples, itemgetter(name))
+            values = _read_entries(examples, itemgetter(name))
     if values is None:
         raise ConfigurationError(
             f"expected a column {name} in the training set, got {', '.join(sorted(known | keys)) or 'none'}: name "
@@ -181,7 +191,7 @@ def _complete(values: NDArray[Any], name: str) -> NDArray[Any]:
     return plain
 
 
-def _read(examples: Examples, entry: Callable[[Any], Any]) -> NDArray[Any]:
+def _read_entries(examples: Examples, entry: Callable[[Any], Any]) -> NDArray[Any]:
     """Read an entry of every example."""
     with isolated(CPU):
         seed_globals(0, CPU)
@@ -220,7 +230,8 @@ def deal(
         ConfigurationError: there are no labels for a partition by label, ``labels`` are not classes, or the partition
             does not fit.
     """
-    count, by = len(examples), "nothing" if groups is not None else partition.by
+    count = len(examples)
+    by = partition.by if groups is None else "nothing"
     if not isinstance(partition, Stated):
         check_enough(num_clients, count)
     if by == "groups" and labels is None:
@@ -228,24 +239,24 @@ def deal(
             f"{type(partition).__name__} keeps groups together: name a column, or give labels=, the group of each "
             "training example"
         )
-    found = stored(examples, _labels) if labels is None else np.asarray(labels)
-    if found is None and by == "labels":
-        found = _read(examples, _label)
-    classes = None if found is None else _numbered(found, count)
-    if classes is None and found is not None and (labels is not None or by != "nothing"):
+    values = stored(examples, _labels) if labels is None else np.asarray(labels)
+    if values is None and by == "labels":
+        values = _read_entries(examples, _label)
+    classes = None if values is None else _numbers_of(values, count)
+    if classes is None and values is not None and (labels is not None or by != "nothing"):
         what = "labels" if labels is not None else f"the labels, by which {type(partition).__name__} deals,"
         raise ConfigurationError(
-            f"expected {what} to be integers or strings ({count},), one for each training example, got {found.dtype} "
-            f"{found.shape}: give labels=, or a partition without labels such as IID"
+            f"expected {what} to be integers or strings ({count},), one for each training example, got {values.dtype} "
+            f"{values.shape}: give labels=, or a partition without labels such as IID"
         )
-    numbers = classes if groups is None else _numbered(groups, count)
+    numbers = classes if groups is None else _numbers_of(groups, count)
     numbers = torch.zeros(count, dtype=torch.int64) if numbers is None else numbers
     parts = partition.split(numbers, num_clients, numpy_generator(seed, "partition"))
     names = partition.names if isinstance(partition, Stated) else None
     return Dealt(examples=examples, parts=Parts.of(parts), classes=classes, names=names)
 
 
-def _numbered(values: NDArray[Any], count: int) -> Tensor | None:
+def _numbers_of(values: NDArray[Any], count: int) -> Tensor | None:
     """Number the distinct values from 0 in sorted order: (n,) int64; None if the values are not classes."""
     if values.shape != (count,) or values.dtype.kind not in "iubSU":
         return None

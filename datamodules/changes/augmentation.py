@@ -110,7 +110,9 @@ class AutoAugment(Augmentation, v2.AutoAugment):  # type: ignore[misc]  # untype
     def _change(self, images: Tensor, name: str, level: int | None, negative: bool) -> Tensor:
         """Apply one operation at one magnitude to all images."""
         magnitudes = self._AUGMENTATION_SPACE[name][0](10, *images.shape[-2:])
-        magnitude = 0.0 if magnitudes is None else float(magnitudes[level]) * (-1 if negative else 1)
+        magnitude = 0.0 if magnitudes is None else float(magnitudes[level])
+        if negative:
+            magnitude = -magnitude
         # Sharpness convolves each channel by itself: on images of one channel it is five times faster on a CPU.
         inputs = images.flatten(0, 1).unsqueeze(1) if name == "Sharpness" else images
         changed: Tensor = self._apply_image_or_video_transform(inputs, name, magnitude, self.interpolation, self._fill)

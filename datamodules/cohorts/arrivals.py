@@ -65,7 +65,8 @@ class ArrivalSampler(ClientSampler):
         return self._known[round - 1]
 
     def _simulate(self, sizes: Tensor, num_clients: int) -> Iterator[Arrivals]:
-        idle, training = sizes.nonzero().flatten().tolist(), list[tuple[float, int, int]]()
+        idle = sizes.nonzero().flatten().tolist()
+        training: list[tuple[float, int, int]] = []  # time of the arrival, client, and round that it began in
         draw = generator(self.seed, "arrivals")
         if not num_clients <= self.busy <= len(idle):
             raise ConfigurationError(
@@ -77,7 +78,8 @@ class ArrivalSampler(ClientSampler):
             client = idle.pop(int(torch.randint(len(idle), (), generator=draw)))
             heappush(training, (now + self._clock.duration(client, int(sizes[client]), self.seed), client, version))
 
-        time, version = 0.0, 0
+        time = 0.0
+        version = 0  # the round, whose global model the clients that begin get
         while True:
             version += 1
             while idle and len(training) < self.busy:

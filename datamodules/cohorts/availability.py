@@ -94,7 +94,9 @@ class Availability:
             round: the round's number, 1, 2, …
             seed: the seed of the data module.
         """
-        absent, lost, sent = list[int](), list[int](), list[tuple[float, float, int]]()
+        absent: list[int] = []
+        lost: list[int] = []
+        sent: list[tuple[float, float, int]] = []  # time, a random number for clients of equal time, client
         for client in selected:
             before, after, tie = torch.rand(3, generator=generator(seed, "turnout", round, client)).tolist()
             if before < self.dropout_before:
@@ -106,7 +108,7 @@ class Availability:
         limit = math.inf if self.deadline is None else self.deadline
         arrived = [client for time, _, client in sorted(sent)[:needed] if time <= limit]
         late = {client for *_, client in sent}.difference(arrived)
-        return Turnout(*(tuple(sorted(clients)) for clients in (arrived, absent, lost, late)))
+        return Turnout(*[tuple(sorted(clients)) for clients in (arrived, absent, lost, late)])
 
 
 class Diurnal(Availability):
@@ -172,7 +174,7 @@ class AvailabilityTrace(Availability):
             ) from None
 
     def _read(self, rows: "csv.DictReader[str]") -> dict[int, list[int]]:
-        found: dict[int, list[int]] = {}
+        present: dict[int, list[int]] = {}
         for row in rows:
             words = [row["round"] or "", row["client"] or ""]
             if not all(word.isascii() and word.isdigit() for word in words) or int(words[0]) < 1:
@@ -180,12 +182,12 @@ class AvailabilityTrace(Availability):
                     f"{self.path}, line {rows.line_num}: expected a round from 1 and a client from 0, whole numbers, "
                     f"got {','.join(words)[:40]!r}: correct it"
                 )
-            found.setdefault(int(words[0]), []).append(int(words[1]))
-        if not found:
+            present.setdefault(int(words[0]), []).append(int(words[1]))
+        if not present:
             raise ConfigurationError(
                 f"{self.path} has no row: write a row for each client that can be selected in a round"
             )
-        return found
+        return present
 
     @override
     def present(self, num_clients: int, round: int, seed: int) -> Tensor:

@@ -84,16 +84,18 @@ def _digest(*parts: object) -> str:
 
 def _state(file: str, start: int) -> tuple[str, int, int]:
     """Return path (from character ``start``), size and time of modification, which show whether a file has changed."""
-    found = os.stat(file)  # noqa: PTH116  # twice as fast as Path.stat, and there are 100,000 files
-    return file[start:], found.st_size, found.st_mtime_ns
+    state = os.stat(file)  # noqa: PTH116  # twice as fast as Path.stat, and there are 100,000 files
+    return file[start:], state.st_size, state.st_mtime_ns
 
 
 def _read(path: Path, shape: tuple[int, ...]) -> Tensor | None:
     """Read the images of an entry; None if there is no entry, or if it is damaged, in which case it is deleted."""
-    images, checksum = torch.empty(0), None
+    images = torch.empty(0)
+    checksum = None
     try:
         with safe_open(path, "pt") as entry:
-            images, checksum = entry.get_tensor("images"), (entry.metadata() or {}).get("crc32")
+            images = entry.get_tensor("images")
+            checksum = (entry.metadata() or {}).get("crc32")
     except OSError:  # no entry; or no right to read the entry, and then writing fails and warns
         return None
     except SafetensorError:

@@ -49,9 +49,9 @@ def find_image_folder(root: Path, names: Sequence[str], tests: Sequence[str] = (
         return None
     wanted = {_plain(name) for name in names}
     for folder in [*(child for child in sorted(root.iterdir()) if _plain(child.name) in wanted), root]:
-        found = [test for test in tests if (folder / test).is_dir()]
-        if found and (folder / "train").is_dir():
-            return folder, found[0]
+        tests_there = [test for test in tests if (folder / test).is_dir()]
+        if tests_there and (folder / "train").is_dir():
+            return folder, tests_there[0]
     return None
 
 
@@ -70,7 +70,8 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
         ConfigurationError: the number of classes is not as expected, train and test have different classes, or a class
             has no images.
     """
-    names, others = class_names(folder / split), class_names(folder / (test if split == "train" else "train"))
+    names = class_names(folder / split)
+    others = class_names(folder / (test if split == "train" else "train"))
     if num_classes is not None and len(names) != num_classes:
         raise ConfigurationError(
             f"expected {num_classes} class folders in {folder / split}, got {len(names)}: "
@@ -81,9 +82,10 @@ def list_images(folder: Path, split: str, test: str = "test", num_classes: int |
             f"expected the same class folders in train and {test} of {folder}, got "
             f"{sorted(set(names) ^ set(others))[0]!r} in only one of them: give both the same class folders"
         )
-    found = find_images([folder / split / name for name in names])
-    labels = torch.arange(len(names)).repeat_interleave(torch.tensor([len(files) for files in found], dtype=torch.long))
-    return ImageFiles(folder, split, [path for files in found for path in files], labels)
+    by_class = find_images([folder / split / name for name in names])
+    sizes = torch.tensor([len(files) for files in by_class], dtype=torch.long)
+    labels = torch.arange(len(names)).repeat_interleave(sizes)
+    return ImageFiles(folder, split, [path for files in by_class for path in files], labels)
 
 
 def read_images(
@@ -123,9 +125,10 @@ def class_names(split: Path) -> list[str]:
 
 def find_images(folders: Sequence[Path]) -> list[list[str]]:
     """List the image files in each folder and below, sorted; refuse a folder without any; warn of other files."""
-    found: list[list[str]] = [[] for _ in folders]
+    by_folder: list[list[str]] = []
     others: Counter[str] = Counter()
-    for folder, images in zip(folders, found, strict=True):
+    for folder in folders:
+        images: list[str] = []
         for place, inner, names in os.walk(folder, followlinks=True):
             inner[:] = [name for name in inner if not name.startswith(".")]
             for name in names:
@@ -134,13 +137,13 @@ def find_images(folders: Sequence[Path]) -> list[list[str]]:
                     images.append(f"{place}/{name}")
                 elif suffix != ".txt" and not name.startswith("."):  # as TinyImageNet has texts
                     others[suffix or "without suffix"] += 1
-        images.sort()
+        by_folder.append(sorted(images))
         if not images:
             raise ConfigurationError(f"expected {KINDS} in {folder}, got none: add images, or correct root")
     if others:
-        told = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
-        rank_zero_warn(f"expected {KINDS} in {os.path.commonpath(folders)}, got others, too: left out {told}")
-    return found
+        words = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(5))
+        rank_zero_warn(f"expected {KINDS} in {os.path.commonpath(folders)}, got others, too: left out {words}")
+    return by_folder
 
 
 @contextmanager

@@ -99,8 +99,10 @@ class BoxFolder(BoxData):
 
     def _files(self, train: bool) -> list[tuple[Path, Path]]:
         """List the images of the training or the test set, each with its text file."""
-        root, split = Path(self.root).expanduser().absolute(), "train" if train else "test"
-        images, labels = root / "images" / split, root / "labels" / split
+        root = Path(self.root).expanduser().absolute()
+        split = "train" if train else "test"
+        images = root / "images" / split
+        labels = root / "labels" / split
         files = [Path(path) for path in find_images([images])[0]]
         if not labels.is_dir():
             raise ConfigurationError(f"expected a folder {labels}, got none: point root to the data (--data.root DIR)")
@@ -180,4 +182,8 @@ def _box(line: str, where: str, num_classes: int, place: tuple[int, int, int, in
 def padded(boxes: Sequence[Sequence[tuple[float, ...]]]) -> Tensor:
     """Stack n lists of boxes into one tensor (n, M, 5): M is the longest list's length, at least 1."""
     longest = max(1, *map(len, boxes))
-    return torch.tensor([[*rows, *[PADDING] * (longest - len(rows))] for rows in boxes], dtype=torch.float32)
+    filled = []
+    for rows in boxes:
+        padding = [PADDING] * (longest - len(rows))
+        filled.append([*rows, *padding])
+    return torch.tensor(filled, dtype=torch.float32)

@@ -98,8 +98,8 @@ class QMNIST(VisionData):
 
     @override
     def archives(self) -> list[Archive]:
-        found = [*self.source.resources["train"], *self.source.resources["test"]]
-        return [Archive([url], f"{self.folder}/{Path(url).name}", md5) for url, md5 in found]
+        resources = [*self.source.resources["train"], *self.source.resources["test"]]
+        return [Archive([url], f"{self.folder}/{Path(url).name}", md5) for url, md5 in resources]
 
     def read(self, train: bool) -> tuple[Tensor, Tensor]:
         """Read torchvision's own files: uint8 images (n, 1, 28, 28) and int64 labels (n,)."""

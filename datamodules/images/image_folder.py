@@ -83,12 +83,13 @@ class ImageFolder(ImageData):
 
     def _folder(self) -> tuple[Path, str]:
         root = Path(self.root).expanduser().absolute()
-        if (found := find_image_folder(root, [], tests=("test", "val"))) is None:
+        folder = find_image_folder(root, [], tests=("test", "val"))
+        if folder is None:
             raise ConfigurationError(
                 f"expected an image folder {{train,test}}/<class>/* or {{train,val}}/<class>/* in {root}, got none: "
                 "point root to such a folder (--data.root DIR)"
             )
-        return found
+        return folder
 
 
 def check_constants(
@@ -110,7 +111,8 @@ def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
     deviation 1.
     """
-    values, constants = torch.arange(256, dtype=torch.float64) / 255, []
+    values = torch.arange(256, dtype=torch.float64) / 255
+    constants = []
     for channel in images.unbind(1):
         share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         mean = share @ values

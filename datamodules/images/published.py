@@ -71,9 +71,10 @@ class PublishedImages(ImageData):
     def missing(self) -> str | None:
         if self.image_folder() is not None:
             return None
-        folder, files = self.own_folder(), self.files()
+        folder = self.own_folder()
         if _is_filled(folder):
-            return None if all((folder / file).exists() for file in files) else self._damaged()
+            complete = all((folder / file).exists() for file in self.files())
+            return None if complete else self._message_of_damage()
         remedy = (
             "a run (from Python: prepare_data) downloads the data"
             if self.downloads()
@@ -97,8 +98,9 @@ class PublishedImages(ImageData):
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images (n, C, H, W) and int64 labels (n,)."""
-        if (found := self.image_folder()) is not None:
-            folder, test = found
+        image_folder = self.image_folder()
+        if image_folder is not None:
+            folder, test = image_folder
             files = list_images(folder, "train" if train else test, test, self.num_classes)
             images, labels = read_images(files, (len(self.mean), *self.image_size), self.cache)
         else:
@@ -137,7 +139,7 @@ class PublishedImages(ImageData):
         own, root = f"{self.own_folder()}{_listed(self.files())}", self.absolute_root()
         return f"{own} or as an image folder {{train,test}}/<class>/* in {root / self.name} or {root}"
 
-    def _damaged(self) -> str:
+    def _message_of_damage(self) -> str:
         folder = self.own_folder()
         return (
             f"expected {self.name} in {folder}, got damaged or incomplete files: delete {folder} and fetch them again "
@@ -148,7 +150,7 @@ class PublishedImages(ImageData):
         try:
             return self.read(train)
         except UNREADABLE:
-            raise ConfigurationError(self.missing() or self._damaged()) from None
+            raise ConfigurationError(self.missing() or self._message_of_damage()) from None
 
 
 def _is_filled(folder: Path) -> bool:

@@ -65,12 +65,15 @@ def draw_image(size: int, draws: torch.Generator) -> tuple[Tensor, list[tuple[fl
     places = torch.randint(*TEXTURE, (1, 3, CELLS, CELLS), generator=draws).float()
     image = F.interpolate(places, size=(size, size), mode="bilinear")[0].to(torch.uint8)
     boxes: list[tuple[float, ...]] = []
-    half, first = size // 2, integer(0, 3)
+    half = size // 2
+    first = integer(0, 3)
     for place, quarter in enumerate(torch.randperm(4, generator=draws)[: integer(1, 4)].tolist()):
         same = place == 0 or torch.rand((), generator=draws) < SAME_CLASS
-        kind, radius = first if same else integer(0, 3), integer(size // 12, (half + 1) // 2)
+        kind = first if same else integer(0, 3)
+        radius = integer(size // 12, (half + 1) // 2)
         left, top = (corner * half + integer(0, half - 2 * radius) for corner in divmod(quarter, 2))
-        right, bottom = left + 2 * radius + 1, top + 2 * radius + 1
+        right = left + 2 * radius + 1
+        bottom = top + 2 * radius + 1
         dark = torch.randint(JITTER, (3, 1), generator=draws, dtype=torch.uint8)
         colour = torch.where(torch.rand(3, 1, generator=draws) < 0.5, dark, 255 - dark)
         image[:, top:bottom, left:right][:, mask(kind, radius)] = colour

@@ -68,10 +68,11 @@ class TinyImageNet(PublishedImages):
         classes = self._classes(own)
         if train:
             files = list_images(own, "train", test="train")
-            if (found := class_names(own / "train")) != classes:
+            folders = class_names(own / "train")
+            if folders != classes:
                 raise ConfigurationError(
                     f"expected the classes of {own / 'wnids.txt'} in {own / 'train'}, got "
-                    f"{sorted(set(found) ^ set(classes))[0]!r} in one of them alone: delete {own} and fetch it again "
+                    f"{sorted(set(folders) ^ set(classes))[0]!r} in one of them alone: delete {own} and fetch it again "
                     "(--data.download true)"
                 )
         else:
@@ -91,7 +92,8 @@ class TinyImageNet(PublishedImages):
 
 def _annotated(own: Path, numbers: dict[str, int]) -> ImageFiles:
     """List the images of ``val`` in sorted order, with their labels from the annotations."""
-    annotations, labels = own / "val" / "val_annotations.txt", {}
+    annotations = own / "val" / "val_annotations.txt"
+    labels = {}
     for number, line in enumerate(annotations.read_text().splitlines(), start=1):
         name, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]

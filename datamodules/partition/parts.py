@@ -40,7 +40,7 @@ class Parts(Sequence[Tensor]):
 
     def __getitem__(self, client: Any) -> Any:
         if isinstance(client, slice):
-            return [self[each] for each in range(*client.indices(len(self)))]
+            return [self[number] for number in range(*client.indices(len(self)))]
         end = int(self._ends[client])
         return self.rows[end - int(self.sizes[client]) : end]
 

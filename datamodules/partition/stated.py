@@ -42,11 +42,14 @@ class Stated(Partition):
         self.names: list[str] | None
         try:
             if len(partition) and np.ndim(next(iter(partition))) == 1:
-                self.parts, self.names = _client_by_client(partition), None
+                self.parts = _client_by_client(partition)
+                self.names = None
             else:
                 values = np.asarray(partition)
                 names, owners = _distinct(values)
-                self.names, self.parts, self.count = names, list(rows_of(owners, len(names))), len(values)
+                self.names = names
+                self.parts = list(rows_of(owners, len(names)))
+                self.count = len(values)
         except (TypeError, ValueError):
             raise ConfigurationError(
                 "expected partition to be a Partition, one list of example indices for each client, or one client (an "
@@ -59,7 +62,8 @@ class Stated(Partition):
             raise ConfigurationError(
                 f"expected num_clients={len(self.parts)}, as the partition states, got {num_clients}: leave it out"
             )
-        count, used = len(labels), torch.cat(self.parts)
+        count = len(labels)
+        used = torch.cat(self.parts)
         if self.count not in (None, count):
             raise ConfigurationError(
                 f"expected partition to state the clients of {count} examples, got {self.count}: give one for each"

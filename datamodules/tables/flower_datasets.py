@@ -90,10 +90,11 @@ class FlowerDatasets(FederatedDataModule):
         if self.label not in parts[0].column_names:
             return None
         labels = [torch.from_numpy(column_of(part, self.label)) for part in parts]
-        if any(each.is_floating_point() or each.ndim != 1 or (len(each) and each.min() < 0) for each in labels):
-            return None
-        most = max(int(each.max()) + 1 for each in labels if len(each))
-        return torch.stack([each.long().bincount(minlength=most) for each in labels])
+        for classes in labels:  # of one client
+            if classes.is_floating_point() or classes.ndim != 1 or (len(classes) and classes.min() < 0):
+                return None
+        most = max(int(classes.max()) + 1 for classes in labels if len(classes))
+        return torch.stack([classes.long().bincount(minlength=most) for classes in labels])
 
     @cached_property
     def _partitioner(self) -> Any:

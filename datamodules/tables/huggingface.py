@@ -55,7 +55,7 @@ class HuggingFace(PartitionedData):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **federation: Unpack[Stacked],
     ) -> None:
-        splits = train if isinstance(train, Mapping) else _folder(train) if isinstance(train, str) else {"train": train}
+        splits = _splits(train)
         check_columns(splits["train"], [*(columns or ()), *([client] if client else ())])
         if client and partition is not None:
             raise ConfigurationError(f"expected client or partition, got both, with client={client}: leave one out")
@@ -63,12 +63,12 @@ class HuggingFace(PartitionedData):
         labels = column_of(splits["train"], label) if label in splits["train"].column_names else None
         val = test if test is not None else splits.get("validation", splits.get("test"))
         test = test if test is not None else splits.get("test", val)
-        sources = (
-            None if split is None else prepared(split, columns, client) for split in (splits["train"], val, test)
-        )
-        named = dict(zip(("train", "val", "test"), sources, strict=True))
+        sources = {"train": splits["train"], "val": val, "test": test}
+        for name, split in sources.items():
+            if split is not None:
+                sources[name] = prepared(split, columns, client)
         super().__init__(
-            Loaders(batch_size=batch_size, collate_fn=collate_fn, **named),
+            Loaders(batch_size=batch_size, collate_fn=collate_fn, **sources),
             num_clients=num_clients,
             partition=stated,
             labels=labels if labels is not None and labels.dtype.kind in "iubSU" else None,
@@ -118,7 +118,14 @@ def column_of(dataset: Any, name: str) -> Any:
     return np.asarray(dataset.with_format(None)[name][:])
 
 
-def _folder(path: str) -> Mapping[str, Any]:
+def _splits(train: Any) -> Mapping[str, Any]:
+    """Return the data sets that are given, by the names of their splits."""
+    if isinstance(train, Mapping):
+        return train
+    return _read_folder(train) if isinstance(train, str) else {"train": train}
+
+
+def _read_folder(path: str) -> Mapping[str, Any]:
     """Read the folder that ``save_to_disk`` of a Dataset or a DatasetDict wrote."""
     try:
         load = import_module("datasets").load_from_disk
@@ -128,13 +135,13 @@ def _folder(path: str) -> Mapping[str, Any]:
         ) from None
     folder = Path(path).expanduser().absolute()
     try:
-        found = load(str(folder))
+        saved = load(str(folder))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
             f"expected a folder that save_to_disk wrote in {folder}, got {' '.join(str(error).split())[:100]!r}: point "
             "train to such a folder"
         ) from None
-    splits: Mapping[str, Any] = found if isinstance(found, Mapping) else {"train": found}
+    splits: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {"train": saved}
     if "train" not in splits:
         raise ConfigurationError(f"expected a split train in {folder}, got {', '.join(splits)}: rename a split")
     return splits

@@ -204,10 +204,10 @@ def _parts(table: DataFrame, column: str, clients: list[Any]) -> Parts:
     rows = np.flatnonzero(owners >= 0)
     if strangers := len(owners) - len(rows):
         example = table[column].iloc[int(np.argmin(owners))]
-        found = f"expected train's clients in test, got {strangers} of {len(table)} rows of others, such as {example!r}"
+        came = f"expected train's clients in test, got {strangers} of {len(table)} rows of others, such as {example!r}"
         if not len(rows):
-            raise ConfigurationError(f"{column}: {found}: write clients alike, or leave the column out of test")
-        rank_zero_warn(f"{column}: {found}: clients are evaluated without these rows")
+            raise ConfigurationError(f"{column}: {came}: write clients alike, or leave the column out of test")
+        rank_zero_warn(f"{column}: {came}: clients are evaluated without these rows")
     return rows_of(owners[rows], len(clients)).among(torch.from_numpy(rows))
 
 

@@ -81,11 +81,12 @@ class Tensors(ImageData):
     @cached_property
     def num_classes(self) -> int:  # type: ignore[override]  # known on loading only
         """C, the number of classes: as given, else 1 + the largest label."""
-        found = np.unique(torch.cat([self._labels("train_y"), self._labels("test_y")]))
-        count = self._num_classes or 1 + int(found[-1])
-        if len(found) < count and not self._num_classes:
-            taken = f"labels from {found[0]} to {found[-1]} make {count} classes, {count - len(found)} of them empty"
-            rank_zero_warn(f"{taken}: number the labels from 0, or set num_classes")
+        occurring = np.unique(torch.cat([self._labels("train_y"), self._labels("test_y")]))
+        count = self._num_classes or 1 + int(occurring[-1])
+        empty = count - len(occurring)
+        if empty > 0 and not self._num_classes:
+            came = f"labels from {occurring[0]} to {occurring[-1]} make {count} classes, {empty} of them empty"
+            rank_zero_warn(f"{came}: number the labels from 0, or set num_classes")
         return count
 
     @override
@@ -97,7 +98,8 @@ class Tensors(ImageData):
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
         """Load the training or the test set: uint8 images or floats (n, ...), and int64 labels (n,)."""
         split = "train" if train else "test"
-        inputs, labels = self._inputs(f"{split}_x"), self._labels(f"{split}_y")
+        inputs = self._inputs(f"{split}_x")
+        labels = self._labels(f"{split}_y")
         if train:
             self._shape = inputs.shape[1:]
         elif self._shape not in (None, inputs.shape[1:]):
@@ -112,13 +114,14 @@ class Tensors(ImageData):
         names = self._array(GROUPS)
         if names is None:
             return None
-        examples, found = len(self._labels("train_y")), np.asarray(names)
-        if found.shape != (examples,) or found.dtype.kind not in "iuSU":
+        examples = len(self._labels("train_y"))
+        array = np.asarray(names)
+        if array.shape != (examples,) or array.dtype.kind not in "iuSU":
             raise ConfigurationError(
-                f"expected groups to be integers or strings ({examples},), one per training example, got {found.dtype} "
-                f"{found.shape}: convert the groups"
+                f"expected groups to be integers or strings ({examples},), one per training example, got {array.dtype} "
+                f"{array.shape}: convert the groups"
             )
-        return torch.from_numpy(np.unique(found, return_inverse=True)[1])
+        return torch.from_numpy(np.unique(array, return_inverse=True)[1])
 
     def _inputs(self, name: str) -> Tensor:
         inputs = self._tensor(name)

@@ -63,15 +63,21 @@ class Kind:
 
     def classes(self) -> list[type]:
         """Return the shipped classes that can be used without subclassing."""
-        found = [getattr(self.home, name) for name in self.home.__all__]
-        found = [each for each in found if isinstance(each, type) and issubclass(each, self.base)]
-        return [each for each in found if each not in MADE_FOR_SUBCLASSES and not issubclass(each, self.without or ())]
+        classes = []
+        for name in self.home.__all__:
+            cls = getattr(self.home, name)
+            of_this_kind = isinstance(cls, type) and issubclass(cls, self.base)
+            if of_this_kind and cls not in MADE_FOR_SUBCLASSES and not issubclass(cls, self.without or ()):
+                classes.append(cls)
+        return classes
 
     def own_class(self, option: str) -> str:
         """Tell users how to name a class of their own."""
         name = self.base.__name__
-        own = self.own or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
-        return f"{own}: --{option}{'+=' if self.folders else ' '}my_module.{self.example}{self.more}"
+        article = "an" if name[0] in "AEIOU" else "a"
+        noun = self.own or f"{article} {name}"
+        sign = "+=" if self.folders else " "
+        return f"{noun}: --{option}{sign}my_module.{self.example}{self.more}"
 
 
 FOLDERS = {
@@ -135,10 +141,13 @@ def listing(option: str) -> str:
     lines = [f"--{option} CLASS: {kind.about}"]
     for folder, title in (kind.folders or {"": ""}).items():
         inside = f"{kind.home.__name__}.{folder}." if folder else ""
-        classes = [each for each in kind.classes() if each.__module__.startswith(inside)]
-        lines += ["", *([f"{title}:"] if title else [])]
-        lines += [line for each in classes for line in beside(each.__name__, purpose(each))]
-    lines += ["", *wrapped(f"Your own: {kind.own_class(option)}", indent=0)]
+        lines.append("")
+        if title:
+            lines.append(f"{title}:")
+        for cls in kind.classes():
+            if cls.__module__.startswith(inside):
+                lines += beside(cls.__name__, purpose(cls))
+    lines += ["", *wrap(f"Your own: {kind.own_class(option)}", indent=0)]
     return "\n".join([*lines, f"The options of a class: --{option}.help CLASS"]) + "\n"
 
 
@@ -173,10 +182,13 @@ def beside(name: str, words: str) -> list[str]:
     lines = textwrap.wrap(words, WIDTH - INDENT, max_lines=2, placeholder=" …", break_on_hyphens=False) or [""]
     if len(name) + 3 > INDENT:
         lines = ["", *lines]
-    return [f"{f'  {name}' if number == 0 else '':{INDENT}}{line}".rstrip() for number, line in enumerate(lines)]
+    first, *later = lines
+    written = [f"  {name}".ljust(INDENT) + first, *(" " * INDENT + line for line in later)]
+    return [line.rstrip() for line in written]
 
 
-def wrapped(words: str, indent: int = 2) -> list[str]:
+def wrap(words: str, indent: int = 2) -> list[str]:
     """Wrap words to lines of a page."""
-    first, later = " " * indent, " " * (indent + 2)
+    first = " " * indent
+    later = " " * (indent + 2)
     return textwrap.wrap(words, WIDTH, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger, MLFlowLogger
-from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 # Imported so that YAML finds all shipped classes by their short names.
@@ -33,15 +32,8 @@ from fl_lightning.fit.help import GroupHelp
 from fl_lightning.fit.messages import GONE, ParsingError
 from fl_lightning.fit.parser import Parser, class_help
 from fl_lightning.fit.stop_signals import Stopping
-from fl_lightning.runs.config.resuming import changed_settings, check_unchanged, tracked_run
-from fl_lightning.runs.folder.checkpoints import (
-    checkpoint_of,
-    last_of_experiment,
-    last_of_run,
-    rounds_of,
-    run_of,
-    sound_checkpoint,
-)
+from fl_lightning.runs.config.resuming import Resumed, changed_settings, check_unchanged, tracked_run
+from fl_lightning.runs.folder.checkpoints import checkpoint_of, last_of_run
 from fl_lightning.runs.folder.files import CONFIG, NOT_RECORDED, read_mapping
 from fl_lightning.runs.folder.lock import Holds
 from fl_lightning.runs.folder.run_folder import RunFolder, check_experiment
@@ -90,9 +82,13 @@ class FederatedCLI(LightningCLI):
     """
 
     def __init__(self, args: Sequence[str], holds: Holds | None = None) -> None:
-        self.holds, self.stopping = holds, Stopping()
-        self.done_before = 0  # number of rounds of the checkpoint from which a fit goes on
-        if (known := self.subcommands()).keys() & args[:1]:  # the parsers of the others take 0.15 s
+        self.holds = holds
+        self.stopping = Stopping()
+        self.resumed: Resumed | None = None
+        self.changed: dict[str, Any] | None = None  # settings that a resumed run may change; None if it may change none
+        self.mlflow_run: str | None = None  # id of the MLflow run that goes on
+        known = self.subcommands()
+        if known.keys() & args[:1]:  # the parsers of the others take 0.15 s
             self.subcommands = lambda: {args[0]: known[args[0]]}  # type: ignore[method-assign]
         super().__init__(
             FederatedOrchestrator,
@@ -158,35 +154,34 @@ class FederatedCLI(LightningCLI):
 
     @override
     def _parse_ckpt_path(self) -> None:
-        """Find the checkpoint and its run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
+        """Find the checkpoint and the run folder. (Lightning would let the checkpoint's hyper-parameters win here.)"""
+        trains = self.config.subcommand == "fit"
         config = self.config[self.config.subcommand]
         root = Path(config.trainer.default_root_dir or TRAINER_DEFAULTS["default_root_dir"])
-        experiment, version, rounds = config.experiment or name_of(config.get("config") or ()), None, None
-        check_experiment(experiment)
-        self.mlflow_run = None
-        self.changed: dict[str, Any] | None = None
-        if config.get("ckpt_path") is not None:
-            resumes, weights_only = self.config.subcommand == "fit", config.get("weights_only") is not False
-            path = Path(config.ckpt_path)
-            if config.ckpt_path == "last":
-                run = last_of_experiment(root / experiment)
-                _tell_other_runs(run, config.get("config") or ())
-                path = sound_checkpoint(run, weights_only)
-            rounds_done = rounds_of(path, resumes, weights_only)
-            config.ckpt_path = str(path)
-            self.done_before = rounds_done
-            if folder := run_of(path):
-                root, experiment, version = Path(os.path.relpath(folder.parents[1])), folder.parent.name, folder.name
-                rounds = rounds_done if resumes else None
-                if resumes:
-                    self._check_resumed(root / experiment / version)
-                if "WandbLogger" in str(config.trainer.logger):
-                    continue_wandb(folder, rounds)
-                if "MLFlowLogger" in str(config.trainer.logger):
-                    self.mlflow_run = tracked_run(folder, rounds, "mlflow")
+        config.experiment = config.experiment or name_of(config.get("config") or ())
+        check_experiment(config.experiment)
+        self.resumed = Resumed.of(config, root / config.experiment, trains)
+        if self.resumed is not None:
+            config.ckpt_path = str(self.resumed.checkpoint)
+        if self.resumed is None or self.resumed.folder is None:
+            self.folder = RunFolder(root, config.experiment, holds=self.holds, optional=not trains)
+            return
+        folder = self.resumed.folder
+        root = Path(os.path.relpath(folder.parents[1]))
+        experiment = folder.parent.name
+        if trains:
+            self._check_resumed(root / experiment / folder.name)
+        self._continue_in_trackers(folder, self.resumed.rounds_to_keep, str(config.trainer.logger))
         config.experiment = experiment
-        optional = self.config.subcommand != "fit"
-        self.folder = RunFolder(root, experiment, version, rounds, self.holds, optional)
+        rounds = self.resumed.rounds_to_keep
+        self.folder = RunFolder(root, experiment, folder.name, rounds, self.holds, optional=not trains)
+
+    def _continue_in_trackers(self, folder: Path, rounds: int | None, loggers: str) -> None:
+        """Let W&B and MLflow, if they are among the loggers, go on with the run that a run folder names."""
+        if "WandbLogger" in loggers:
+            continue_wandb(folder, rounds)
+        if "MLFlowLogger" in loggers:
+            self.mlflow_run = tracked_run(folder, rounds, "mlflow")
 
     def _check_resumed(self, folder: Path) -> None:
         """Compare the config with that of the run that goes on, both as the parser writes them.
@@ -194,7 +189,9 @@ class FederatedCLI(LightningCLI):
         Raises:
             ConfigurationError: settings that affect results differ, and may not.
         """
-        parser, config, before = self._parser("fit"), self.config["fit"], read_mapping(folder, CONFIG)
+        parser = self._parser("fit")
+        config = self.config["fit"]
+        before = read_mapping(folder, CONFIG)
         if NOT_RECORDED in before:
             raise ConfigurationError(
                 f"ckpt_path: {folder} is a run from Python: go on there, by trainer.fit(…, ckpt_path=…), or begin a "
@@ -223,7 +220,7 @@ class FederatedCLI(LightningCLI):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self._get(self.config_init, "trainer")
-        callbacks = list(config.callbacks or ()) if isinstance(config.callbacks, list | None) else [config.callbacks]
+        callbacks = _as_list(config.callbacks)
         check_once(callbacks)
         callbacks = run_callbacks(
             [*callbacks, self.stopping],
@@ -232,8 +229,7 @@ class FederatedCLI(LightningCLI):
             summary=True,  # as --trainer.enable_model_summary says
             changed=self.changed,
         )
-        loggers = config.logger if isinstance(config.logger, list) else [config.logger]
-        loggers = [logger for logger in loggers if isinstance(logger, Logger)]
+        loggers = [logger for logger in _as_list(config.logger) if isinstance(logger, Logger)]
         for logger in loggers:
             if isinstance(logger, MLFlowLogger) and self.mlflow_run:
                 continue_mlflow(logger, self.mlflow_run)
@@ -268,16 +264,17 @@ class FederatedCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Say that nothing is left to train, if so. LightningCLI calls this before ``fit``."""
-        if 0 < (self.trainer.max_epochs or 0) <= self.done_before:
-            more = f"--trainer.max_epochs {self.done_before + 1} or more goes on"
-            self._say(f"all {counted(self.done_before, 'round')} were done before, none was trained: {more}")
+        rounds = self.resumed.rounds if self.resumed else 0
+        if 0 < (self.trainer.max_epochs or 0) <= rounds:
+            more = f"--trainer.max_epochs {rounds + 1} or more goes on"
+            self._say(f"all {counted(rounds, 'round')} were done before, none was trained: {more}")
 
     def after_fit(self) -> None:
         """Say how a run that a signal has stopped goes on. LightningCLI calls this after ``fit``."""
         recorded = isinstance(self.trainer.logger, RunFolder) and self.folder.is_taken
         if recorded and self.stopping.stopped_by and self.trainer.is_global_zero:
             folder = Path(os.path.relpath(self.folder.log_dir))
-            print(_stopped(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
+            print(_how_to_go_on(self.model.rounds_done, last_of_run(folder)), file=sys.stderr)
 
     def _say(self, words: str) -> None:
         """Print a text on the first device, unless the progress bar is off."""
@@ -297,21 +294,17 @@ def fetch_missing(data: FederatedDataModule) -> None:
         raise ConfigurationError(message)
 
 
-def _tell_other_runs(chosen: Path, configs: Sequence[Any]) -> None:
-    """Say that ``--ckpt_path last`` is not the run whose config.yaml was given, which may be a copy of the last run."""
-    for config in configs:
-        other = last_of_run(Path(str(config)).parent)
-        if other.is_file() and other.parents[1].resolve() != chosen.resolve():
-            rank_zero_warn(
-                f"--ckpt_path last goes on with {chosen}, the experiment's last run, and not with the run of {config}: "
-                f"to go on with that run, give --ckpt_path {other}"
-            )
-
-
-def _stopped(rounds: int, checkpoint: Path) -> str:
+def _how_to_go_on(rounds: int, checkpoint: Path) -> str:
     if not checkpoint.is_file():
         return "stopped before the end of the first round: start the run again"
     return f"stopped after round {rounds}: the same command with --ckpt_path {checkpoint} continues the run"
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return the value of an option that takes several things, or one, or none."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list) else [value]
 
 
 def _several(accelerator: str, devices: Any, num_nodes: int) -> bool:

@@ -40,8 +40,9 @@ def find_config(name: str) -> str:
     """
     if Path(name).is_file():
         return name
-    if found := _shipped(name):
-        return str(found)
+    shipped = _find_shipped(name)
+    if shipped is not None:
+        return str(shipped)
     here = [path.name for path in Path().glob("*.yaml")]
     near = most_similar(f"{name.removesuffix('.yaml')}.yaml", [*here, *shipped_configs()], 3, cutoff=0)
     raise ConfigurationError(
@@ -50,7 +51,7 @@ def find_config(name: str) -> str:
     )
 
 
-def _shipped(name: str) -> Path | None:
+def _find_shipped(name: str) -> Path | None:
     candidates = (CONFIGS / name, CONFIGS / f"{name}.yaml")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
@@ -81,7 +82,7 @@ def resolve_configs(args: Sequence[str]) -> list[str]:
         if name is None:
             resolved.append(argument)
         else:
-            resolved += [f"--config={each}" for each, _ in layers(find_config(name))]
+            resolved += [f"--config={path}" for path, _ in layers(find_config(name))]
     return resolved
 
 
@@ -119,15 +120,15 @@ def layers(path: str | Path, below: tuple[Path, ...] = ()) -> list[tuple[str, di
     Raises:
         ConfigurationError: one of these files does not exist or cannot be read, or the config builds on itself.
     """
-    content = _read(path)
+    content = _read_config(path)
     named = content.get(BASE) or []
     named = [named] if isinstance(named, str) else named
     if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
         raise ConfigurationError(f"{path}: base must be the name of a file, or a list of names, got {named}")
-    found: list[tuple[str, dict[str, Any]]] = []
+    below_this: list[tuple[str, dict[str, Any]]] = []
     for name in named:
         own = Path(path).parent / name
-        base = own if own.is_file() else _shipped(name)
+        base = own if own.is_file() else _find_shipped(name)
         if base is None:
             raise ConfigurationError(
                 f"{path}: base names {name}, but there is neither a file {own} nor a shipped config {name}: name a "
@@ -135,8 +136,8 @@ def layers(path: str | Path, below: tuple[Path, ...] = ()) -> list[tuple[str, di
             )
         if base.resolve() in (*below, Path(path).resolve()):
             raise ConfigurationError(f"{path}: base names {name}, which builds on {path}: name another file")
-        found += layers(base, (*below, Path(path).resolve()))
-    return [*found, (str(path), content)]
+        below_this += layers(base, (*below, Path(path).resolve()))
+    return [*below_this, (str(path), content)]
 
 
 def bases(path: str | Path) -> list[str]:
@@ -158,13 +159,13 @@ def experiment_in(path: str | Path) -> str:
 
 def layers_of(path: str | Path, *keys: str) -> list[Any]:
     """Return the values that a config and the files it builds on have below nested keys, the most basic file first."""
-    found: list[Any] = [content for _, content in layers(path)]
+    values: list[Any] = [content for _, content in layers(path)]
     for key in keys:
-        found = [value[key] for value in found if isinstance(value, Mapping) and key in value]
-    return found
+        values = [value[key] for value in values if isinstance(value, Mapping) and key in value]
+    return values
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def _read_config(path: str | Path) -> dict[str, Any]:
     """Read a config.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from fl_lightning.fit.class_lists import KINDS, beside, wrapped
+from fl_lightning.fit.class_lists import KINDS, beside, wrap
 
 PLAIN = {  # in place of the parser's texts
     "config": "a config file, or the name of a shipped config, such as digits_gh.yaml; may be given several times",
@@ -52,7 +52,8 @@ class GroupHelp(argparse._HelpAction):
 
     @override
     def __call__(self, parser: Any, *args: Any) -> None:
-        group, formatter = parser.groups[self.dest.removesuffix(".help")], parser._get_formatter()
+        group = parser.groups[self.dest.removesuffix(".help")]
+        formatter = parser._get_formatter()
         formatter.start_section(group.title)
         formatter.add_arguments(group._group_actions)
         formatter.end_section()
@@ -68,8 +69,10 @@ def brief(command: str, actions: Iterable[argparse.Action], groups: Mapping[str,
         actions: all options of the command.
         groups: the groups "trainer", "model" and "data" of the options.
     """
-    named = {name: action.help or "" for action in actions for name in _names(action)}
-    options = {name: PLAIN.get(name) or _first(words) for name, words in named.items()}
+    options = {}
+    for action in actions:
+        if name := _long_name(action):
+            options[name] = PLAIN.get(name) or _first_sentence(action.help or "")
     own = {name: words for name, words in options.items() if name.partition(".")[0] not in groups}
     model = {name: words for name, words in options.items() if name.startswith("model.")}
     others = [name.removeprefix("trainer.") for name in options if name.startswith("trainer.") and name not in USUAL]
@@ -77,29 +80,38 @@ def brief(command: str, actions: Iterable[argparse.Action], groups: Mapping[str,
     lines = [f"usage: fl-lightning {command} --config FILE [--OPTION VALUE …]"]
     lines += _section("The run", own) + _section("The rounds, and the clients' training", model)
     lines += _section("The data", data) + _section("Lightning's Trainer", USUAL)
-    lines += wrapped(f"and, each after --trainer., {', '.join(others)}")
-    lines += ["", "More help:", *(line for option, words in MORE.items() for line in beside(option, words))]
+    lines += wrap(f"and, each after --trainer., {', '.join(others)}")
+    lines += ["", "More help:"]
+    for option, words in MORE.items():
+        lines += beside(option, words)
     lines += ["", "Shipped classes (name your own class with its module, as in my_module.MyRule):"]
     for what, option in PAGE.items():
-        lines += wrapped(f"{what}: {', '.join(each.__name__ for each in KINDS[option].classes())}")
+        names = [cls.__name__ for cls in KINDS[option].classes()]
+        lines += wrap(f"{what}: {', '.join(names)}")
     return "\n".join(lines) + "\n"
 
 
-def _names(action: argparse.Action) -> list[str]:
-    """Return an option's long name without dashes; none for help, and for links between options."""
-    found = [name.removeprefix("--") for name in action.option_strings if re.fullmatch(r"--[\w.]+", name)][:1]
-    return [name for name in found if not name.endswith("help") and name != "print_config"]
+def _long_name(action: argparse.Action) -> str | None:
+    """Return an option's long name without dashes; None for help, and for links between options."""
+    for option in action.option_strings:
+        if re.fullmatch(r"--[\w.]+", option):
+            name = option.removeprefix("--")
+            return None if name.endswith("help") or name == "print_config" else name
+    return None
 
 
 def _section(title: str, options: Mapping[str, str]) -> list[str]:
-    return ["", f"{title}:", *(line for name, words in options.items() for line in beside(f"--{name}", words))]
+    lines = ["", f"{title}:"]
+    for name, words in options.items():
+        lines += beside(f"--{name}", words)
+    return lines
 
 
-def _first(words: str) -> str:
+def _first_sentence(words: str) -> str:
     """Return the first sentence that says more than the default.
 
-    >>> _first("Defaults to ``None``. If ``True``, loads tensors only. Otherwise all.")
+    >>> _first_sentence("Defaults to ``None``. If ``True``, loads tensors only. Otherwise all.")
     'If True, loads tensors only'
     """
     sentences = re.split(r"[.;](?: |$)", " ".join(words.replace("`", "").split()))
-    return next((each for each in sentences if not each.startswith("Default")), "")
+    return next((sentence for sentence in sentences if not sentence.startswith("Default")), "")

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
@@ -56,7 +57,7 @@ class ParsingError(Exception):
         self.accepted = [name for name in options if name.isidentifier() and name != "help"]
 
 
-def reported(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
+def run_and_report(command: Callable[[Sequence[str]], int], args: Sequence[str]) -> int:
     """Run a command without unhelpful messages, and print a user's mistake as one line on standard error.
 
     Args:
@@ -105,16 +106,19 @@ def _nowhere() -> TextIO:
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def mistake_in(error: BaseException) -> str | None:
     """Describe the user's mistake behind an exception in one line; None if no mistake, even a wrapped one, is found."""
-    if (missing := _extra_for(error)) is not None:
+    missing = _missing_extra(error)
+    if missing is not None:
         return missing
-    for cause in causes(error):
+    chain = list(causes(error))
+    for cause in chain:
         if isinstance(cause, ParsingError):
-            return explain(cause, next(each for each in [*causes(error)][::-1] if isinstance(each, ParsingError)))
+            *_, innermost = (inner for inner in chain if isinstance(inner, ParsingError))
+            return explain(cause, innermost)
         if isinstance(cause, ConfigurationError | RankError) or _is_lightnings(cause, "MisconfigurationException"):
             return " ".join(str(cause).split())
     return None
@@ -132,13 +136,14 @@ EXTRAS = {  # by package
 }
 
 
-def _extra_for(error: BaseException) -> str | None:
+def _missing_extra(error: BaseException) -> str | None:
     """Say which extra of this package installs the missing package that an error names; None for other errors."""
     for cause in causes(error):
         if isinstance(cause, ModuleNotFoundError):
-            missing = [cause.name.partition(".")[0]] if cause.name else re.findall(r"\w+", str(cause))
-            if (known := next((each for each in missing if each in EXTRAS), None)) is not None:
-                return f"{known} is not installed: pip install 'fl-lightning[{EXTRAS[known]}]'"
+            words = [cause.name.partition(".")[0]] if cause.name else re.findall(r"\w+", str(cause))
+            for word in words:
+                if word in EXTRAS:
+                    return f"{word} is not installed: pip install 'fl-lightning[{EXTRAS[word]}]'"
     return None
 
 
@@ -165,15 +170,41 @@ def _lack_in(error: BaseException) -> str | None:
     if of_user(error):
         return None
     for cause in causes(error):
-        if (number := system_error(cause)) is not None:
+        number = system_error(cause)
+        if number is not None:
             file = getattr(cause, "filename", None)
             what = os.strerror(number) if file is None else f"{os.strerror(number)}: {file}"
             remedy = REMEDIES.get(number, "correct the cause")
             return f"{what}: {remedy}; saved rounds are kept, and --ckpt_path last continues after them"
         if is_exhaustion(cause):
-            what = " ".join(str(cause).split())[:200]
-            return f"out of memory{what and f' ({what})'}: use a smaller model, cohort or batch; saved rounds are kept"
+            words = " ".join(str(cause).split())[:200]
+            what = f"out of memory ({words})" if words else "out of memory"
+            return f"{what}: use a smaller model, cohort or batch; saved rounds are kept"
     return None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the argument parser says against the arguments.
+
+    Attributes:
+        text: the parser's message, on one line.
+        options: the options of the command's parser, without leading ``--``.
+        keys: the nested options that lead to the mistake, the outermost first.
+        owner: the class whose arguments are refused; empty for those of no class.
+        accepted: the options of that class that take a value.
+    """
+
+    text: str
+    options: Iterable[str]
+    keys: Sequence[str] = ()
+    owner: str = ""
+    accepted: Sequence[str] = ()
+
+    @property
+    def place(self) -> str:
+        """The dotted name of the option with the mistake."""
+        return ".".join(self.keys)
 
 
 def explain(error: ParsingError, innermost: ParsingError) -> str:
@@ -185,112 +216,191 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
             or ``error`` itself.
     """
     text = " ".join(error.message.split())
-    keys = re.findall(r'Parser key "([^"]+)":', text)  # the nested options that lead to the mistake
-    where = f"{'.'.join(keys)}: " if keys else ""
-    if unknown := unknown_option(text, error.options):
-        return unknown
-    said = _option_of_another(text, keys, innermost) or _refused_class(text, keys) or _refused_value(text, keys)
-    return f"{where}{said}" if said else text[:400]
+    keys = re.findall(r'Parser key "([^"]+)":', text)
+    refusal = Refusal(text, error.options, keys, innermost.owner, innermost.accepted)
+    if answer := first_answer(UNKNOWN_OPTIONS, refusal):
+        return answer
+    if answer := first_answer(REFUSED_VALUES, refusal):
+        return f"{refusal.place}: {answer}" if keys else answer
+    return text[:400]
 
 
 def unknown_option(text: str, options: Iterable[str]) -> str | None:
-    """Name the option that an unknown one may mean."""
-    if found := re.search(r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", text):
-        return f"there is no option --{found[1]}; {meant(found[1], found[2]) or _like(found[1], options)}"
-    if found := re.search(r"[Uu]nrecognized arguments: (\S+)", text):
-        how = f"a config is --config {found[1]}" if found[1].endswith(".yaml") else "--help lists the options"
-        return f"expected an option, got {found[1]}: {how}"
-    if found := re.search(r"does not accept option '([\w.]+)'", text):
-        return f"there is no option {found[1]}; {_like(found[1], options, '')}"
+    """Answer a message about an option that does not exist; None for other messages.
+
+    Args:
+        text: the message, as the argument parser writes it.
+        options: the options that there are, without leading ``--``.
+    """
+    return first_answer(UNKNOWN_OPTIONS, Refusal(text, options))
+
+
+def first_answer(answers: Answers, refusal: Refusal) -> str | None:
+    """Return the answer of the first row that has one; None if no row has one."""
+    for pattern, answer in answers:
+        match = re.search(pattern, refusal.text)
+        if match and (words := answer(match, refusal)):
+            return words
     return None
 
 
-def _option_of_another(text: str, keys: Sequence[str], innermost: ParsingError) -> str | None:
-    """Name what the class has in place of an option that it does not have."""
-    found = re.search(r"Option '(\w+)[\w.]*' is not accepted", text)
-    if found is None or found[1] in innermost.accepted:
+# Answers, one for each kind of message. An answer that returns None leaves the message to the rows below its own.
+
+
+def no_such_option(match: re.Match[str], refusal: Refusal) -> str:
+    """Say what an option of the command line may be meant to be."""
+    name, value = match.groups()
+    hint = option_meant_by(name, value) or _nearest(name, refusal.options, dashes="--")
+    return f"there is no option --{name}; {hint}"
+
+
+def no_option(match: re.Match[str], refusal: Refusal) -> str:
+    """Say what stands where an option was expected."""
+    how = f"a config is --config {match[1]}" if match[1].endswith(".yaml") else "--help lists the options"
+    return f"expected an option, got {match[1]}: {how}"
+
+
+def no_such_option_of_a_config(match: re.Match[str], refusal: Refusal) -> str:
+    """Say what an option of a config file may be meant to be."""
+    return f"there is no option {match[1]}; {_nearest(match[1], refusal.options)}"
+
+
+def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str | None:
+    """Name what a class has in place of an option that the class does not have; None if it has the option."""
+    name = match[1]
+    if name in refusal.accepted:
         return None
-    missing = f"there is no option {found[1]}"
-    if found[1] in GONE:
-        return f"{missing}; {GONE[found[1]]}"
-    initials = "".join(word[:1] for word in found[1].split("_"))  # as lr abbreviates learning_rate
-    if near := initials if initials in innermost.accepted else nearest(found[1], innermost.accepted):
+    missing = f"there is no option {name}"
+    if name in GONE:
+        return f"{missing}; {GONE[name]}"
+    initials = "".join(word[:1] for word in name.split("_"))  # as lr abbreviates learning_rate
+    near = initials if initials in refusal.accepted else nearest(name, refusal.accepted)
+    if near:
         return f"{missing}; did you mean {near}?"
-    if hint := meant(found[1]):
+    if hint := option_meant_by(name):
         return f"{missing}; {hint}"
-    last = "; options act on the last of the callbacks" if keys[-1:] == ["trainer.callbacks"] else ""
-    return f"{missing}: {innermost.owner or 'it'} has {', '.join(innermost.accepted) or 'none'}{last}"
+    accepted = ", ".join(refusal.accepted) or "none"
+    answer = f"{missing}: {refusal.owner or 'it'} has {accepted}"
+    if refusal.keys and refusal.keys[-1] == "trainer.callbacks":
+        return f"{answer}; options act on the last of the callbacks"
+    return answer
 
 
-def _refused_class(text: str, keys: Sequence[str]) -> str | None:
-    """Say what is wrong with the name of a class or a function."""
-    if found := re.search(r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", text):
-        return f"{found[1]}:{found[2]}"
-    if found := re.search(r"import path (?:string|format): ([\w.]+)\((?:(\w+) *=)? *([^,)]*)", text):
-        option = f"--{'.'.join(keys)}"
-        how = f"{option}{'+' * option.endswith('callbacks')}={found[1]} {option}.{found[2] or 'OPTION'}={found[3]}"
-        return f"write the arguments of {found[1]} as options: {how}"
-    if found := re.search(r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", text):
-        known = _classes()
-        if found[1] in known:
-            return f"{found[1]} is not of the kind of classes that this option takes"
-        return f"there is no class {found[1]}; {_like(found[1], known, '')}"
-    if found := re.search(r"expects a function or a callable class: (.{1,120}?) - ", text):
-        return f"expected a function, as in my_module.my_function, got something else: {found[1]}"
-    return None
+def no_import(match: re.Match[str], refusal: Refusal) -> str:
+    """Repeat why Python finds no class under a path."""
+    return f"{match[1]}:{match[2]}"
 
 
-def _refused_value(text: str, keys: Sequence[str]) -> str | None:
-    """Say what was expected in place of a value, or that a value is missing."""
-    if found := re.search(r"arguments are required: ([\w., ]+?)(?: -|$)", text):
-        how = f": --{'.'.join(keys)}.{found[1]} VALUE" if keys and "," not in found[1] else ""
-        return f"give a value for {found[1]}{how}"
-    if found := re.search(r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", text):
-        return f"expected {_plain(found[1])}, got {found[2]}"
-    expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", text))
-    if (found := re.search(r"Given value: (.{1,80}?)(?= - | Given value|$)", text)) and expected:
-        return f"expected {' or '.join(map(_plain, expected))}, got {found[1]}"
-    return None
+def arguments_in_brackets(match: re.Match[str], refusal: Refusal) -> str:
+    """Say how the arguments of a class are written, which was given as in Python: ``FedProx(mu=0.1)``."""
+    name, argument, value = match.groups()
+    option = f"--{refusal.place}"
+    add = "+" if option.endswith("callbacks") else ""
+    how = f"{option}{add}={name} {option}.{argument or 'OPTION'}={value}"
+    return f"write the arguments of {name} as options: {how}"
 
 
-def _plain(expected: str) -> str:
+def no_such_class(match: re.Match[str], refusal: Refusal) -> str:
+    """Name the class that is most similar; or say that the class is none of those that the option takes."""
+    known = _nameable_classes()
+    if match[1] in known:
+        return f"{match[1]} is not of the kind of classes that this option takes"
+    return f"there is no class {match[1]}; {_nearest(match[1], known)}"
+
+
+def no_function(match: re.Match[str], refusal: Refusal) -> str:
+    """Say how a function is given."""
+    return f"expected a function, as in my_module.my_function, got something else: {match[1]}"
+
+
+def no_value(match: re.Match[str], refusal: Refusal) -> str:
+    """Say how to give the value that is missing, if one alone is missing."""
+    how = f": --{refusal.place}.{match[1]} VALUE" if refusal.keys and "," not in match[1] else ""
+    return f"give a value for {match[1]}{how}"
+
+
+def another_type(match: re.Match[str], refusal: Refusal) -> str:
+    """Say which type was expected."""
+    return f"expected {_plain_type(match[1])}, got {match[2]}"
+
+
+def none_of_several_types(match: re.Match[str], refusal: Refusal) -> str | None:
+    """Say which types were expected; None if the message names none."""
+    expected = dict.fromkeys(re.findall(r"- Expected an? (.+?) (?=- |Given)", refusal.text))
+    if not expected:
+        return None
+    return f"expected {' or '.join(map(_plain_type, expected))}, got {match[1]}"
+
+
+Answers = Sequence[tuple[str, Callable[[re.Match[str], Refusal], str | None]]]
+# Patterns of the argument parser's messages, and the answer to each. The first answer counts.
+UNKNOWN_OPTIONS: Answers = (
+    (r"[Uu]nrecognized arguments: --([\w.-]+)(?:=| (?!-))?(\S*)", no_such_option),
+    (r"[Uu]nrecognized arguments: (\S+)", no_option),
+    (r"does not accept option '([\w.]+)'", no_such_option_of_a_config),
+)
+REFUSED_VALUES: Answers = (
+    (r"Option '(\w+)[\w.]*' is not accepted", no_such_option_of_the_class),
+    (r"Problem with given class_path '([\w.]+)':(.{1,200}?)(?: - |$)", no_import),
+    (r"import path (?:string|format): ([\w.]+)\((?:(\w+) *=)? *([^,)]*)", arguments_in_brackets),
+    (r"[Ee]xpected a dot import path string: (?!None\b)([\w.]+)", no_such_class),
+    (r"expects a function or a callable class: (.{1,120}?) - ", no_function),
+    (r"arguments are required: ([\w., ]+?)(?: -|$)", no_value),
+    (r"Expected an? (.+?)\. Got value: (.{1,80}?)(?: - |$)", another_type),
+    (r"Given value: (.{1,80}?)(?= - | Given value|$)", none_of_several_types),
+)
+
+
+def _plain_type(expected: str) -> str:
+    """Write a type of Python for readers: ``int or null`` for ``<class 'int'> or NoneType``."""
     plain = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("NoneType", "null").replace("typing.", "")
     return plain.replace("collections.abc.Sequence", "a list")
 
 
-def meant(name: str, value: str = "") -> str | None:
+def option_meant_by(name: str, value: str = "") -> str | None:
     """Say which option sets what an unknown option is known for elsewhere; None if unknown.
 
-    >>> meant("rounds", "10")
+    >>> option_meant_by("rounds", "10")
     'the number of rounds is --trainer.max_epochs 10'
     """
     word = name.rpartition(".")[2].replace("-", "_")
-    found = next((option for words, option in MEANT.items() if word in words.split()), None)
-    return found and found.replace("{}", value and f" {value}")
+    for words, hint in MEANT.items():
+        if word in words.split():
+            return hint.replace("{}", f" {value}" if value else "")
+    return None
 
 
+<<<<<<< HEAD
 def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
     if (last := name.rpartition(".")[2]) in GONE:
         return GONE[last]
     near = nearest(name, [each for each in known if not each.endswith(".help")])
+=======
+def _nearest(name: str, known: Iterable[str], dashes: str = "") -> str:
+    near = nearest(name, [other for other in known if not other.endswith(".help")])
+>>>>>>> fit-runs
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 
 
-def _classes() -> set[str]:
+def _nameable_classes() -> set[str]:
     """Return the names of the classes that a config may name: of this package, and of Lightning's and PyTorch's kinds.
 
     The kinds are told by their names: other messages need not wait seconds for the imports.
     """
-    found = _imported()
-    kinds = {cls for cls in found if any(base.__name__ in NAMEABLE for base in cls.__mro__)}
-    ours = {cls for cls in found if str(cls.__module__).startswith("fl_lightning.")}
-    return {cls.__name__ for cls in kinds | ours}
+    names = set()
+    for cls in _all_classes():
+        of_a_kind = any(base.__name__ in NAMEABLE for base in cls.__mro__)
+        if of_a_kind or str(cls.__module__).startswith("fl_lightning."):
+            names.add(cls.__name__)
+    return names
 
 
-def _imported() -> set[type]:
+def _all_classes() -> set[type]:
     """Return all classes of the process."""
-    found, new = set[type](), {object}
+    known = set[type]()
+    new = {object}
     while new:
-        found |= new
-        new = {each for cls in new for each in type.__subclasses__(cls)} - found
-    return found
+        known |= new
+        subclasses = {subclass for cls in new for subclass in type.__subclasses__(cls)}
+        new = subclasses - known
+    return known

@@ -31,7 +31,8 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
         ConfigurationError: the PNG file cannot be written.
     """
     console = console or Console()
-    counts, names = data.class_counts(), names_of(data)
+    counts = data.class_counts()
+    names = names_of(data)
     console.print(table(data.sizes, counts, names))
     console.print(summary(data, counts), highlight=False)
     if counts is not None:
@@ -45,14 +46,22 @@ def show(data: FederatedDataModule, plot: Path, console: Console | None = None) 
 
 def table(sizes: Tensor, counts: Tensor | None, names: Sequence[str] | None = None) -> Table:
     """Make a table of at most 30 clients, one row per client: name, examples, number of classes, largest class."""
-    shown = Table(title=counted(len(sizes), "client") + (f", the first {SHOWN}" if len(sizes) > SHOWN else ""))
+    title = counted(len(sizes), "client")
+    if len(sizes) > SHOWN:
+        title += f", the first {SHOWN}"
+    shown = Table(title=title)
     shown.add_column("client", justify="right")
     if names is not None:
         shown.add_column("name")
-    for name in ("examples", "classes", "largest class")[: None if counts is not None else 1]:
-        shown.add_column(name, justify="right")
+    shown.add_column("examples", justify="right")
+    if counts is not None:
+        shown.add_column("classes", justify="right")
+        shown.add_column("largest class", justify="right")
     for client, size in enumerate(sizes[:SHOWN].tolist()):
-        row: list[str | Text] = [str(client), *([] if names is None else [Text(names[client])]), f"{size:,}"]
+        row: list[str | Text] = [str(client)]
+        if names is not None:
+            row.append(Text(names[client]))
+        row.append(f"{size:,}")
         if counts is not None and size:
             held = counts[client]
             row += [str(int((held > 0).sum())), f"{int(held.argmax())} ({held.max() / size:.0%})"]
@@ -76,10 +85,10 @@ def summary(data: FederatedDataModule, counts: Tensor | None) -> str:
             f"classes per client with data: {present.min():.0f} to {present.max():.0f} of {counts.shape[1]}, "
             f"mean {present.mean():.1f}"
         )
-        lines.append("examples per class: " + _listed(counts.sum(0)))
+        lines.append("examples per class: " + _first_values(counts.sum(0)))
     return "\n".join(lines)
 
 
-def _listed(values: Tensor) -> str:
-    listed = [f"{value:,}" for value in values[:SHOWN].tolist()]
-    return " ".join(listed) + (f" … ({len(values)} classes)" if len(values) > SHOWN else "")
+def _first_values(values: Tensor) -> str:
+    words = " ".join(f"{value:,}" for value in values[:SHOWN].tolist())
+    return f"{words} … ({len(values)} classes)" if len(values) > SHOWN else words

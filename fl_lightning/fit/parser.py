@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby
 from traceback import walk_stack
 from types import FrameType
 from typing import Any, NoReturn
@@ -87,9 +86,17 @@ def own_hyperparameters() -> Iterator[None]:
     collect = parsing.collect_init_args
 
     def collect_own(frame: FrameType, path_args: Any, inside: bool = False, classes: Any = ()) -> list[dict[str, Any]]:
-        calls = (parsing._get_init_args(each) for each, _ in walk_stack(frame))
-        groups = (list(group) for _, group in groupby(calls, key=lambda call: id(call[0])))  # of the same object
-        return next(([args for _, args in group] for group in groups if isinstance(group[0][0], classes)), [])
+        # Constructors of one object call each other, so that their frames follow each other on the stack.
+        arguments: list[dict[str, Any]] = []
+        owner = None
+        for caller, _ in walk_stack(frame):
+            made, args = parsing._get_init_args(caller)
+            if arguments and made is not owner:
+                break
+            if isinstance(made, classes):
+                owner = made
+                arguments.append(args)
+        return arguments
 
     parsing.collect_init_args = collect_own
     try:
@@ -111,8 +118,8 @@ def class_help(args: Sequence[str]) -> bool:
         name, _, value = arg.replace(".init_args.", ".").removeprefix("--").partition("=")
         option = name.removesuffix(".help")
         if arg.startswith("--") and option != name and option in KINDS:
-            following = [each for each in args[number + 1 : number + 2] if not each.startswith("-")]
-            _show_help(option, value or "".join(following))
+            following = "".join(args[number + 1 : number + 2])
+            _show_help(option, value or ("" if following.startswith("-") else following))
             return True
     return False
 
@@ -136,6 +143,11 @@ def _load(text: str) -> Any:
 
 def options_of(parser: Any) -> list[str]:
     """Name the options of a parser and its subcommands, without leading ``--``."""
-    own = [name.removeprefix("--") for action in parser._actions for name in action.option_strings]
-    below = [sub for action in parser._actions if isinstance(action.choices, dict) for sub in action.choices.values()]
-    return own + [option for sub in below for option in options_of(sub)]
+    own = []
+    of_subcommands = []
+    for action in parser._actions:
+        own += [name.removeprefix("--") for name in action.option_strings]
+        if isinstance(action.choices, dict):
+            for subparser in action.choices.values():
+                of_subcommands += options_of(subparser)
+    return own + of_subcommands

@@ -69,7 +69,7 @@ def data_of(config: Mapping[str, Any]) -> FederatedDataModule:
     """
     parser = Parser()
     parser.add_subclass_arguments(FederatedDataModule, "data")
-    data: FederatedDataModule = _made(parser, "data", config["data"])
+    data: FederatedDataModule = _make(parser, "data", config["data"])
     return data
 
 
@@ -84,11 +84,13 @@ def callbacks_of(config: Mapping[str, Any]) -> list[Callback]:
     """
     parser = Parser()
     parser.add_argument("--callbacks", type=list[Callback] | Callback | None)  # as the Trainer's
-    made = _made(parser, "callbacks", config["trainer"]["callbacks"])
-    return made if isinstance(made, list) else [made] if made else []
+    made = _make(parser, "callbacks", config["trainer"]["callbacks"])
+    if isinstance(made, list):
+        return made
+    return [made] if made else []
 
 
-def _made(parser: Parser, name: str, settings: Any) -> Any:
+def _make(parser: Parser, name: str, settings: Any) -> Any:
     """Make what a parser's only option describes."""
     with _mistakes_in_one_line():  # parsing changes the lists in the settings
         return parser.instantiate(parser.parse_object({name: deepcopy(settings)}))[name]

@@ -22,7 +22,7 @@ from typing import Any
 from fl_lightning.errors import ConfigurationError, check_at_least
 from fl_lightning.files import whole
 from fl_lightning.fit.command import command
-from fl_lightning.fit.messages import reported
+from fl_lightning.fit.messages import run_and_report
 from fl_lightning.fit.read_config import config_of
 from fl_lightning.inside import inside
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
@@ -232,7 +232,7 @@ def _work(job: Job, log_file: Path) -> None:
     log = log_file.open("a")
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log.fileno(), stream.fileno())
-    sys.exit(reported(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
+    sys.exit(run_and_report(lambda arguments: _fit(job, arguments), ["fit", *job.arguments]))
 
 
 def _fit(job: Job, arguments: Sequence[str]) -> int:

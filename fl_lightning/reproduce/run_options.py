@@ -12,7 +12,7 @@ from pathlib import Path
 from fl_lightning.commands import CommandParser, whole_number
 from fl_lightning.errors import ConfigurationError, nearest
 from fl_lightning.fit.configs import check_options
-from fl_lightning.fit.messages import meant
+from fl_lightning.fit.messages import option_meant_by
 from fl_lightning.reproduce.experiments.grid import option, option_name
 
 PASSED_ON = "Options of fit go to every run: --data.root DIR, --trainer.precision bf16-mixed, …"
@@ -133,5 +133,5 @@ def _what_is_wrong(argument: str, known: Iterable[str]) -> str:
     near = nearest(part, PARTS) if dot else nearest(name, [*known, *PARTS])
     if near:
         return f"there is no option --{name}; did you mean --{near}{dot}{below}?"
-    hint = meant(name) or "--help lists the options; those of fit begin with trainer., model. or data."
+    hint = option_meant_by(name) or "--help lists the options; those of fit begin with trainer., model. or data."
     return f"there is no option --{name}: {hint}"

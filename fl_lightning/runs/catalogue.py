@@ -72,7 +72,8 @@ def catalogue() -> Mapping[str, Metric]:
     """Return all known metrics by key, in the order in which reports show them."""
     content = read_yaml(FILE, FILE.read_text(encoding="utf-8"))
     metrics = [Metric(name, **facts) for name, facts in content.items()]
-    return {metric.key: metric for metric in sorted(metrics, key=lambda metric: _rank(metric.name))}
+    metrics.sort(key=lambda metric: _rank(metric.name))
+    return {metric.key: metric for metric in metrics}
 
 
 def _rank(name: str) -> int:

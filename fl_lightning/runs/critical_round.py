@@ -28,7 +28,8 @@ def critical_round(coherence: Sequence[float], window: int = 5) -> int | None:
     Returns:
         The round, 1, 2, …; None if there is none so far.
     """
-    half, positive = window // 2, False
+    half = window // 2
+    positive = False  # whether a centred mean so far was
     for index in range(len(coherence) - half):
         mean = fmean(coherence[max(index - half, 0) : index + half + 1])
         if positive and mean < 0:

@@ -32,7 +32,8 @@ SUFFIXES = (".ckpt", ".safetensors", ".pt", ".pt2")
 OF_THE_RUN = {"loops", "callbacks", "optimizer_states", "lr_schedulers"}
 OF_THE_RUN |= {"rounds_done", "rounds_before", "clients_at_once", "server_settings", "memory_orders", "trainer_metrics"}
 OF_THE_RUN |= {"current_model_state", "averaging_state"}  # Lightning's weight averaging; state_dict holds the average
-HYPER_PARAMETERS, NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY, LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
+HYPER_PARAMETERS = LightningModule.CHECKPOINT_HYPER_PARAMS_KEY
+NAME = LightningModule.CHECKPOINT_HYPER_PARAMS_NAME
 Made = TypeVar("Made", LightningModule, LightningDataModule)
 
 
@@ -69,18 +70,20 @@ def export(
     """
     from fl_lightning.runs.reader import Run  # imports pandas, which takes a while
 
-    out, path = Path(out), checkpoint_of(Path(checkpoint))
+    out = Path(out)
+    path = checkpoint_of(Path(checkpoint))
     if out.suffix not in SUFFIXES:
         raise ConfigurationError(f"export: the file must end in {', '.join(SUFFIXES)}, got {out}")
     if out.exists() and not overwrite:
         raise ConfigurationError(f"export: {out} exists: give another name, or --overwrite")
-    content, folder = read_checkpoint(path, "export"), run_of(path)
+    content = read_checkpoint(path, "export")
+    folder = run_of(path)
     config = Run(folder).config if folder else {}
     config = {} if NOT_RECORDED in config else config  # of a run from Python, which has no arguments to rely on
     plain = _plain(content, config)
     program = None
     if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
-        module = _filled(module or _made(config, path), plain, config)
+        module = _fill(module or _make_module(config, path), plain, config)
         plain["state_dict"] = nn.Module.state_dict(module)
     if out.suffix == ".pt2" and module:
         program = _program(module, _example(module, config) if example is None else example)
@@ -130,16 +133,17 @@ def _init_from(config: Mapping[str, Any]) -> str | None:
 
 def _class_in(config: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
     """Find the settings of a class in a run's config."""
-    found: Any = config
+    part: Any = config
     for name in names:
-        found = found.get(name) or {}
-    arguments = [found.get(name) or {} for name in ("init_args", "dict_kwargs")]
-    if not isinstance(found.get("class_path"), str) or not all(isinstance(each, dict) for each in arguments):
+        part = part.get(name) or {}
+    arguments = [part.get(name) or {} for name in ("init_args", "dict_kwargs")]
+    are_mappings = all(isinstance(mapping, dict) for mapping in arguments)
+    if not isinstance(part.get("class_path"), str) or not are_mappings:
         raise ConfigurationError(
             f"export: expected {'.'.join(names)} of the run's config.yaml to have a class_path, and perhaps init_args, "
-            f"got {str(found)[:100]}: restore the file from a copy"
+            f"got {str(part)[:100]}: restore the file from a copy"
         )
-    return dict(found)
+    return dict(part)
 
 
 def _arguments(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +165,7 @@ def _make(base: type[Made], part: Mapping[str, Any]) -> Made:
         ) from error
 
 
-def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
+def _make_module(config: Mapping[str, Any], path: Path) -> LightningModule:
     """Make the client module of a run as the run made it."""
     if not config:
         raise ConfigurationError(
@@ -173,7 +177,7 @@ def _made(config: Mapping[str, Any], path: Path) -> LightningModule:
         return _make(LightningModule, _class_in(config, "model", "client"))
 
 
-def _filled(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
+def _fill(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
     """Copy a checkpoint's tensors into a module, as ``load_from_checkpoint`` does; others get the values of the run."""
     module.configure_model()
     if (source := _init_from(config)) and not module.strict_loading:
@@ -205,10 +209,18 @@ def _example(module: LightningModule, config: Mapping[str, Any]) -> Any:
 
 def _program(module: LightningModule, example: Any) -> torch.export.ExportedProgram:
     example = module.transfer_batch_to_device(example, module.device, 0)
-    arguments = example if isinstance(example, tuple) else () if isinstance(example, dict) else (example,)
-    keywords = example if isinstance(example, dict) else {}
-    values = (*arguments, *keywords.values())
-    sizes = [{0: torch.export.Dim.AUTO} if isinstance(value, Tensor) and value.ndim else None for value in values]
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = {}
+    if isinstance(example, tuple):
+        arguments = example
+    elif isinstance(example, dict):
+        keywords = example
+    else:
+        arguments = (example,)
+    sizes: list[Any] = []
+    for value in (*arguments, *keywords.values()):
+        has_batches = isinstance(value, Tensor) and value.ndim > 0
+        sizes.append({0: torch.export.Dim.AUTO} if has_batches else None)
     try:
         with evaluating(module), torch.no_grad(), redirect_stderr(StringIO()):  # torch prints half-made programs
             return torch.export.export(module, arguments, keywords, dynamic_shapes=sizes)

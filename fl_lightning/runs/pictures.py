@@ -145,9 +145,12 @@ def add_heat(
 def write_names(axis: XAxis | YAxis, names: Sequence[Any], most: int) -> None:
     """Write up to ``most`` names along an axis, evenly spread; long ones are cut."""
     written = spread(names, most)
-    texts = [str(names[at]) for at in written]
-    texts = [text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…" for text in texts]
+    texts = [_shorten(str(names[at])) for at in written]
     axis.set_ticks(written, texts, parse_math=False)  # a dollar in a name begins no formula
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LETTERS else f"{text[: LETTERS - 1]}…"
 
 
 def spread(names: Sequence[Any], most: int) -> list[int]:
@@ -160,7 +163,9 @@ def spread(names: Sequence[Any], most: int) -> list[int]:
     [20, 40, 60, 80, 100]
     """
     step = next(unit * 10**power for power in range(9) for unit in (1, 2, 5) if unit * 10**power * most >= len(names))
-    gaps = {b - a for a, b in itertools.pairwise(names)} if all(isinstance(each, int) for each in names) else set()
+    gaps = set()
+    if all(isinstance(name, int) for name in names):
+        gaps = {later - earlier for earlier, later in itertools.pairwise(names)}
     first = -(names[0] // gaps.pop()) % step if len(gaps) == 1 and 0 not in gaps else 0
     return list(range(first, len(names), step))
 
@@ -174,13 +179,15 @@ def draw_surfaces(surfaces: Mapping[str, Mapping[str, NDArray[Any]]]) -> Figure:
     """
     from matplotlib.figure import Figure  # here, because the import takes half a second
 
-    heights = loss_levels([one["loss"] for one in surfaces.values()])
+    heights = loss_levels([surface["loss"] for surface in surfaces.values()])
     figure = Figure((4 * len(surfaces) + 1, 4), dpi=100, layout="constrained")
     panels = figure.subplots(1, len(surfaces), squeeze=False, sharex=True, sharey=True)[0]
-    for axes, (title, one) in zip(panels, surfaces.items(), strict=True):
-        steps, middle = one["steps"], len(one["steps"]) // 2
-        filled = add_surface(axes, steps, one["loss"], heights)
-        axes.set(title=f"{title}: {one['loss'][middle, middle]:.3g}", xlabel="along direction 1")
+    for axes, (title, surface) in zip(panels, surfaces.items(), strict=True):
+        steps = surface["steps"]
+        loss = surface["loss"]
+        middle = len(steps) // 2
+        filled = add_surface(axes, steps, loss, heights)
+        axes.set(title=f"{title}: {loss[middle, middle]:.3g}", xlabel="along direction 1")
     panels[0].set_ylabel("along direction 2")
     figure.colorbar(filled, ax=panels, label="training loss", ticks=heights[::3], format="%.3g")
     return figure

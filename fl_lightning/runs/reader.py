@@ -55,12 +55,12 @@ class Run:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """Content of ``config.yaml``."""
-        return _checked(self.folder, CONFIG, CONFIG_KINDS)
+        return _read_checked(self.folder, CONFIG, CONFIG_KINDS)
 
     @cached_property
     def environment(self) -> Mapping[str, Any]:
         """Content of ``environment.yaml``."""
-        return _checked(self.folder, ENVIRONMENT, ENVIRONMENT_KINDS)
+        return _read_checked(self.folder, ENVIRONMENT, ENVIRONMENT_KINDS)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -112,8 +112,10 @@ class Run:
     @property
     def resumptions(self) -> list[Mapping[str, Any]]:
         """How the run was resumed, each time with ``time``, ``round`` and perhaps ``changed``; not those before 0.3."""
-        found = self.environment.get("resumed")
-        return [each for each in found if isinstance(each, Mapping)] if isinstance(found, list) else []
+        resumed = self.environment.get("resumed")
+        if not isinstance(resumed, list):
+            return []
+        return [resumption for resumption in resumed if isinstance(resumption, Mapping)]
 
     @property
     def names(self) -> list[str]:
@@ -123,9 +125,10 @@ class Run:
     def items(self, prefix: str) -> pd.DataFrame:
         """Select the columns ``prefix/<n>`` of metrics.csv, named n, ascending, without rounds that have no value."""
         if prefix not in self._items:
-            found = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
-            table = self.metrics[[found[number] for number in sorted(found)]]
-            self._items[prefix] = table.set_axis(sorted(found), axis=1).dropna(how="all")
+            columns = {int(name.removeprefix(f"{prefix}/")): name for name in self.names if is_item(name, prefix)}
+            numbers = sorted(columns)
+            table = self.metrics[[columns[number] for number in numbers]]
+            self._items[prefix] = table.set_axis(numbers, axis=1).dropna(how="all")
         return self._items[prefix]
 
     @cached_property
@@ -134,10 +137,9 @@ class Run:
 
     def arrays(self, name: str) -> dict[int, Path]:
         """Paths of the files ``arrays/<name>_<round>.npz``, by round."""
-        found = (path.stem.rpartition("_")[2] for path in within(self.folder, ARRAYS).glob(f"{name}_*.npz"))
-        return {
-            round: array_file(self.folder, f"{name}_{round}") for round in sorted(int(n) for n in found if n.isdigit())
-        }
+        endings = [path.stem.rpartition("_")[2] for path in within(self.folder, ARRAYS).glob(f"{name}_*.npz")]
+        rounds = sorted(int(ending) for ending in endings if ending.isdigit())
+        return {round: array_file(self.folder, f"{name}_{round}") for round in rounds}
 
     def partition(self) -> dict[str, NDArray[Any]]:
         """Read the number of examples per client, ``sizes`` (N,), and per client and class, ``counts`` (N, C).
@@ -146,17 +148,14 @@ class Run:
             The arrays by name, without ``counts`` for data without classes; empty if the partition was not saved.
         """
         path = array_file(self.folder, "partition")
-        found = {name: array for name, array in self._partition.items() if name != NAMES}
-        shapes = {name: array.shape for name, array in found.items()}
-        counts = shapes.get("counts", (*shapes.get("sizes", ()), 0))
-        if (found and (len(shapes["sizes"]), len(counts), counts[:1]) != (1, 2, shapes["sizes"])) or any(
-            array.dtype.kind not in "iu" or (array.size and array.min() < 0) for array in found.values()
-        ):
+        arrays = {name: array for name, array in self._partition.items() if name != NAMES}
+        if arrays and not _are_numbers_of_examples(arrays):
+            shapes = {name: array.shape for name, array in arrays.items()}
             raise ConfigurationError(
                 f"{path} must hold numbers of examples, sizes (N,) and perhaps counts (N, C), got {shapes}: delete it, "
                 f"or {MEND}"
             )
-        return found
+        return arrays
 
     def client_names(self) -> list[str] | None:
         """Read the clients' names; None for clients without names."""
@@ -178,10 +177,21 @@ class Run:
     def layers(self) -> list[str]:
         """Read the names of the network's layers in the module's order; empty if they were not saved."""
         path = array_file(self.folder, "layers")
-        return [str(name) for name in load(path, "names")["names"]] if path.is_file() else []
+        if not path.is_file():
+            return []
+        return [str(name) for name in load(path, "names")["names"]]
 
 
-def _checked(folder: Path, file: str, kinds: Mapping[str, type]) -> Mapping[str, Any]:
+def _are_numbers_of_examples(arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Tell whether arrays are the ``sizes`` (N,) of a partition, and perhaps its ``counts`` (N, C)."""
+    sizes = arrays["sizes"]
+    counts = arrays.get("counts")
+    if sizes.ndim != 1 or (counts is not None and (counts.ndim != 2 or len(counts) != len(sizes))):
+        return False
+    return all(array.dtype.kind in "iu" and bool((array >= 0).all()) for array in arrays.values())
+
+
+def _read_checked(folder: Path, file: str, kinds: Mapping[str, type]) -> Mapping[str, Any]:
     """Read a YAML file of a run folder, and refuse a value of another kind; a missing value and null are of any kind.
 
     Args:
@@ -215,14 +225,14 @@ def load(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     """
     try:
         with np.load(path) as file:
-            found = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except Exception as error:  # a damaged archive can raise any exception
         raise ConfigurationError(f"{path} is damaged ({type(error).__name__}): delete it, or {MEND}") from None
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in arrays]:
         raise ConfigurationError(
             f"{path} must hold {', '.join(names)}, and lacks {', '.join(missing)}: delete it, or {MEND}"
         )
-    return found
+    return arrays
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
@@ -233,8 +243,11 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
     Raises:
         ConfigurationError: a folder is missing or holds no run, or a file of a run is damaged.
     """
-    folders = [folder for path in paths for folder in sorted(folders_in(path), key=_place)]
-    runs = [Run(folder) for folder in {folder.resolve(): folder for folder in folders}.values()]
+    folders: dict[Path, Path] = {}  # by what they resolve to, so that each is read once
+    for path in paths:
+        for folder in sorted(folders_in(path), key=_place):
+            folders[folder.resolve()] = folder
+    runs = [Run(folder) for folder in folders.values()]
     for run in runs:  # read now, so that a damaged file is found before any work is done
         _ = run.config, run.metrics, run.timings, run.environment
     return runs

@@ -1,12 +1,13 @@
-"""Compare a run that goes on with its record: what changes its results, and whether it is the same run in trackers."""
+"""A run that goes on: from which checkpoint, with which settings changed, and whether as the same run in trackers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
-from typing import Any
+from typing import Any, Self
 
 from lightning.pytorch.callbacks import (
     Checkpoint,
@@ -17,12 +18,13 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     Timer,
 )
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.config.secrets import hidden
 from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
+from fl_lightning.runs.folder.checkpoints import last_of_experiment, last_of_run, rounds_of, run_of, sound_checkpoint
 from fl_lightning.runs.folder.files import ENVIRONMENT, TIMINGS, read_mapping
 from fl_lightning.runs.folder.run_folder import rounds_in
 
@@ -33,6 +35,63 @@ WATCHING = (
     *(Monitor, Checkpoint, DeviceStatsMonitor, LearningRateMonitor, ModelSummary, ProgressBar),
     *(EarlyStopping, Timer),  # these end a run
 )
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What ``--ckpt_path`` stands for: a checkpoint, and the run that the checkpoint belongs to.
+
+    Attributes:
+        checkpoint: path of the checkpoint.
+        rounds: number of rounds that the run had finished when it saved the checkpoint.
+        folder: the run folder that holds the checkpoint; None for a checkpoint outside of run folders.
+        trains: whether training goes on from the checkpoint; otherwise its model is only used.
+    """
+
+    checkpoint: Path
+    rounds: int
+    folder: Path | None
+    trains: bool
+
+    @classmethod
+    def of(cls, config: Any, experiment: Path, trains: bool) -> Self | None:
+        """Find the checkpoint that a config names; None if it names none.
+
+        Args:
+            config: the config, as the parser of a command returns it.
+            experiment: the folder of the experiment, in which ``ckpt_path: last`` is looked for.
+            trains: whether training is to go on from the checkpoint, for which it needs more than the model.
+
+        Raises:
+            ConfigurationError: there is no such checkpoint, or it cannot be used.
+        """
+        if config.get("ckpt_path") is None:
+            return None
+        weights_only = config.get("weights_only") is not False
+        if config.ckpt_path == "last":
+            run = last_of_experiment(experiment)
+            _warn_of_other_runs(run, config.get("config") or ())
+            checkpoint = sound_checkpoint(run, weights_only)
+        else:
+            checkpoint = Path(config.ckpt_path)
+        rounds = rounds_of(checkpoint, trains, weights_only)
+        return cls(checkpoint, rounds, run_of(checkpoint), trains)
+
+    @property
+    def rounds_to_keep(self) -> int | None:
+        """Number of rounds of the run folder after which training goes on; None to keep all, if nothing is trained."""
+        return self.rounds if self.trains else None
+
+
+def _warn_of_other_runs(chosen: Path, configs: Iterable[Any]) -> None:
+    """Say that ``--ckpt_path last`` is not the run whose config.yaml was given, which may be a copy of the last run."""
+    for config in configs:
+        other = last_of_run(Path(str(config)).parent)
+        if other.is_file() and other.parents[1].resolve() != chosen.resolve():
+            rank_zero_warn(
+                f"--ckpt_path last goes on with {chosen}, the experiment's last run, and not with the run of {config}: "
+                f"to go on with that run, give --ckpt_path {other}"
+            )
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -48,11 +107,14 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     Returns:
         The settings that differ, by dotted names, each with its values before and now.
     """
-    old, new = map(_affecting, (before, now))
+    old = _affecting(before)
+    new = _affecting(now)
     changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
     if CALLBACKS in changed:
-        names = [spoken(each[CALLBACKS]) or None for each in (old, new)]
-        changed[CALLBACKS] = names if names[0] != names[1] else changed[CALLBACKS]
+        # Shorter than whole configs, but the same for classes of one name from two modules.
+        names = [spoken(settings[CALLBACKS]) or None for settings in (old, new)]
+        if names[0] != names[1]:
+            changed[CALLBACKS] = names
     return changed
 
 
@@ -66,28 +128,35 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
 
 
 def _affecting(config: Mapping[str, Any]) -> dict[str, Any]:
-    config = _located(hidden(config))
-    acting = [each for each in callbacks_in(config) if not issubclass(_class(each["class_path"]) or object, WATCHING)]
+    """Return the settings of a config that affect the results of a run, by dotted names."""
+    config = _with_full_paths(hidden(config))
+    acting = []
+    for callback in callbacks_in(config):
+        cls = _find_class(callback["class_path"])
+        if cls is None or not issubclass(cls, WATCHING):
+            acting.append(callback)
     own = {name.removesuffix(CLASS): value for name, value in own_settings(config, RESUMABLE).items()}
     return {SEED: config.get(SEED), CALLBACKS: acting, **own}
 
 
-def _located(value: Any) -> Any:
+def _with_full_paths(value: Any) -> Any:
     """Name each class of a config by the module that defines the class, since a class can be imported from several."""
     if isinstance(value, list):
-        return [_located(each) for each in value]
+        return [_with_full_paths(entry) for entry in value]
     if not isinstance(value, Mapping):
         return value
-    located = {name: _located(each) for name, each in value.items()}
-    if (found := _class(value.get("class_path"))) is not None:
-        located["class_path"] = f"{found.__module__}.{found.__qualname__}"
-    return located
+    settings = {name: _with_full_paths(entry) for name, entry in value.items()}
+    cls = _find_class(value.get("class_path"))
+    if cls is not None:
+        settings["class_path"] = f"{cls.__module__}.{cls.__qualname__}"
+    return settings
 
 
-def _class(path: Any) -> type | None:
+def _find_class(path: Any) -> type | None:
+    """Import the class of a path; None if there is no such class."""
     with suppress(ErrorDuringImport):
-        found = locate(str(path))
-        return found if isinstance(found, type) else None
+        cls = locate(str(path))
+        return cls if isinstance(cls, type) else None
     return None
 
 
@@ -102,7 +171,8 @@ def tracked_run(folder: Path, rounds: int | None, tracker: str) -> str | None:
         rounds: round after which training continues; None if nothing is trained.
         tracker: "wandb" or "mlflow".
     """
-    name, known = TRACKERS[tracker], read_mapping(folder, ENVIRONMENT).get(tracker)
+    name = TRACKERS[tracker]
+    known = read_mapping(folder, ENVIRONMENT).get(tracker)
     if known is None:
         return None
     reached = rounds_in(folder, TIMINGS)

@@ -46,10 +46,11 @@ def hidden(value: Any, name: str = "") -> Any:
     """
     secret = _is_secret(name)
     if isinstance(value, Mapping):
-        below = secret and "class_path" not in value  # credentials: {user: me, key: abc}
-        return {key: hidden(each, name if below else str(key)) for key, each in value.items()}
+        if secret and "class_path" not in value:  # credentials: {user: me, key: abc}
+            return {key: hidden(setting, name) for key, setting in value.items()}
+        return {key: hidden(setting, str(key)) for key, setting in value.items()}
     if isinstance(value, list | tuple):
-        return [hidden(each, name) for each in value]
+        return [hidden(entry, name) for entry in value]
     if secret and value is not None and not isinstance(value, bool):
         return HIDDEN
     return hidden_text(value) if isinstance(value, str) else value
@@ -77,8 +78,13 @@ def hidden_arguments(arguments: Sequence[str]) -> list[str]:
     >>> hidden_arguments(["--logger.api_key", "abc", "--logger.token=abc", "--lr", "0.1"])
     ['--logger.api_key', '***', '--logger.token=***', '--lr', '0.1']
     """
-    names = ["", *(each.lstrip("-") if each.startswith("--") else "" for each in arguments)]
-    return [
-        argument if argument.startswith("--") and "=" not in argument else hidden(argument, name)
-        for name, argument in zip(names, arguments, strict=False)
-    ]
+    shown = []
+    name = ""  # of the option before, whose value an argument may be
+    for argument in arguments:
+        if argument.startswith("--"):
+            shown.append(hidden(argument, name) if "=" in argument else argument)
+            name = argument.lstrip("-")
+        else:
+            shown.append(hidden(argument, name))
+            name = ""
+    return shown

@@ -61,11 +61,17 @@ def named_settings(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
         config: a run's config.
         rules: names of the run's rules, as in environment.yaml.
     """
-    chain = [_flat(each, "") for each in _chain(_plain(config), rules)]
-    kept = own_settings(config)
-    names = {RULES: " + ".join(short(each[CLASS]) for each in chain) or "FedAvg"}
-    arguments = {f"{short(each[CLASS])}.{name}": each[name] for each in chain for name in each if name != CLASS}
-    return {**names, **arguments, **{name: short(kept[name]) if name.endswith(CLASS) else kept[name] for name in kept}}
+    names = []
+    arguments: dict[str, Any] = {}
+    for rule in _chain(_plain(config), rules):
+        settings = _flat(rule, "")
+        rule_name = short(settings.pop(CLASS))
+        names.append(rule_name)
+        arguments |= {f"{rule_name}.{name}": value for name, value in settings.items()}
+    named = {RULES: " + ".join(names) or "FedAvg", **arguments}
+    for name, value in own_settings(config).items():
+        named[name] = short(value) if name.endswith(CLASS) else value
+    return named
 
 
 def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[str, Any]:
@@ -79,7 +85,8 @@ def own_settings(config: Mapping[str, Any], free: Sequence[str] = ()) -> dict[st
     (config.get("trainer") or {}).pop("callbacks", None)
     flat = _flat(config, "")
     left_out = [f"{part}.{name}".strip(".") for part, names in ELSEWHERE.items() for name in names] + list(free)
-    return {name: flat[name] for name in flat if not any(f"{name}.".startswith(f"{each}.") for each in left_out)}
+    beginnings = tuple(f"{name}." for name in left_out)  # of a setting left out, and of the settings below it
+    return {name: value for name, value in flat.items() if not f"{name}.".startswith(beginnings)}
 
 
 def seed_of(config: Mapping[str, Any]) -> Any:
@@ -107,8 +114,11 @@ def told(changed: Mapping[str, Any]) -> str:
         words = "null" if value is None else str(value)
         return words if len(words) <= LONGEST_VALUE else f"{words[:LONGEST_VALUE]}…"
 
-    pairs = {name: value if isinstance(value, list) else [value] for name, value in changed.items()}
-    return ", ".join(f"{name} ({' → '.join(map(text, values))})" for name, values in pairs.items())
+    changes = []
+    for name, value in changed.items():
+        values = value if isinstance(value, list) else [value]
+        changes.append(f"{name} ({' → '.join(map(text, values))})")
+    return ", ".join(changes)
 
 
 def method_name(config: Mapping[str, Any], rules: Sequence[str]) -> str:
@@ -133,21 +143,25 @@ def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
         config: a run's config.
         rules: names of the run's rules, as in environment.yaml.
     """
-    return {short(each["class_path"]): each.get("init_args") or {} for each in _chain(config, rules)}
+    return {short(rule["class_path"]): rule.get("init_args") or {} for rule in _chain(config, rules)}
 
 
 def spoken(classes: Sequence[Any]) -> str:
     """Write classes of a config, such as its callbacks, as text, each with the arguments that are no defaults."""
-    return " + ".join(map(_spoken, classes))
+    return " + ".join(map(_value_as_text, classes))
 
 
-def _spoken(value: Any) -> str:
+def _value_as_text(value: Any) -> str:
     """Write a value of a config as text; a class with the arguments that differ from the class's defaults."""
     if not isinstance(value, dict) or "class_path" not in value:
         return str(value)
-    defaults, given = _defaults(str(value["class_path"])), value.get("init_args") or {}
-    changed = [f"{name}={_spoken(given[name])}" for name in given if given[name] != defaults.get(name, ...)]
-    return short(value["class_path"]) + (f"({', '.join(changed)})" if changed else "")
+    defaults = _defaults(str(value["class_path"]))
+    changed = []
+    for name, argument in (value.get("init_args") or {}).items():
+        if argument != defaults.get(name, ...):
+            changed.append(f"{name}={_value_as_text(argument)}")
+    cls = short(value["class_path"])
+    return f"{cls}({', '.join(changed)})" if changed else cls
 
 
 def _defaults(path: str) -> dict[str, Any]:
@@ -163,14 +177,14 @@ def _defaults(path: str) -> dict[str, Any]:
 
 def _chain(config: Mapping[str, Any], rules: Sequence[str]) -> list[dict[str, Any]]:
     """Select the rules among the callbacks of a config."""
-    return [each for each in callbacks_in(config) if short(each["class_path"]) in rules]
+    return [callback for callback in callbacks_in(config) if short(callback["class_path"]) in rules]
 
 
 def callbacks_in(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the callbacks of a config, each as its ``class_path`` and ``init_args``."""
     callbacks = (config.get("trainer") or {}).get("callbacks") or []
     classes = callbacks if isinstance(callbacks, list) else [callbacks]
-    return [each for each in classes if isinstance(each, dict) and "class_path" in each]
+    return [callback for callback in classes if isinstance(callback, dict) and "class_path" in callback]
 
 
 def _plain(value: Any) -> Any:
@@ -182,11 +196,15 @@ def _flat(value: Any, name: str) -> dict[str, Any]:
     """Flatten nested settings to dotted names, without jsonargparse's levels ``class_path`` and ``init_args``."""
     if not isinstance(value, dict):
         return {name: value}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, below in value.items():
-        inner = name + CLASS if key == "class_path" else name if key == "init_args" else f"{name}.{key}".lstrip(".")
-        found |= _flat(below, inner)
-    return found
+        if key == "class_path":
+            flat |= _flat(below, name + CLASS)
+        elif key == "init_args":
+            flat |= _flat(below, name)
+        else:
+            flat |= _flat(below, f"{name}.{key}".lstrip("."))
+    return flat
 
 
 def short(path: Any) -> str:

@@ -34,11 +34,11 @@ def hide_unhelpful() -> None:
         logging.getLogger(f"lightning.{name}").addFilter(_no_chatter)
     for pattern in UNHELPFUL:
         warnings.filterwarnings("ignore", pattern)
-    if getattr(warnings.formatwarning, "func", None) is not _written:
-        warnings.formatwarning = partial(_written, warnings.formatwarning)
+    if getattr(warnings.formatwarning, "func", None) is not _format_warning:
+        warnings.formatwarning = partial(_format_warning, warnings.formatwarning)
 
 
-def _written(others: Callable[..., str], message: object, category: type, filename: str, *place: Any) -> str:
+def _format_warning(others: Callable[..., str], message: object, category: type, filename: str, *place: Any) -> str:
     """Write a warning of this package as a line for users; ``others`` writes all other warnings, with their place."""
     if filename.startswith(PACKAGE):
         return f"fl-lightning: warning: {message}\n"

@@ -175,11 +175,16 @@ class RoundProgress(ProgressBar):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._enabled:
             return
-        self._first, self._last = trainer.current_epoch, max(trainer.max_epochs or 0, 0)
-        self._began, self._trained, self._told = time.perf_counter(), 0, False
+        self._first = trainer.current_epoch
+        self._last = max(trainer.max_epochs or 0, 0)
+        self._began = time.perf_counter()
+        self._trained = 0
+        self._told = False
         self._reach(self._first)
         self._display = Display()
-        self._rounds = self._display.add_task("", total=self._last or None, left=self._left, elapsed=self._elapsed)
+        self._rounds = self._display.add_task(
+            "", total=self._last or None, left=self._seconds_left, elapsed=self._seconds_since_start
+        )
         self._clients = self._display.add_task("")
         self._show(trainer)
         self._display.start()
@@ -192,11 +197,14 @@ class RoundProgress(ProgressBar):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self._display:
             return
-        self._trained, self._steps = 0, dict[int, int]()
+        self._trained = 0
+        self._steps_done = 0
+        self._steps = dict[int, int]()
         if not self.timer.rounds:  # later rounds have a mean to go by
-            server, data = cast(Any, pl_module), trainer.datamodule  # type: ignore[attr-defined]  # set by the Trainer
-            self._steps = {client: server.num_steps(client, server.round) for client in data.cohort(server.round)}
-        self._steps_done, self._all_steps = 0, sum(self._steps.values()) or self._cohort_size(trainer)
+            orchestrator = cast(Any, pl_module)
+            for client in trainer.datamodule.cohort(orchestrator.round):  # type: ignore[attr-defined]  # set by the Trainer
+                self._steps[client] = orchestrator.num_steps(client, orchestrator.round)
+        self._all_steps = sum(self._steps.values()) or self._cohort_size(trainer)
         self._show(trainer)
 
     @override
@@ -205,7 +213,8 @@ class RoundProgress(ProgressBar):
     ) -> None:
         if not self._display:
             return
-        cohort, before = self._cohort_size(trainer), self._trained
+        cohort = self._cohort_size(trainer)
+        before = self._trained
         clients = [client for client in batch if client != PADDING]
         self._trained = min(before + len(clients) * trainer.world_size, cohort)
         self._steps_done += sum(self._steps.get(client, 1) for client in clients) * trainer.world_size
@@ -254,7 +263,8 @@ class RoundProgress(ProgressBar):
         """Say once how long a round and the run take, and which options make a long run without a GPU shorter."""
         if self._told or not self._display or not (pace := self._pace):
             return
-        self._told, rounds = True, self._last - self._first
+        self._told = True
+        rounds = self._last - self._first
         words = f"{ESTIMATE}{duration(pace)} a round"
         if rounds > 1:
             words += f", {duration(pace * rounds)} for {rounds} rounds"
@@ -274,7 +284,8 @@ class RoundProgress(ProgressBar):
             self._display.update(self._clients, description=words, completed=self._trained, total=cohort)
 
     def _reach(self, done: float) -> None:
-        self._done, self._reached = done, time.perf_counter()
+        self._done = done
+        self._reached = time.perf_counter()
 
     @property
     def _so_far(self) -> str:
@@ -284,7 +295,7 @@ class RoundProgress(ProgressBar):
     def _of_all(self) -> str:
         return f"/{self._last}" if self._last else ""
 
-    def _elapsed(self) -> float:
+    def _seconds_since_start(self) -> float:
         return time.perf_counter() - self._began
 
     @property
@@ -292,16 +303,20 @@ class RoundProgress(ProgressBar):
         """Seconds per round: the mean of this fit's last rounds, or those of the first clients; None before them."""
         if self.timer.rounds:
             return self.timer.mean
-        return (self._reached - self._began) / (self._done - self._first) if self._done > self._first else None
+        if self._done <= self._first:
+            return None
+        return (self._reached - self._began) / (self._done - self._first)
 
-    def _left(self) -> float | None:
+    def _seconds_left(self) -> float | None:
         """Estimate the seconds until the last round ends; None before the first client is done, or without an end."""
-        if not (pace := self._pace) or not self._last:
+        pace = self._pace
+        if not pace or not self._last:
             return None
         return time_left(pace, self._done, self._last, time.perf_counter() - self._reached)
 
     def _time_left(self) -> list[str]:
-        return [] if (left := self._left()) is None else [f"{timedelta(seconds=round(left))} left"]
+        left = self._seconds_left()
+        return [] if left is None else [f"{timedelta(seconds=round(left))} left"]
 
     def _cohort_size(self, trainer: Trainer) -> int:
         return int(trainer.datamodule.cohort_size)  # type: ignore[attr-defined]

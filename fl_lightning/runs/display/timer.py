@@ -76,16 +76,17 @@ class RoundTimer(Monitor):
     def spoken(self) -> str:
         """Medians over this fit's last rounds as text, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
         whole = median(row.seconds for row in self.rounds)
-        shares = {
-            name: median(getattr(row, name) for row in self.rounds) / whole for name in ("local", "server", "monitors")
-        }
-        spoken = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005 or name != "monitors"]
-        return f"{whole:.2f} s/round ({', '.join(spoken)})"
+        shares = []
+        for name in ("local", "server", "monitors"):
+            share = median(getattr(row, name) for row in self.rounds) / whole
+            if share >= 0.005 or name != "monitors":
+                shares.append(f"{name} {share:.0%}")
+        return f"{whole:.2f} s/round ({', '.join(shares)})"
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._file = inside(run_folder(trainer), TIMINGS)
-        self._kept = self._read(cast(Server, pl_module).rounds_done)
+        self._kept = self._rows_until(cast(Server, pl_module).rounds_done)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -96,14 +97,15 @@ class RoundTimer(Monitor):
             with whole(self._file) as part, part.open("w", newline="") as file:
                 csv.writer(file).writerows([_NAMES, *self._kept])
 
-    def _read(self, rounds: int) -> list[list[str]]:
+    def _rows_until(self, rounds: int) -> list[list[str]]:
         """Read the rows up to a resumed checkpoint's round, without the incomplete row of a killed process."""
         if not self._file.exists() or not rounds:
             return []
         try:
             with self._file.open(newline="") as file:
                 rows = [row for row in csv.DictReader(file) if None not in row.values()]
-            kept = [[row[name] for name in _NAMES] for row in rows if int(row["round"]) <= rounds]
+            rows = [row for row in rows if int(row["round"]) <= rounds]
+            kept = [[row[name] for name in _NAMES] for row in rows]
             all(map(float, chain.from_iterable(kept)))
         except (KeyError, ValueError, csv.Error):
             raise ConfigurationError(f"{self._file} is damaged: expected a row of numbers per round; {MEND}") from None
@@ -111,17 +113,18 @@ class RoundTimer(Monitor):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._began, self._looked = _worked(pl_module), cast(Server, pl_module).seconds_looking
+        self._began = _working_time(pl_module)
+        self._looked = cast(Server, pl_module).seconds_looking
         self._arrived = math.inf  # a round whose only client is left out aggregates nothing
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        self._arrived = _worked(orchestrator)
+        self._arrived = _working_time(orchestrator)
         return cohort
 
     @override
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self._stepped = _worked(pl_module)  # after a round's last batch, this is the end of the server's work
+        self._stepped = _working_time(pl_module)  # after a round's last batch, this is the end of the server's work
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -149,7 +152,7 @@ class RoundTimer(Monitor):
         _log(trainer, row.round, {f"time/{name}": value for name, value in times.items()})
 
 
-def _worked(orchestrator: LightningModule) -> float:
+def _working_time(orchestrator: LightningModule) -> float:
     """Read a clock, in seconds, that stands still while monitors look."""
     return time.perf_counter() - cast(Server, orchestrator).seconds_looking
 

@@ -81,18 +81,21 @@ class TrafficMonitor(Monitor):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        rules = rules_of(trainer)
-        broadcast = [rule.state[name] for rule in rules for name in rule.broadcasts if name in rule.state]
-        self._to_each, self._up = _shared(cast(Server, pl_module)) + _size(broadcast), 0
+        broadcast = []
+        for rule in rules_of(trainer):
+            broadcast += [rule.state[name] for name in rule.broadcasts if name in rule.state]
+        self._to_each = _size_of_model(cast(Server, pl_module)) + _size(broadcast)
+        self._up = 0
 
     @override
     def aggregate(self, orchestrator: Server, cohort: Cohort) -> Cohort:
-        known, moved = orchestrator.read_buffers(), set[int]()
+        known = orchestrator.read_buffers()
+        moved = set[int]()  # buffers that a client of the round has changed, by their numbers
         for result in cohort.results:
-            own = [n for n, (now, old) in enumerate(zip(result.buffers, known, strict=True)) if now is not old]
-            update = _shared(orchestrator) if result.upload_bytes is None else result.upload_bytes
-            self._up += update + _size([*(result.buffers[n] for n in own), *result.vectors.values()])
-            moved.update(own)
+            changed = [n for n, buffer in enumerate(result.buffers) if buffer is not known[n]]
+            update = _size_of_model(orchestrator) if result.upload_bytes is None else result.upload_bytes
+            self._up += update + _size(result.buffers[n] for n in changed) + _size(result.vectors.values())
+            moved.update(changed)
         self._to_each += _size(known[n] for n in moved)
         return cohort
 
@@ -111,7 +114,7 @@ class TrafficMonitor(Monitor):
             orchestrator.log_round(f"bytes/{name}", float(value))
 
 
-def _shared(orchestrator: Server) -> int:
+def _size_of_model(orchestrator: Server) -> int:
     """Return the bytes of the parameters that do not stay with the clients."""
     params = orchestrator.params
     return (len(params) - len(orchestrator.flat.local)) * params.element_size()

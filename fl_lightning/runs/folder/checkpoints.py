@@ -103,13 +103,13 @@ def last_of_experiment(folder: Path) -> Path:
     Raises:
         ConfigurationError: no version has a ``last.ckpt``.
     """
-    found = sorted(folder.glob(f"*/{CHECKPOINTS}/{LAST}.ckpt"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    written = sorted(folder.glob(f"*/{CHECKPOINTS}/{LAST}.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not written:
         raise ConfigurationError(
             f"ckpt_path: last looks for {last_of_run(folder / '*')}, but there is no such file: start without "
             "ckpt_path, or give the path of a checkpoint"
         )
-    return found[-1].parents[1]
+    return written[-1].parents[1]
 
 
 def checkpoint_of(path: Path) -> Path:
@@ -123,13 +123,13 @@ def checkpoint_of(path: Path) -> Path:
     if not path.is_dir():
         return path
     candidates = [inside(path, CHECKPOINTS, f"{name}.ckpt") for name in (BEST, LAST)]
-    found = [file for file in candidates if file.is_file()]
-    if not found:
-        raise ConfigurationError(
-            f"{path} is a folder without {CHECKPOINTS}/{BEST}.ckpt and {LAST}.ckpt: expected a checkpoint, or a run "
-            "folder, runs/<experiment>/<version>"
-        )
-    return found[0]
+    for file in candidates:
+        if file.is_file():
+            return file
+    raise ConfigurationError(
+        f"{path} is a folder without {CHECKPOINTS}/{BEST}.ckpt and {LAST}.ckpt: expected a checkpoint, or a run "
+        "folder, runs/<experiment>/<version>"
+    )
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -205,7 +205,8 @@ def _check_resumable(path: Path, content: Mapping[str, Any]) -> None:
             f"ckpt_path: {path} holds a model, but no {', '.join(missing)}, without which a run cannot go on: use "
             "another checkpoint, or begin with this model by --model.init_from"
         )
-    rounds, epoch = content["rounds_done"], content.get("epoch")
+    rounds = content["rounds_done"]
+    epoch = content.get("epoch")
     if epoch not in (rounds - 1, rounds):
         raise ConfigurationError(f"ckpt_path: {path} is damaged: rounds_done is {rounds}, and its epoch is {epoch}")
     saved, ours = (Version(version).release[:2] for version in (content[LIGHTNING], lightning.__version__))

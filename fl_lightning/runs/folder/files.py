@@ -62,9 +62,10 @@ def folders_in(path: Path) -> list[Path]:
     check_folder(path)
     if inside(path, METRICS).is_file():
         return [path]
-    if not (found := [file.parent for file in path.rglob(METRICS)]):
+    folders = [file.parent for file in path.rglob(METRICS)]
+    if not folders:
         raise _without_runs(path, "holds no run folder")
-    return found
+    return folders
 
 
 def _without_runs(path: Path, came: str) -> ConfigurationError:

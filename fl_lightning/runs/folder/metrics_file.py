@@ -37,24 +37,27 @@ class MetricsFile:
 
     def __init__(self, path: Path, rounds: int | None = None) -> None:
         self.path = path
-        self.last, self._columns, self._end = 0, list[str](), 0
+        self.last = 0
+        self._columns: list[str] = []
+        self._end = 0  # of the last row to keep, in bytes; 0 without a file
         if path.exists():
             try:
-                self._read(rounds)
+                self._find_rows(rounds)
             except ValueError as error:
                 raise ConfigurationError(
                     f"{path} is damaged, {error}: restore the file from a copy, or move the file away to continue "
                     "without the metrics of earlier rounds"
                 ) from None
 
-    def _read(self, rounds: int | None) -> None:
+    def _find_rows(self, rounds: int | None) -> None:
         """Find the columns and the end of the rows to keep; raise ValueError for damage."""
         with self.path.open("rb") as lines:
             head = next(lines, b"")
             names = next(csv.reader([head.decode(errors="replace")]), [])
             if names[:1] != ["round"] or len({*names}) < len(names):
                 raise ValueError("line 1 has no names of columns that begin with round")
-            self._columns, self._end = names[1:], len(head)
+            self._columns = names[1:]
+            self._end = len(head)
             for number, line in enumerate(lines, 2):
                 try:
                     round, *values = _values(line)
@@ -65,7 +68,8 @@ class MetricsFile:
                         raise ValueError
                 except ValueError:
                     raise ValueError(f"line {number} is not a row of numbers after round {self.last}") from None
-                self.last, self._end = int(round), self._end + len(line)
+                self.last = int(round)
+                self._end += len(line)
         if rounds is not None and self.last < rounds:
             raise ValueError(f"its last whole line is that of round {self.last}, and the run has done {rounds}")
 
@@ -101,7 +105,8 @@ class MetricsFile:
         with whole(self.path) as part, part.open("w", newline="") as file:
             csv.writer(file).writerow(["round", *columns])
             file.writelines(_line(number, values, columns).decode() for number, values in self._with(round, row))
-        self._columns, self._end = columns, self.path.stat().st_size
+        self._columns = columns
+        self._end = self.path.stat().st_size
 
     def _with(self, round: int, row: Mapping[str, str]) -> Iterator[tuple[int, Mapping[str, str]]]:
         """Yield all rows, and values that are added to the row of a round."""
@@ -126,7 +131,8 @@ def last_lines(path: Path) -> Iterator[str]:
     if not path.is_file():
         return
     with path.open("rb") as file:
-        end, rest = file.seek(0, os.SEEK_END), b""
+        end = file.seek(0, os.SEEK_END)
+        rest = b""  # the beginning of what has been read, whose line may begin before it
         whole_lines = False
         while end:
             start = max(end - BLOCK, 0)
@@ -136,7 +142,8 @@ def last_lines(path: Path) -> Iterator[str]:
                 if whole_lines:
                     yield line.decode(errors="replace").rstrip("\r")
                 whole_lines = True  # what follows the last line end is no whole line
-            end, rest = start, head
+            end = start
+            rest = head
         if whole_lines:
             yield rest.decode(errors="replace").rstrip("\r")
 

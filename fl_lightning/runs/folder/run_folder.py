@@ -57,7 +57,9 @@ class RunFolder(CSVLogger):
     ) -> None:
         check_experiment(experiment)
         super().__init__(root, experiment, version)
-        self._taken, self._holds, self._optional = version, holds, optional
+        self._taken = version
+        self._holds = holds
+        self._optional = optional
         self._round = 0  # the round of the row that is not complete yet
         self._row: dict[str, str] = {}
         self._written: dict[str, str] | None = None
@@ -127,7 +129,7 @@ class RunFolder(CSVLogger):
             return
         if round != self._round:
             self.write()
-            self._round, self._row, self._written = round, {}, None
+            self._begin_row(round)
         self._row |= {name: f"{value:.7g}" for name, value in values.items()}
 
     @override
@@ -156,7 +158,12 @@ class RunFolder(CSVLogger):
             if self._file and self._written is not None:
                 self._file = MetricsFile(self._file.path, round)
                 self._file.cut()
-            self._round, self._row, self._written = 0, {}, None
+            self._begin_row(0)
+
+    def _begin_row(self, round: int) -> None:
+        self._round = round
+        self._row = {}
+        self._written = None
 
 
 def _is_first_process() -> bool:

@@ -32,7 +32,7 @@ def read_yaml(name: object, text: str) -> Any:
         _check_size(name, root)
         return loader.construct_document(root)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name} is not YAML: {' '.join(_told(error).split())}") from None
+        raise ConfigurationError(f"{name} is not YAML: {' '.join(_place_and_problem(error).split())}") from None
 
 
 def check_aliases(name: object, text: str) -> None:
@@ -51,7 +51,7 @@ def _check_size(name: object, root: yaml.Node) -> None:
         raise ConfigurationError(f"{name}: its aliases (*name) stand for more than {MOST_VALUES:,} values: use fewer")
 
 
-def _told(error: Exception) -> str:
+def _place_and_problem(error: Exception) -> str:
     """Say what is wrong in a text, and on which line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
@@ -70,5 +70,5 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
         known[id(node)] = math.inf  # until it is counted
         parts = node.value if isinstance(node, yaml.SequenceNode | yaml.MappingNode) else ()
         inner = itertools.chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
-        known[id(node)] = 1 + sum(_size(each, known) for each in inner)
+        known[id(node)] = 1 + sum(_size(part, known) for part in inner)
     return known[id(node)]

@@ -21,7 +21,9 @@ RUN_NAME = "mlflow.runName"  # the tag that names a run
 
 def mlflow_loggers(trainer: Trainer) -> list[MLFlowLogger]:
     """Return the Trainer's loggers for MLflow; empty on all devices but the first."""
-    return [each for each in trainer.loggers if isinstance(each, MLFlowLogger) and trainer.is_global_zero]
+    if not trainer.is_global_zero:
+        return []
+    return [logger for logger in trainer.loggers if isinstance(logger, MLFlowLogger)]
 
 
 def mlflow_facts(trainer: Trainer) -> dict[str, Any]:
@@ -65,12 +67,12 @@ def open_store(loggers: Any, run_id: str | None) -> str | None:
     Raises:
         ConfigurationError: MLflow is not installed, or the store cannot be used.
     """
-    for each in loggers if isinstance(loggers, list) else [loggers]:
-        if "MLFlowLogger" not in str(getattr(each, "class_path", None)):
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if "MLFlowLogger" not in str(getattr(logger, "class_path", None)):
             continue
         if find_spec("mlflow") is None:
             raise ConfigurationError("MLFlowLogger needs mlflow: pip install 'fl-lightning[mlflow]'")
-        arguments = each.init_args
+        arguments = logger.init_args
         arguments.tracking_uri = arguments.tracking_uri or STORE
         with _alone(arguments.tracking_uri):
             known = _open(arguments.tracking_uri, arguments.experiment_name, arguments.artifact_location, run_id)

@@ -68,7 +68,7 @@ def log_figure(orchestrator: Server, name: str, draw: Callable[[], Figure], roun
         round: round that the figure belongs to; 0 for a figure from before the first round.
     """
     shows = WandbLogger | TensorBoardLogger | MLFlowLogger
-    loggers = [each for each in orchestrator.trainer.loggers if isinstance(each, shows)]
+    loggers = [logger for logger in orchestrator.trainer.loggers if isinstance(logger, shows)]
     if not loggers:
         return
     figure = draw()

@@ -39,12 +39,13 @@ def log_settings(trainer: Trainer, config: Mapping[str, Any], file: Path) -> Non
         "settings": settings_fingerprint(config),
         "seed": seed_of(config),
     }
-    each = {name: value for name, value in named_settings(config, rules).items() if name != RULES}
+    settings = named_settings(config, rules)
+    del settings[RULES]  # which "method" tells
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
-            _log_hyperparameters(logger, run | each)
+            _log_hyperparameters(logger, run | settings)
         elif isinstance(logger, MLFlowLogger):
-            log_params(logger, run | each)
+            log_params(logger, run | settings)
         else:
             logger.log_hyperparams({**config, **run, RULES: rule_arguments(config, rules)})
     log_file(trainer, file)
@@ -65,7 +66,9 @@ def _log_hyperparameters(logger: TensorBoardLogger, settings: Mapping[str, Any])
     """
     from torch.utils.tensorboard.summary import hparams  # imported here: the import is slow, and few runs need it
 
-    known = {name: value for name, value in settings.items() if value is not None}
-    plain = {name: value if type(value) in (int, float) else str(value) for name, value in known.items()}
+    plain = {}
+    for name, value in settings.items():
+        if value is not None:
+            plain[name] = value if type(value) in (int, float) else str(value)
     _, session, _ = hparams(plain, {})  # type: ignore[no-untyped-call]  # it has no types
     logger.experiment.file_writer.add_summary(session)

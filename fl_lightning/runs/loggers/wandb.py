@@ -16,8 +16,9 @@ from fl_lightning.runs.config.resuming import tracked_run
 
 def wandb_runs(trainer: Trainer) -> list[Any]:
     """The W&B runs of this process; empty on all devices but the first."""
-    loggers = [each for each in trainer.loggers if isinstance(each, WandbLogger)]
-    return [each.experiment for each in loggers] if trainer.is_global_zero else []
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
 
 
 def wandb_facts(trainer: Trainer) -> dict[str, Any]:

@@ -54,7 +54,8 @@ class SaveConfig(SaveConfigCallback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        config, folder = self.config.clone(), trainer.log_dir  # log_dir is known only when all devices ask for it
+        config = self.config.clone()
+        folder = trainer.log_dir  # known only when all devices ask for it
         config.ckpt_path = None  # a new run with this config starts without a checkpoint
         if trainer.is_global_zero:
             _save_config(trainer, Path(str(folder)), self.parser.dump(config, skip_unset=False))
@@ -99,7 +100,8 @@ class RunTracking(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        folder, orchestrator = run_folder(trainer), cast(Server, pl_module)
+        folder = run_folder(trainer)
+        orchestrator = cast(Server, pl_module)
         if trainer.is_global_zero:
             remove_parts(folder)  # of a run that was killed, even where no round is left
         self._before = read_mapping(folder, ENVIRONMENT)  # of a resumed run; damage stops it here
@@ -114,14 +116,17 @@ class RunTracking(Callback):
         # Not earlier, so that a run that fails before this point overwrites nothing.
         if trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
             return  # a fast_dev_run writes nothing
-        orchestrator, callbacks = cast(Server, pl_module), trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
-        counts, names = orchestrator.data.class_counts(), names_of(orchestrator.data)
-        known = {"sizes": orchestrator.data.sizes, "counts": counts, "names": names}
-        known = {name: each for name, each in known.items() if each is not None}
+        orchestrator = cast(Server, pl_module)
+        counts = orchestrator.data.class_counts()
+        names = names_of(orchestrator.data)
+        partition = {"sizes": orchestrator.data.sizes, "counts": counts, "names": names}
+        known = {name: array for name, array in partition.items() if array is not None}
         save_arrays(orchestrator, "partition", **known)
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            if isinstance(trainer.logger, RunFolder) and not any(isinstance(each, SaveConfig) for each in callbacks):
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
+            by_command_line = any(isinstance(callback, SaveConfig) for callback in callbacks)
+            if isinstance(trainer.logger, RunFolder) and not by_command_line:
                 self._record(trainer, cast(FederatedOrchestrator, pl_module), folder)
             before = self._before
             facts = environment(trainer, orchestrator.data) | _starts(before, orchestrator.round, self._resumed_with)
@@ -215,7 +220,9 @@ def code_state() -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         return {}
     commit = next(line.split()[-1] for line in lines if line.startswith("# branch.oid"))
-    return {} if commit == "(initial)" else {"commit": commit, "dirty": any(line[0] != "#" for line in lines)}
+    if commit == "(initial)":
+        return {}
+    return {"commit": commit, "dirty": any(line[0] != "#" for line in lines)}
 
 
 def _starts(before: Mapping[str, Any], round: int, changed: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,12 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import torch
 
-from fl_lightning.arguments import arguments, as_text, digest, parts, shapes
+from fl_lightning.arguments import Kind, arguments, as_text, digest, kind_of, parts, shapes
 from fl_lightning.engine.orchestrator import FederatedOrchestrator
 from fl_lightning.engine.rules.callback import federated
 from fl_lightning.runs.folder.files import NOT_RECORDED
@@ -38,25 +36,29 @@ def record_of(orchestrator: FederatedOrchestrator) -> dict[str, Any]:
     Returns:
         The settings; ``not_recorded`` lists the dotted names of those that are not known.
     """
-    trainer, client, given = orchestrator.trainer, orchestrator.client, orchestrator.arguments
+    trainer = orchestrator.trainer
+    client = orchestrator.client
+    made = orchestrator.made_optimizers()
     writer = Writer()
-    made = {name: _optimizers(each) for name, each in orchestrator.made_optimizers().items()}
-    callbacks = [each for each in federated(trainer) if not type(each).__module__.startswith(OWN)]
+    module = writer.describe(client, "model.client", optimizer=_describe_optimizers(made["client"]))
     layers = as_text(parts(client, "") | shapes(client))
-    module = writer.thing(client, "model.client", optimizer=made["client"])
+    module["structure"] = digest(layers.encode())
+    settings = {name: writer.write(getattr(trainer, name), "trainer") for name in TRAINER}
+    callbacks = []
+    for callback in federated(trainer):
+        if not type(callback).__module__.startswith(OWN):
+            callbacks.append(writer.describe(callback, f"trainer.callbacks.{type(callback).__name__}"))
+    model = {}
+    for name, value in orchestrator.arguments.items():
+        if name != "server_optimizer":
+            model[name] = writer.write(value, f"model.{name}")
+    data = writer.describe(orchestrator.data, "data")
     seed = os.environ.get("PL_GLOBAL_SEED")  # of lightning.seed_everything
     return {
         "seed_everything": None if seed is None else int(seed),
-        "trainer": {
-            **{name: writer.written(getattr(trainer, name), "trainer") for name in TRAINER},
-            "callbacks": [writer.thing(each, f"trainer.callbacks.{type(each).__name__}") for each in callbacks],
-        },
-        "model": {
-            "client": {**module, "structure": digest(layers.encode())},
-            **{name: writer.written(given[name], f"model.{name}") for name in given if name != "server_optimizer"},
-            "server_optimizer": made["server"],
-        },
-        "data": writer.thing(orchestrator.data, "data"),
+        "trainer": {**settings, "callbacks": callbacks},
+        "model": {"client": module, **model, "server_optimizer": _describe_optimizers(made["server"])},
+        "data": data,
         NOT_RECORDED: list(dict.fromkeys(writer.unknown)),
     }
 
@@ -67,57 +69,80 @@ class Writer:
     def __init__(self) -> None:
         self.unknown: list[str] = []
 
-    def thing(self, thing: object, name: str, depth: int = DEPTH, **made: Any) -> dict[str, Any]:
+    def describe(self, thing: object, name: str, depth: int = DEPTH, **made: Any) -> dict[str, Any]:
         """Write an object as its class and its known arguments; ``made`` stands for arguments that are known better."""
         known = arguments(thing) | dict(getattr(thing, "hparams_initial", {}))
-        if inspect.isfunction(init := type(thing).__init__):
-            _, *expected = inspect.signature(init).parameters.values()
-            names = [each.name for each in expected if each.kind is not each.VAR_KEYWORD]
-            inner = getattr(thing, "_modules", {})
-            known |= {each: inner[each] for each in names if each in inner}
-            self.unknown += [f"{name}.{each}" for each in names if each not in {**known, **made}]
-        written = {key: self.written(value, f"{name}.{key}", depth) for key, value in known.items() if key not in made}
-        return {"class_path": _path(type(thing)), "init_args": written | made}
+        init = type(thing).__init__
+        if inspect.isfunction(init):
+            _, *parameters = inspect.signature(init).parameters.values()
+            expected = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+            modules = getattr(thing, "_modules", {})
+            known |= {argument: modules[argument] for argument in expected if argument in modules}
+            self.unknown += [f"{name}.{argument}" for argument in expected if argument not in {**known, **made}]
+        described = {}
+        for argument, value in known.items():
+            if argument not in made:
+                described[argument] = self.write(value, f"{name}.{argument}", depth)
+        return {"class_path": _path(type(thing)), "init_args": described | made}
 
-    def written(self, value: Any, name: str, depth: int = DEPTH) -> Any:
+    def write(self, value: Any, name: str, depth: int = DEPTH) -> Any:
         """Write any value; one that is not written out as its class, and its shape or length."""
+        match kind_of(value):
+            case Kind.PLAIN:
+                return self._write_plain(value, name)
+            case Kind.PATH:
+                return str(value)
+            case Kind.MAPPING if _is_short(value):
+                return {str(key): self.write(entry, f"{name}.{key}", depth) for key, entry in value.items()}
+            case Kind.LIST if _is_short(value):
+                return [self.write(entry, name, depth) for entry in value]
+            case Kind.SET:
+                return self.write(sorted(value, key=str), name, depth)
+            case Kind.PARTIAL:
+                if value.args:
+                    self.unknown.append(name)
+                return {"class_path": _path(value.func), "init_args": self.write(value.keywords, name, depth)}
+            case Kind.NAMED:
+                if "<" in _path(value):  # a lambda, or a function inside of a function
+                    self.unknown.append(name)
+                return _path(value)
+            case Kind.OBJECT if isinstance(value, torch.device):
+                return str(value)
+            case Kind.OBJECT | Kind.MODULE if depth and not hasattr(value, "__array__"):
+                return self.describe(value, name, depth - 1)
+        return self._leave_out(value, name)
+
+    def _write_plain(self, value: Any, name: str) -> Any:
         if isinstance(value, np.generic):
-            return value.item()
-        if isinstance(value, PurePath | Enum | torch.dtype | torch.device):
+            value = value.item()
+        if isinstance(value, Enum | torch.dtype | complex):
             return str(value)
-        if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _is_short(value, 10)):
-            return value
-        if isinstance(value, Mapping) and _is_short(value):
-            return {str(key): self.written(each, f"{name}.{key}", depth) for key, each in value.items()}
-        if isinstance(value, set | frozenset):
-            value = sorted(value, key=str)
-        if isinstance(value, list | tuple) and _is_short(value):
-            return [self.written(each, name, depth) for each in value]
-        if isinstance(value, partial):
-            self.unknown += [name] * bool(value.args)
-            return {"class_path": _path(value.func), "init_args": self.written(value.keywords, name, depth)}
-        if isinstance(value, type) or inspect.isroutine(value):
-            self.unknown += [name] * ("<" in _path(value))  # a lambda, or a function inside of a function
-            return _path(value)
-        if depth and not isinstance(value, list | tuple | Mapping | str | bytes) and not hasattr(value, "__array__"):
-            return self.thing(value, name, depth - 1)
+        if isinstance(value, bytes) or (isinstance(value, str) and not _is_short(value, 10)):
+            return self._leave_out(value, name)
+        return value
+
+    def _leave_out(self, value: Any, name: str) -> str:
+        """Write the class of a value, and its shape or length, in place of what the value holds."""
         self.unknown.append(name)
-        size = tuple(value.shape) if hasattr(value, "shape") else len(value) if hasattr(value, "__len__") else None
-        return _path(type(value)) if size is None else f"{type(value).__name__} of {size}"
+        if hasattr(value, "shape"):
+            return f"{type(value).__name__} of {tuple(value.shape)}"
+        if hasattr(value, "__len__"):
+            return f"{type(value).__name__} of {len(value)}"
+        return _path(type(value))
 
 
 def _is_short(value: Any, times: int = 1) -> bool:
     return len(value) <= LONGEST * times
 
 
-def _optimizers(made: Sequence[tuple[type, Sequence[Mapping[str, Any]]]]) -> Any:
+def _describe_optimizers(made: Sequence[tuple[type, Sequence[Mapping[str, Any]]]]) -> Any:
     """Write optimizers as a config has them; more than one, or one with several parameter groups, as a list."""
-    every = [
-        {"class_path": _path(cls), "init_args": {name: group[name] for name in group if name != "initial_lr"}}
-        for cls, groups in made
-        for group in groups
-    ]
-    written = Writer().written(every, "")
+    described = []
+    for cls, groups in made:
+        for group in groups:
+            known = {name: value for name, value in group.items() if name != "initial_lr"}
+            described.append({"class_path": _path(cls), "init_args": known})
+    written = Writer().write(described, "")
     return written[0] if len(written) == 1 else written
 
 

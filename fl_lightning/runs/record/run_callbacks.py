@@ -39,7 +39,8 @@ def run_callbacks(
         changed: the settings that a resumed run changes, see :class:`RunTracking`.
     """
     hide_unhelpful()
-    own, timer = list(own), RoundTimer()
+    own = list(own)
+    timer = RoundTimer()
     if not summary and not any(isinstance(callback, ModelSummary) for callback in own):
         own.append(ModelSummary(max_depth=0))  # prints nothing, and keeps the Trainer from adding one that does
     if checkpoints:

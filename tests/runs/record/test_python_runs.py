@@ -104,7 +104,7 @@ def test_seeds_that_differ_are_all_told(monkeypatch: pytest.MonkeyPatch) -> None
 def test_all_arguments_of_the_shipped_rules_are_recorded(name: str) -> None:
     """Else a run with another argument would count as the same method."""
     writer = Writer()
-    written, make = writer.thing(RULES[name](), ""), RULES[name]
+    written, make = writer.describe(RULES[name](), ""), RULES[name]
     assert not writer.unknown
     given = make.keywords if isinstance(make, partial) else {}
     assert written["init_args"].items() >= given.items()
@@ -149,7 +149,7 @@ class Shy:
 
 
 def test_numbers_of_numpy_and_members_of_enums_are_written_as_values() -> None:
-    written = Writer().thing(Odd([np.float64(0.5), np.int64(2), Colour.RED, {"b", "a"}, Path("x")]), "")
+    written = Writer().describe(Odd([np.float64(0.5), np.int64(2), Colour.RED, {"b", "a"}, Path("x")]), "")
     assert yaml.safe_load(yaml.safe_dump(written))["init_args"] == {"each": [0.5, 2, "red", ["a", "b"], "x"]}
 
 
