@@ -370,15 +370,11 @@ def option_meant_by(name: str, value: str = "") -> str | None:
     return None
 
 
-<<<<<<< HEAD
-def _like(name: str, known: Iterable[str], dashes: str = "--") -> str:
-    if (last := name.rpartition(".")[2]) in GONE:
-        return GONE[last]
-    near = nearest(name, [each for each in known if not each.endswith(".help")])
-=======
 def _nearest(name: str, known: Iterable[str], dashes: str = "") -> str:
+    last = name.rpartition(".")[2]
+    if last in GONE:
+        return GONE[last]
     near = nearest(name, [other for other in known if not other.endswith(".help")])
->>>>>>> fit-runs
     return f"did you mean {dashes}{near}?" if near else "--help lists what there is"
 
 
