@@ -54,14 +54,21 @@ class ClientHost(Server):
     """
 
     settings: LocalSettings  # the local work of every client
-    _shown: ClientTrainer  # the Trainer as the client module sees it
-    _idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
-    _lone_metrics: Sequence[tuple[Metric, Any]] = ()  # those that do not look at other devices, and what they asked
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
         self._forward(("configure_model", "prepare_data"))
         self.prepare_data_per_node = client.prepare_data_per_node
+        self._shown: ClientTrainer | None = None
+        self._idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
+        # Metrics that look at one device alone, each with what tells it, outside of a run, whether there are others
+        self._lone_metrics: Sequence[tuple[Metric, Any]] = ()
+
+    @property
+    def shown(self) -> ClientTrainer:
+        """The Trainer as the client module sees it, from ``setup`` to ``teardown``."""
+        assert self._shown is not None
+        return self._shown
 
     def _forward(self, names: Iterable[str]) -> None:
         """Let the client module answer for the orchestrator, as far as the module defines what is asked for.
@@ -92,7 +99,7 @@ class ClientHost(Server):
         self.client.trainer = self._shown  # type: ignore[assignment]  # stands for a Trainer
         if stage == "fit":
             leave_inference_mode(self.client)
-            self._shown.begin()
+            self.shown.begin()
         self.client.setup(stage)
 
     @override
@@ -106,10 +113,13 @@ class ClientHost(Server):
             vars(self.client).pop(name, None)
         for metric, available in self._lone_metrics:
             metric.distributed_available_fn = available
-        self._lone_metrics, self._idle_optimizers = (), ()
+        self._lone_metrics = ()
+        self._idle_optimizers = ()
+        self._shown = None
         self.client.trainer = self.trainer
-        for name in (*FORWARDED, "_state", "_shown", "spares", "batches_ready"):
+        for name in FORWARDED:
             vars(self).pop(name, None)
+        self.forget_fit()
         self._lend_loaders(None)
 
     @override
@@ -119,7 +129,7 @@ class ClientHost(Server):
     @override
     def on_fit_start(self) -> None:
         self.client.on_fit_start()
-        self._shown.end()
+        self.shown.end()
 
     @override
     def on_fit_end(self) -> None:
@@ -178,26 +188,26 @@ class ClientHost(Server):
     # Replacements for the client module's own methods
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if self._shown.run is not None:
-            self._shown.logs.log(name, value, *args, **kwargs)
+        if self.shown.run is not None:
+            self.shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
             if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
     def _client_manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self._shown.run is not None:
-            self._shown.run.backward(loss, *args, **kwargs)
+        if self.shown.run is not None:
+            self.shown.run.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
-        run = self._shown.run
+        run = self.shown.run
         optimizers: Sequence[Any] = run.optimizers if run else self._idle_optimizers
         if run and use_pl_optimizer and run.hooked:
             optimizers = run.hooked
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:
-        run = self._shown.run
+        run = self.shown.run
         schedulers = [config.scheduler for config in run.schedules] if run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
