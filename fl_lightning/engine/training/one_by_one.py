@@ -189,7 +189,7 @@ class OneByOne:
     ) -> Tensor:
         """Train a second model of the client of a run; see :meth:`Server.train_again`."""
         server, local, round, params, buffers = self.server, self._again, self._round, run.params.clone(), run.buffers
-        local.before_step = [] if before_step is None else [guarded(before_step)]
+        local.steps.before_step_hooks = [] if before_step is None else [guarded(before_step)]
         work = run.work if epochs is None else replace(run.work, epochs=epochs, steps=None)
         again = self.new_run(round, run.client, work)
         try:
