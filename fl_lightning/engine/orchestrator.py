@@ -174,10 +174,10 @@ class FederatedOrchestrator(ClientHost):
         cohort_memory: str | None = None,
         local_graph: bool = False,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
-        self.arguments = given
-        checks.check_settings(given)
+        self.arguments = arguments
+        checks.check_settings(arguments)
         self.automatic_optimization = False
         self.settings = LocalSettings(
             epochs=1 if local_epochs is None and local_steps is None else local_epochs,
@@ -274,7 +274,7 @@ class FederatedOrchestrator(ClientHost):
         self._way = training.way
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
         policy = Policy(
-            server=self,
+            orchestrator=self,
             callbacks=hooks.callbacks,
             group_size=training.group_size,
             limit=self.cohort_memory or usual_limit(self.trainer.num_devices),

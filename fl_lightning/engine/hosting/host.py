@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_in, renamed
+from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_values, rename_entries
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.inference import leave_inference_mode
 from fl_lightning.engine.module.state import make_room
@@ -61,7 +61,7 @@ class ClientHost(Server):
         self.prepare_data_per_node = client.prepare_data_per_node
         self._shown: ClientTrainer | None = None
         self._idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
-        # Metrics that look at one device alone, each with what tells it, outside of a run, whether there are others
+        # The module's torchmetrics objects, each with its own function that says whether there are other devices
         self._lone_metrics: Sequence[tuple[Metric, Any]] = ()
 
     @property
@@ -155,10 +155,12 @@ class ClientHost(Server):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         if not is_overridden("state_dict", self.client, LightningModule):
             return super().state_dict(*args, **kwargs)
-        found = kwargs.get("destination")
-        found = OrderedDict() if found is None else found
-        found.update(renamed(self.client.state_dict(), lambda name: kwargs.get("prefix", "") + PREFIX + name))
-        return found
+        prefix = kwargs.get("prefix", "") + PREFIX
+        destination = kwargs.get("destination")
+        if destination is None:
+            destination = OrderedDict()
+        destination.update(rename_entries(self.client.state_dict(), lambda name: prefix + name))
+        return destination
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -170,8 +172,10 @@ class ClientHost(Server):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         argument, saved = saved_hyper_parameters(self.client)
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY):
-            checkpoint.update({key: plain_in(checkpoint[key])} if key in checkpoint else {})
-        if plain := plain_in(saved):
+            if key in checkpoint:
+                checkpoint[key] = plain_values(checkpoint[key])
+        plain = plain_values(saved)
+        if plain:
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with own_view(checkpoint):
@@ -202,9 +206,9 @@ class ClientHost(Server):
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
         run = self.shown.run
-        optimizers: Sequence[Any] = run.optimizers if run else self._idle_optimizers
-        if run and use_pl_optimizer and run.hooked:
-            optimizers = run.hooked
+        optimizers: Sequence[Any] = self._idle_optimizers
+        if run is not None:
+            optimizers = run.hooked if use_pl_optimizer and run.hooked else run.optimizers
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:

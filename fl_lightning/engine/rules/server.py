@@ -167,10 +167,12 @@ class Server(LightningModule):
         """Log how many clients a metric leaves out, since it is nan on them; a line names those of the first time."""
         count = f"left_out/{name}"
         if clients and count not in self.trainer.callback_metrics:
-            named = [*map(self.data.client_label, clients[:NAMED]), *["…"][: len(clients) - NAMED]]
-            plural = "s" if len(named) > 1 else ""
+            labels = [self.data.client_label(client) for client in clients[:NAMED]]
+            if len(clients) > NAMED:
+                labels.append("…")
+            word = "clients" if len(labels) > 1 else "client"
             rank_zero_warn(
-                f"round {self.round}: {name} leaves out client{plural} {', '.join(named)}, where it is not defined "
+                f"round {self.round}: {name} leaves out {word} {', '.join(labels)}, where it is not defined "
                 f"(nan), as AUROC is not on examples of one class, or where training has diverged; {count} counts such "
                 "clients"
             )
@@ -197,7 +199,8 @@ class Server(LightningModule):
     @contextlib.contextmanager
     def at(self, params: Tensor, buffers: Buffers = ()) -> Iterator[None]:
         """Give the client module other parameters (P,) and, if given, other buffers inside a ``with`` block."""
-        before, buffers_before = self.params.clone(), self.read_buffers() if buffers else ()
+        before = self.params.clone()
+        buffers_before = self.read_buffers() if buffers else ()
         try:
             self.params.copy_(params)
             if buffers:
@@ -245,10 +248,12 @@ class Server(LightningModule):
         The module is in evaluation mode, and afterwards as before; the client's own draws stay the same. The examples
         are those of one local epoch, without the data module's transfer hooks' augmentations.
         """
-        total, count = params.new_zeros((), dtype=torch.float64), 0
+        total = params.new_zeros((), dtype=torch.float64)
+        count = 0
         with self.server_side("client loss"), evaluating(self.client), self.at(params), torch.no_grad():
             for batch in self.data.client_batches(client, self.generator("client loss", client)):
-                count += (size := examples_in(batch))
+                size = examples_in(batch)
+                count += size
                 with self.trainer.precision_plugin.train_step_context():
                     total += size * self.training_loss(self.prepare_batch(batch)).double()
         return total / count
@@ -299,19 +304,24 @@ class Server(LightningModule):
             torchmetrics object, its result on this device.
         """
         logged = MetricLog(training=False)
-        step, size = self.client.validation_step, 1
+        step = self.client.validation_step
         indexed = takes_index(step)
+        size = 1  # number of examples in the present batch
 
         def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
-        usual, self.client.log = self.client.log, log  # type: ignore[method-assign]
+        usual = self.client.log
+        self.client.log = log  # type: ignore[method-assign]
         try:
             with in_use(self.spares), evaluating(self.client), torch.no_grad():
                 for index, batch in enumerate(map(self.prepare_batch, batches)):
                     size = examples_in(batch)
                     with self.trainer.precision_plugin.val_step_context():
-                        step(batch, *([index] if indexed else ()))
+                        if indexed:
+                            step(batch, index)
+                        else:
+                            step(batch)
                 return logged.collect()
         finally:
             self.client.log = usual  # type: ignore[method-assign]

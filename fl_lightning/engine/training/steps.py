@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
@@ -18,7 +18,7 @@ from typing_extensions import override
 from fl_lightning.engine.module.failures import guarded
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
-from fl_lightning.engine.rules.hooks import checked
+from fl_lightning.engine.rules.hooks import checked_hook
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import LocalSettings
@@ -47,14 +47,14 @@ class Steps:
     def __init__(
         self,
         module: LightningModule,
-        hooks: Mapping[str, Any],
+        hooks: dict[str, Any],
         flat: FlatParameters,
         settings: LocalSettings,
         precision: Precision,
         callbacks: Sequence[FederatedCallback],
     ) -> None:
         def hooks_of_rules(name: str) -> list[Callable[..., Any]]:
-            return [checked(callback, name) for callback in callbacks if overrides(callback, name)]
+            return [checked_hook(callback, name) for callback in callbacks if overrides(callback, name)]
 
         self.module = module
         self.hooks = hooks
@@ -135,7 +135,7 @@ class Steps:
     def wrap_closure(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
         for rule in self._closing:
-            closure = guarded(checked(rule, "closure")(run, closure), rule.closure, run)
+            closure = guarded(checked_hook(rule, "closure")(run, closure), rule.closure, run)
         return closure
 
     def before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
