@@ -36,7 +36,9 @@ from fl_lightning.lightning_private import synchronizes_batchnorm
 
 def check_settings(given: Mapping[str, Any]) -> None:
     """Refuse arguments of the orchestrator, by name, that are out of range or contradict one another."""
-    max_update_norm, at_once, decay = given["max_update_norm"], given["clients_at_once"], given["local_lr_decay"]
+    max_update_norm = given["max_update_norm"]
+    at_once = given["clients_at_once"]
+    decay = given["local_lr_decay"]
     check_choice("client_states", given["client_states"], "memory", "disk")
     check_choice("on_bad_update", given["on_bad_update"], "skip", "raise")
     check_choice("on_hidden_state", given["on_hidden_state"], "warn", "raise", "off")
@@ -174,20 +176,30 @@ def _declared_metrics(rule: FederatedCallback) -> set[str]:
     return {metric.name for metric in getattr(type(rule), "metrics", ()) if hasattr(metric, "name")}
 
 
+def _settled_parts(rule: FederatedCallback) -> frozenset[Part]:
+    """Return the parts of a round that a rule settles: the reduction, too, if the rule defines ``reduce``."""
+    if rule.reduce is None:
+        return rule.settles
+    reduction: frozenset[Part] = frozenset({"reduction"})
+    return rule.settles | reduction
+
+
 def _check_chain(rules: Sequence[FederatedCallback]) -> None:
     """Refuse two rules that settle the same part of a round, log one metric, or stand in the wrong order."""
-    for pair in combinations(rules, 2):
-        first, second = (type(rule).__name__ for rule in pair)
-        # A rule with ``reduce`` always settles the reduction.
-        one, other = (rule.settles if rule.reduce is None else rule.settles | {"reduction"} for rule in pair)
-        reasons = [f"both {what}; keep one" for part, what in ONCE.items() if part in one & other]
-        if both := ", ".join(sorted(set.intersection(*map(_declared_metrics, pair)))):
-            reasons.append(f"both log {both}, whose mean would mean nothing; keep one")
-        if "weights" in one and other & {"updates", "base weights"}:
+    for first_rule, second_rule in combinations(rules, 2):
+        first = type(first_rule).__name__
+        second = type(second_rule).__name__
+        first_settles = _settled_parts(first_rule)
+        second_settles = _settled_parts(second_rule)
+        reasons = [f"both {what}; keep one" for part, what in ONCE.items() if part in first_settles & second_settles]
+        both_log = _declared_metrics(first_rule) & _declared_metrics(second_rule)
+        if both_log:
+            reasons.append(f"both log {', '.join(sorted(both_log))}, whose mean would mean nothing; keep one")
+        if "weights" in first_settles and second_settles & {"updates", "base weights"}:
             reasons.append(f"{first} weighs the updates as they are; put {second} before {first}")
-        if "reduction" in one and other & {"weights", "shrinking"}:
+        if "reduction" in first_settles and second_settles & {"weights", "shrinking"}:
             reasons.append(f"{first} uses no weights, so {second} does nothing; keep one")
-        if "reduction" in other and one & {"weights", "shrinking"}:
+        if "reduction" in second_settles and first_settles & {"weights", "shrinking"}:
             reasons.append(f"{second} uses no weights, so {first} does nothing; keep one")
         if reasons:
             raise ConfigurationError(f"{first} and {second} do not go together: {reasons[0]}")
@@ -221,13 +233,21 @@ def check_client(
         precision: the Trainer's precision plugin.
         callbacks: the run's federated callbacks.
     """
-    name, scaled = type(module).__name__, getattr(precision, "scaler", None) is not None
+    name = type(module).__name__
+    scaled = getattr(precision, "scaler", None) is not None
     iterates = is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True)
-    manual, accumulates = not module.automatic_optimization, settings.accumulate > 1
-    twice = ", ".join(type(c).__name__ for c in callbacks if overrides(c, "closure"))
-    between = [type(c).__name__ for c in callbacks if overrides(c, "loss") or overrides(c, "closure")]
-    between += ["gradient_clip_val"] if settings.clip is not None else []
-    between += ["accumulate_grad_batches"] if accumulates else []
+    manual = not module.automatic_optimization
+    accumulates = settings.accumulate > 1
+    twice = ", ".join(type(callback).__name__ for callback in callbacks if overrides(callback, "closure"))
+    between = [
+        type(callback).__name__
+        for callback in callbacks
+        if overrides(callback, "loss") or overrides(callback, "closure")
+    ]
+    if settings.clip is not None:
+        between.append("gradient_clip_val")
+    if accumulates:
+        between.append("accumulate_grad_batches")
     needy = ", ".join(between)
     synced = [path for path, part in module.named_modules() if isinstance(part, nn.SyncBatchNorm)]
     refusals = [
@@ -295,18 +315,20 @@ def check_optimizers(module: LightningModule, optimizers: Sequence[Optimizer]) -
         )
 
 
-def check_trainable(module: LightningModule, expected: Sequence[Tensor], found: Sequence[Tensor], round: int) -> None:
+def check_trainable(module: LightningModule, expected: Sequence[Tensor], now: Sequence[Tensor], round: int) -> None:
     """Refuse a set of trainable parameters that has changed since the fit began.
 
     Args:
         module: the client module.
         expected: the trainable parameters when the fit began.
-        found: the trainable parameters now.
+        now: the trainable parameters now.
         round: the round that begins.
     """
-    if len(expected) == len(found) and all(one is other for one, other in zip(expected, found, strict=True)):
+    expected_ids = [id(parameter) for parameter in expected]
+    ids = [id(parameter) for parameter in now]
+    if ids == expected_ids:
         return
-    odd = {id(each) for each in expected} ^ {id(each) for each in found}
+    odd = set(expected_ids) ^ set(ids)
     names = [name for name, parameter in module.named_parameters() if id(parameter) in odd]
     raise ConfigurationError(
         f"round {round}: the trainable parameters of {type(module).__name__} have changed since the fit began "

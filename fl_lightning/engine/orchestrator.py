@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -34,10 +34,10 @@ from fl_lightning.engine.hosting.saving import check_orders
 from fl_lightning.engine.hosting.shown_trainer import METRICS
 from fl_lightning.engine.module.exact import default_dtype
 from fl_lightning.engine.module.params import FlatParameters, is_finite
-from fl_lightning.engine.module.state import ModuleState
+from fl_lightning.engine.module.state import Buffers, ModuleState
 from fl_lightning.engine.policy import Policy
 from fl_lightning.engine.round import Round
-from fl_lightning.engine.rules.callback import START_HOOKS, federated, sealed_states
+from fl_lightning.engine.rules.callback import START_HOOKS, FederatedCallback, federated, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
@@ -58,6 +58,37 @@ from fl_lightning.seeding import derive, isolated, seed_globals
 
 # Entries of a checkpoint that a resumed fit reads
 SAVED = ("clients_at_once", "server_settings", "memory_orders", "trainer_metrics")
+
+
+@dataclass
+class Fit:
+    """What the orchestrator holds while a fit lasts.
+
+    Attributes:
+        hooks: the callbacks' hooks.
+        data: what clients train on, and how much of it they do in a round.
+        rates: the clients' learning rates, round by round.
+        alone: trains one client after another.
+        training: trains the clients of a batch, one after another or in lock-step.
+        repetition: trains the first client of the fit a second time.
+        policy: where the updates lie, and which are left out.
+        dtype: torch's default dtype when the fit began.
+        round: the current round; None between two rounds.
+        skipped: number of rounds without an update, since the last round that had one.
+        quarantined: number of clients left out, of each round so far.
+    """
+
+    hooks: Hooks
+    data: LocalData
+    rates: RoundRates
+    alone: OneByOne
+    training: ClientTraining
+    repetition: Repetition
+    policy: Policy
+    dtype: torch.dtype
+    round: Round | None = None
+    skipped: int = 0
+    quarantined: list[int] = field(default_factory=list)
 
 
 @picklable_defaults
@@ -117,8 +148,6 @@ class FederatedOrchestrator(ClientHost):
         ConfigurationError: both ``local_epochs`` and ``local_steps`` are given, or a value is out of range.
     """
 
-    client_training: ClientTraining  # made when a fit begins
-
     def __init__(
         self,
         client: LightningModule,
@@ -143,11 +172,11 @@ class FederatedOrchestrator(ClientHost):
         channels_last: bool = False,
         cohort_memory: str | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "client", "__class__")}
         super().__init__(from_compiled(client) if isinstance(client, OptimizedModule) else client, seed)
-        self.arguments = given
-        checks.check_settings(given)
-        self.client_states, self.automatic_optimization = client_states, False
+        self.arguments = arguments
+        checks.check_settings(arguments)
+        self.automatic_optimization = False
         self.settings = LocalSettings(
             epochs=1 if local_epochs is None and local_steps is None else local_epochs,
             steps=local_steps,
@@ -158,14 +187,21 @@ class FederatedOrchestrator(ClientHost):
             clip_algorithm=gradient_clip_algorithm,
         )
         self.local_lr_scheduler = local_lr_scheduler
-        self.server_optimizer, self.server_scheduler = server_optimizer, server_scheduler
-        self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
-        self.init_from, self._started = init_from, False
-        self.clients_at_once, self.compile_clients = clients_at_once, compile_clients
+        self.server_optimizer = server_optimizer
+        self.server_scheduler = server_scheduler
+        self.client_states = client_states
+        self.on_bad_update = on_bad_update
+        self.max_update_norm = max_update_norm
+        self.init_from = init_from
+        self.clients_at_once = clients_at_once
+        self.compile_clients = compile_clients
         self.channels_last = channels_last
         self.cohort_memory = None if cohort_memory is None else bytes_in(cohort_memory)
+        self._fit: Fit | None = None
+        self._started = False  # whether the model is no longer the initial one
+        self._saved: dict[str, Any] = {}  # entries of the checkpoint from which a run resumes
+        self._server_settings: Settings = []  # of the server optimizer, as given
         self._way: tuple[Any, ...] = (False, False)  # how clients trained in the last round, see ClientTraining
-        self._round: Round | None = None
 
     # A fit begins
 
@@ -179,14 +215,14 @@ class FederatedOrchestrator(ClientHost):
         added = list(added) if isinstance(added, Sequence) else [added]
         checks.check_callbacks(added)
         known: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]  # set outside Trainer.__init__
-        if not any(isinstance(each, Guard) and each.orchestrator is self for each in known):
+        if not any(isinstance(callback, Guard) and callback.orchestrator is self for callback in known):
             added.append(Guard(self, self._drop_round))
         return added
 
     @override
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self._saved = dict[str, Any]()
+        self._saved = {}
         self._order_memory()
         if self.init_from is not None and not self._started:
             start_from(self.client, self.init_from)
@@ -195,7 +231,6 @@ class FederatedOrchestrator(ClientHost):
             self.rounds_before += max(0, self.rounds_done - self.trainer.current_epoch)
             self.rounds_done = self.trainer.current_epoch  # the Trainer counts the rounds, unless a checkpoint does
             checks.check_rules(federated(self.trainer), self.data)
-            self._local_data = LocalData(self, self.settings)
             self.data.dealing = Dealing(self.num_steps, self.trainer.global_rank, self.trainer.world_size)
             checks.check_data(self.data, self.trainer.max_epochs)
 
@@ -219,28 +254,36 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        self._hooks, precision = Hooks(self, federated(self.trainer)), self.trainer.precision_plugin
-        self.flat.local = self._hooks.local
-        self.personal_model = self._hooks.personal if self._hooks.defines(*START_HOOKS, "personal") else None
-        checks.check_client(self.client, self.settings, precision, self._hooks.callbacks)
+        dtype = torch.get_default_dtype()
+        hooks = Hooks(self, federated(self.trainer))
+        precision = self.trainer.precision_plugin
+        self.flat.local = hooks.local
+        checks.check_client(self.client, self.settings, precision, hooks.callbacks)
         checks.warn_of_slow_precision(precision, self.device)
-        self._usual_dtype, self._skipped, self._quarantined = torch.get_default_dtype(), 0, list[int]()
-        self._state = state = ModuleState(self.client)
-        checks.warn_of_hidden_state(state.beyond)
-        local = LocalTraining(self.client, self.flat, self.settings, self._shown, self._hooks.callbacks)
-        self._rates = self._make_rates(local, state)
-        one_by_one = OneByOne(self, local, self._local_data, self._hooks)
-        self.train_again = one_by_one.train_again
-        self._repetition = Repetition(one_by_one, self.arguments["on_hidden_state"])
-        self.client_training = choose_training(
-            one_by_one, self.clients_at_once, self.compile_clients, self._saved.get("clients_at_once")
-        )
-        self._way = self.client_training.kept_way
+        self._state = ModuleState(self.client)
+        checks.warn_of_hidden_state(self._state.beyond)
+        data = LocalData(self, self.settings)
+        local = LocalTraining(self.client, self.flat, self.settings, self.shown, hooks.callbacks)
+        rates = self._make_rates(local, data, self._state)
+        alone = OneByOne(self, local, data, hooks)
+        repetition = Repetition(alone, self.arguments["on_hidden_state"])
+        saved_way = self._saved.get("clients_at_once")
+        training = choose_training(alone, self.clients_at_once, self.compile_clients, saved_way)
+        self._way = training.kept_way
         folder = Path(self.trainer.log_dir or self.trainer.default_root_dir)  # log_dir is a collective call
-        group_size, limit = self.client_training.group_size, self.cohort_memory or usual_limit(self.trainer.num_devices)
-        bad = self.on_bad_update, self.max_update_norm
-        self._policy = Policy(self, self._hooks.callbacks, group_size, limit, folder, *bad)
-        self.data.dealing = replace(self.data.dealing, group_size=group_size, in_order=bool(self._policy.sums_after))
+        policy = Policy(
+            orchestrator=self,
+            callbacks=hooks.callbacks,
+            group_size=training.group_size,
+            limit=self.cohort_memory or usual_limit(self.trainer.num_devices),
+            folder=folder,
+            on_bad_update=self.on_bad_update,
+            max_update_norm=self.max_update_norm,
+        )
+        self.data.dealing = replace(
+            self.data.dealing, group_size=training.group_size, in_order=policy.sums_after is not None
+        )
+        self._fit = Fit(hooks, data, rates, alone, training, repetition, policy, dtype)
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -248,10 +291,10 @@ class FederatedOrchestrator(ClientHost):
                 "the module's initial values"
             )
 
-    def _make_rates(self, local: LocalTraining, state: ModuleState) -> RoundRates:
+    def _make_rates(self, local: LocalTraining, data: LocalData, state: ModuleState) -> RoundRates:
         """Make the clients' optimizers once, for the schedule of their rates and for LearningRateMonitor to show."""
         first = int(self.data.sizes.argmax())
-        work = self._local_data.work(first, self.round)
+        work = data.work(first, self.round)
         run = LocalRun(self.client, self.flat, state, self.data, first, self.round, self.params, work)
         with isolated(self.device):
             seed_globals(derive(self.seed, "rates"), self.device)
@@ -269,7 +312,9 @@ class FederatedOrchestrator(ClientHost):
 
     def _open_states(self, folder: Path) -> None:
         """Find the files of the clients' states, before the run writes any file."""
-        for callback in self._hooks.callbacks if self.client_states == "disk" else ():
+        if self.client_states != "disk":
+            return
+        for callback in self._fit_now.hooks.callbacks:
             if isinstance(callback.state, DiskState):
                 own = within(folder, FOLDER, quote(callback.state_key, safe=""))
                 callback.state.open(own, lambda: self.round)
@@ -279,20 +324,56 @@ class FederatedOrchestrator(ClientHost):
         # On resume, the settings of this run win over the server optimizer's settings in the checkpoint.
         schedulers = [config.scheduler for config in self.trainer.lr_scheduler_configs]
         check_orders(self.flat.orders, self._saved.get("memory_orders"))
-        saved, optimizer = self._saved.get("server_settings"), self.trainer.optimizers[0]
-        go_on(optimizer, schedulers, self._server_settings, saved, self.rounds_done)
-        self._shown.earlier.update(self._saved.get("trainer_metrics") or {})
+        optimizer = self.trainer.optimizers[0]
+        go_on(optimizer, schedulers, self._server_settings, self._saved.get("server_settings"), self.rounds_done)
+        self.shown.earlier.update(self._saved.get("trainer_metrics") or {})
         self.set_step(self.round)
 
     def made_optimizers(self) -> dict[str, list[tuple[type[Optimizer], Settings]]]:
         """Return class and settings of the optimizers of a ``client`` and of the ``server``, as when the fit began."""
-        client = [(type(each), settings_of(each)) for each in self._rates.optimizers]
+        client = [(type(optimizer), settings_of(optimizer)) for optimizer in self._fit_now.rates.optimizers]
         return {"client": client, "server": [(type(self.trainer.optimizers[0]), self._server_settings)]}
 
     def num_steps(self, client: int, round: int) -> int:
         """Return the number of batches that a client trains on in a round, as the data module counts batches."""
-        data = self.__dict__.get("_local_data") or LocalData(self, self.settings)
+        data = LocalData(self, self.settings) if self._fit is None else self._fit.data
         return int(data.counted_work(client, round).total_batches)
+
+    # While a fit lasts
+
+    @property
+    def _fit_now(self) -> Fit:
+        if self._fit is None:
+            raise ConfigurationError(
+                "no fit is going on: clients train, and have optimizers, from a fit's on_train_start to its on_fit_end"
+            )
+        return self._fit
+
+    @property
+    def client_training(self) -> ClientTraining:
+        """Trains the clients of a batch, one after another or in lock-step, while a fit lasts.
+
+        Raises:
+            ConfigurationError: no fit is going on.
+        """
+        return self._fit_now.training
+
+    @property
+    @override
+    def personal_model(self) -> Callable[[int], tuple[Tensor, Buffers]] | None:
+        if self._fit is None or not self._fit.hooks.defines(*START_HOOKS, "personal"):
+            return None
+        return self._fit.hooks.personal
+
+    @override
+    def train_again(
+        self,
+        run: LocalRun,
+        start: Tensor,
+        before_step: Callable[[LocalRun], None] | None = None,
+        epochs: int | None = None,
+    ) -> Tensor:
+        return self._fit_now.alone.train_again(run, start, before_step, epochs)
 
     # A round
 
@@ -305,82 +386,104 @@ class FederatedOrchestrator(ClientHost):
         """Train the clients of one batch; the epoch's last batch ends the round."""
         # The Trainer's precision is for the clients' forward passes alone: no autocast, no other default dtype.
         with torch.autocast(self.device.type, enabled=False):
+            fit = self._fit_now
             if batch_idx == 0:
-                self._round = self._begin_round()
-            round, done = self._round, batch_idx + 1
+                fit.round = self._begin_round(fit)
+            round = fit.round
             assert round is not None
-            with isolated(self.device), default_dtype(self._usual_dtype), sealed_states(self._hooks.callbacks):
-                self.client_training.train(round, [client for client in batch if client != PADDING])
-                ends = done == self.trainer.num_training_batches
+            clients = [client for client in batch if client != PADDING]
+            done = batch_idx + 1
+            ends = done == self.trainer.num_training_batches
+            with isolated(self.device), default_dtype(fit.dtype), sealed_states(fit.hooks.callbacks):
+                fit.training.train(round, clients)
                 if ends:
-                    self._repetition.check(round)
+                    fit.repetition.check(round)
             waits(self.trainer)
             if ends:
-                self._end_round(round)
+                self._end_round(fit, round)
                 busy(self.trainer, f"the evaluation after round {self.rounds_done}")
-            elif self._policy.sums_after and done % self._policy.sums_after == 0:
+            elif fit.policy.sums_after and done % fit.policy.sums_after == 0:
                 round.sum_up()
 
-    def _begin_round(self) -> Round:
+    def _begin_round(self, fit: Fit) -> Round:
         """Remember the global model, from which all clients of the round start."""
         self._state = ModuleState(self.client, self._state)
         checks.check_trainable(self.client, self.flat.parameters, self._state.trainable, self.round)
-        factors, turnout = self._rates.factors(self.round), self.data.turnout(self.round)
-        return Round(self.round, self.params.clone(), self._state, factors, turnout, self._policy)
+        return Round(
+            number=self.round,
+            anchor=self.params.clone(),
+            state=self._state,
+            factors=fit.rates.factors(self.round),
+            turnout=self.data.turnout(self.round),
+            policy=fit.policy,
+        )
 
-    def _end_round(self, round: Round) -> None:
+    def _end_round(self, fit: Fit, round: Round) -> None:
         """Aggregate the updates of the round's clients, step the server optimizer and log the round."""
         cohort = round.cohort()
-        self._log_turnout(round, len(cohort.clients) if cohort else 0)
-        busy(self.trainer, f"the server's part of round {self.round}")
+        self._log_turnout(fit, round, len(cohort.clients) if cohort else 0)
+        busy(self.trainer, f"the server's part of round {round.number}")
         if cohort:
             round.tell_failures()
-            aggregate(self, self._hooks, cohort)
-            self._skipped = 0
-            self._log_states()
+            aggregate(self, fit.hooks, cohort)
+            fit.skipped = 0
+            self._log_states(fit.hooks.callbacks)
         else:
-            self._skip(round)
+            self._skip(fit, round)
         step_schedules([config.scheduler for config in self.trainer.lr_scheduler_configs])
-        self.log_round_number(self.round)
+        self.log_round_number(round.number)
         self.rounds_done += 1
-        self._way, self._round = self.client_training.kept_way, None
+        self._way = fit.training.kept_way
+        fit.round = None
         round.failures.clear()  # an error refers to the frames that it passed, and these to the round
 
-    def _log_turnout(self, round: Round, kept: int) -> None:
-        missing, some = len(round.turnout.arrived) - kept, self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        self._quarantined.append(len(round.failures) if some else missing)  # fast_dev_run trains some clients only
-        counts = round.turnout.counts if self.data.availability else {}
-        for name, count in {**counts, "quarantined": self._quarantined[-1]}.items():
+    def _log_turnout(self, fit: Fit, round: Round, kept: int) -> None:
+        """Log how many clients the round lost, and why.
+
+        Args:
+            fit: the fit.
+            round: the round.
+            kept: number of clients whose updates are aggregated.
+        """
+        quarantined = len(round.turnout.arrived) - kept
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]  # set outside Trainer.__init__
+            quarantined = len(round.failures)  # only some of those that have arrived are trained
+        fit.quarantined.append(quarantined)
+        counts = dict(round.turnout.counts) if self.data.availability else {}
+        counts["quarantined"] = quarantined
+        for name, count in counts.items():
             self.log_round(f"clients/{name}", float(count))
 
-    def _skip(self, round: Round) -> None:
+    def _skip(self, fit: Fit, round: Round) -> None:
         """Leave the global model as it is after a round without an update."""
-        counts, reason = round.turnout.counts, "its only client is left out"
+        counts = round.turnout.counts
+        reason = "its only client is left out"
         if not counts["arrived"]:
             reason = "no update arrives ({selected} selected, {dropped} dropped out, {late} late)".format(**counts)
-        elif counts["arrived"] > 1 or self._skipped + 1 >= self.data.num_with_data:
+        elif counts["arrived"] > 1 or fit.skipped + 1 >= self.data.num_with_data:
             raise round.without_update()
         else:
-            self._skipped += 1
+            fit.skipped += 1
         round.tell_failures()
-        if any(rule.steps_alone for rule in self._hooks.rules):
-            step_alone(self, self._hooks, self.round)
+        if any(rule.steps_alone for rule in fit.hooks.rules):
+            step_alone(self, fit.hooks, round.number)
         else:
-            rank_zero_warn(f"round {self.round} is skipped: {reason}")
+            rank_zero_warn(f"round {round.number} is skipped: {reason}")
             step_server(self, None)
 
-    def _log_states(self) -> None:
+    def _log_states(self, callbacks: Sequence[FederatedCallback]) -> None:
         """Log the size of the clients' states; states on disk can be read by all devices after this call."""
-        if held := sum(client_bytes(callback.state) for callback in self._hooks.callbacks):
+        if held := sum(client_bytes(callback.state) for callback in callbacks):
             self.log_round("clients/state_bytes", float(held))
         if self.client_states == "disk":
             self.trainer.strategy.barrier()
 
     def _drop_round(self) -> int | None:
         """Drop the current round; return how many of its clients were done, or None if there is no current round."""
-        round, self._round = self._round, None
-        if round is None:
+        if self._fit is None or self._fit.round is None:
             return None
+        round = self._fit.round
+        self._fit.round = None
         round.tell_failures()
         return round.trained
 
@@ -400,10 +503,11 @@ class FederatedOrchestrator(ClientHost):
     @override
     def on_fit_end(self) -> None:
         super().on_fit_end()
-        if times := sum(self._quarantined):
-            rounds = sum(count > 0 for count in self._quarantined)
+        quarantined = self._fit_now.quarantined
+        if times := sum(quarantined):
+            rounds = sum(count > 0 for count in quarantined)
             rank_zero_warn(
-                f"clients left out in this fit: {times}, in {rounds} of {len(self._quarantined)} rounds "
+                f"clients left out in this fit: {times}, in {rounds} of {len(quarantined)} rounds "
                 "(see clients/quarantined)"
             )
         self.flat.vector  # noqa: B018  # moves to the CPU, as the Trainer has moved the module
@@ -411,9 +515,7 @@ class FederatedOrchestrator(ClientHost):
     @override
     def release_client(self) -> None:
         super().release_client()
-        refer = ("client_training", "_local_data", "_hooks", "_policy", "_rates", "personal_model")
-        for name in (*refer, "train_again", "_repetition"):  # to the Trainer, too
-            self.__dict__.pop(name, None)
+        self._fit = None  # which refers to the Trainer, too
 
     # Metrics that are logged after a round have the round as their step
 
@@ -442,11 +544,14 @@ class FederatedOrchestrator(ClientHost):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rounds_done"], checkpoint["rounds_before"] = self.rounds_done, self.rounds_before
         checkpoint["clients_at_once"] = [self.clients_at_once, *self._way]
-        trainer = vars(self).get("_shown", self.trainer)
+        trainer = self.trainer if self._shown is None else self._shown  # which has the metrics before a stop, too
         metrics = {kind: dict(getattr(trainer, kind)) for kind in METRICS}
         checkpoint["trainer_metrics"] = apply_to_collection(metrics, Tensor, lambda value: value.detach().cpu())
-        if self._round and self._shown.run is not None:  # saved on a signal, while the module holds a client's model
-            with self.at(self._round.anchor, self._round.state.buffers):
+        round = None if self._fit is None else self._fit.round
+        if (
+            round is not None and self.shown.run is not None
+        ):  # saved on a signal, while the module holds a client's model
+            with self.at(round.anchor, round.state.buffers):
                 checkpoint["state_dict"] = copy.deepcopy(self.state_dict())
         if self.trainer.optimizers:
             checkpoint["server_settings"] = self._server_settings

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.engine.rules.callback import WEIGHT_HOOKS, FederatedCallback, Monitor, streams
-from fl_lightning.engine.rules.hooks import checked
+from fl_lightning.engine.rules.hooks import checked_hook
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.updates.cohort import Cohort
 from fl_lightning.engine.updates.store import Store
@@ -22,7 +22,7 @@ class Policy:
     """Says where the updates of a fit's rounds lie, and which of them are left out.
 
     Args:
-        server: the orchestrator.
+        orchestrator: the orchestrator.
         callbacks: the run's federated callbacks.
         group_size: number of clients that train together.
         limit: bytes above which the updates of a round are in a file.
@@ -41,7 +41,7 @@ class Policy:
 
     def __init__(
         self,
-        server: Server,
+        orchestrator: Server,
         callbacks: Sequence[FederatedCallback],
         group_size: int,
         limit: int,
@@ -49,24 +49,37 @@ class Policy:
         on_bad_update: Literal["skip", "raise"],
         max_update_norm: float | None,
     ) -> None:
-        trainer, data, size = server.trainer, server.data, server.params.nbytes
-        devices, room = trainer.world_size, min(limit, STREAM_ABOVE)
-        self._server = server
+        trainer = orchestrator.trainer
+        data = orchestrator.data
+        devices = trainer.world_size
+        update_bytes = orchestrator.params.nbytes
+        room = min(limit, STREAM_ABOVE)
+        groups = ceil(data.largest_cohort / group_size)
+        slots = ceil(groups / devices) * group_size  # for the clients of this device
+        if devices == 1:
+            slots = min(slots, data.largest_cohort)
+        sums = (
+            group_size == 1
+            and max_update_norm is None
+            and all(streams(callback) for callback in callbacks)
+            and slots * update_bytes > room
+        )
+        self.sums_after: int | None = None
+        if sums:
+            slots = min(slots, max(data.clients_per_batch, room // update_bytes))
+            self.sums_after = max(1, slots // data.clients_per_batch)
+        self.store = Store(orchestrator.params, trainer.global_rank, devices, slots, limit, folder)
+        self._orchestrator = orchestrator
         self._rules = [callback for callback in callbacks if not isinstance(callback, Monitor)]
-        groups_here = ceil(ceil(data.largest_cohort / group_size) / devices)
-        slots = min(groups_here * group_size, data.largest_cohort) if devices == 1 else groups_here * group_size
-        summed = group_size == 1 and max_update_norm is None and all(map(streams, callbacks)) and slots * size > room
-        if summed:
-            slots = min(slots, max(data.clients_per_batch, room // size))
-        self.store = Store(server.params, trainer.global_rank, devices, slots, limit, folder)
-        self.sums_after = max(1, slots // data.clients_per_batch) if summed else None
         self.knows_shares = all(streams(rule, WEIGHT_HOOKS) for rule in self._rules)
-        self.on_bad_update, self.max_update_norm = on_bad_update, max_update_norm
-        self.label, self.speaks = data.client_label, trainer.is_global_zero
+        self.on_bad_update = on_bad_update
+        self.max_update_norm = max_update_norm
+        self.label = data.client_label
+        self.speaks = trainer.is_global_zero
 
     def shares(self, cohort: Cohort) -> Tensor:
         """Compute the weights (k,) of some updates in the sum, up to a factor that the clients of the round share."""
         weights = cohort.num_samples.double()
         for rule in self._rules:
-            weights = checked(rule, "stream_weights")(self._server, cohort, weights)
+            weights = checked_hook(rule, "stream_weights")(self._orchestrator, cohort, weights)
         return weights

@@ -43,12 +43,19 @@ class Round:
     def __init__(
         self, number: int, anchor: Tensor, state: ModuleState, factors: Factors, turnout: Turnout, policy: Policy
     ) -> None:
-        self.number, self.anchor, self.state, self.factors, self.turnout = number, anchor, state, factors, turnout
-        self.trained, self.failures = 0, list[tuple[str, Exception | None]]()
+        self.number = number
+        self.anchor = anchor
+        self.state = state
+        self.factors = factors
+        self.turnout = turnout
+        self.trained = 0
+        self.failures: list[tuple[str, Exception | None]] = []
         self._policy = policy
         self._summed = Summed(policy.store.columns) if policy.sums_after else None
         self._arrived: list[ClientResult] = []  # of this device's clients, if their updates are not yet summed
-        self._unread = list[Tensor]()  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
+        self._unread: list[
+            Tensor
+        ] = []  # (3, k): signs of bad updates and of bad buffers, losses, of those that arrived
         self._added: list[ClientResult] = []  # of all devices' clients whose updates are summed
         self._untold: list[str] = []
         policy.store.clear()
@@ -63,13 +70,15 @@ class Round:
                 them.
             less: whether ``models`` are updates: models less those that the clients started from.
         """
-        signs = self._policy.store.put([result.client for result in results], models, None if less else self.anchor)
+        clients = [result.client for result in results]
+        signs = self._policy.store.put(clients, models, None if less else self.anchor)
         buffers = self.state.buffers
         bad = torch.zeros_like(signs)
         if buffers:
             bad = torch.stack([bad_buffers(buffers, result.buffers, signs) for result in results])
         self._arrived += results
-        losses = torch.full_like(signs, math.nan) if losses is None else losses
+        if losses is None:
+            losses = torch.full_like(signs, math.nan)
         self._unread.append(torch.stack([signs, bad, losses]))
         self.tell_failures()
 
@@ -102,9 +111,9 @@ class Round:
         """Return the error that ends a run in which every client is left out; one line stands for all."""
         message, error = self.failures[0] if self.failures else (f"round {self.number}: no client is left", None)
         self._untold.clear()
-        found = ending(f"{message}; so is every other one", error)
-        found.__cause__ = error
-        return found
+        end = ending(f"{message}; so is every other one", error)
+        end.__cause__ = error
+        return end
 
     def sum_up(self) -> None:
         """Add the updates that have arrived on all devices to the sum, and make room for others."""
@@ -130,7 +139,8 @@ class Round:
             updates, results = self._gather()
         if self._policy.max_update_norm is not None and results:
             fit = self._within_limit(updates.norms, [result.client for result in results])
-            updates, results = updates.only(fit), list(compress(results, fit))
+            updates = updates.only(fit)
+            results = list(compress(results, fit))
         if not results:
             return None
         cohort = Cohort.collect(self.number, self.anchor, updates, results)
@@ -140,8 +150,9 @@ class Round:
 
     def _gather(self) -> tuple[Updates, list[ClientResult]]:
         """Gather the updates and results that have arrived on all devices since the last call."""
-        store, results = self._policy.store, self._read()
-        results, order = gather_results(store.columns, store.slots, results, self.state.buffers, self.anchor.device)
+        store = self._policy.store
+        own = self._read()
+        results, order = gather_results(store.columns, store.slots, own, self.state.buffers, self.anchor.device)
         updates = store.hand_out(order)
         store.clear()
         return updates, results
@@ -151,9 +162,12 @@ class Round:
 
         Reading all values at the end waits for the device only once.
         """
-        read = torch.cat(self._unread, dim=1).T.tolist() if self._unread else []
-        arrived, self._arrived, self._unread, finite = self._arrived, [], [], list[ClientResult]()
-        for result, (sign, bad, loss) in zip(arrived, read, strict=True):
+        rows = torch.cat(self._unread, dim=1).T.tolist() if self._unread else []
+        arrived = self._arrived
+        self._arrived = []
+        self._unread = []
+        finite: list[ClientResult] = []
+        for result, (sign, bad, loss) in zip(arrived, rows, strict=True):
             if math.isnan(sign) and not self._policy.store.is_finite(result.client):
                 self.leave_out(result.client, "its update is not finite")
             elif bad:
@@ -167,8 +181,10 @@ class Round:
         multiple = self._policy.max_update_norm or math.inf
         median = float(norms.median())  # of an even number the lower one, so that one of two may be left out
         limit = multiple * median or math.inf  # no limit if most clients send zero
-        fit = [norm <= limit for norm in norms.tolist()]
-        for client, norm in compress(zip(clients, norms.tolist(), strict=True), [not each for each in fit]):
-            reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
-            self.leave_out(client, reason, speaks=self._policy.speaks)
+        fit: list[bool] = []
+        for client, norm in zip(clients, norms.tolist(), strict=True):
+            fit.append(norm <= limit)
+            if not norm <= limit:
+                reason = f"the norm of its update is {norm:.3g}, more than {multiple:g} times the median, {median:.3g}"
+                self.leave_out(client, reason, speaks=self._policy.speaks)
         return fit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import lightning
 import torch
@@ -36,7 +35,8 @@ def start_alike(orchestrator: Server) -> None:
     Raises:
         ConfigurationError: ranks disagree.
     """
-    trainer, device = orchestrator.trainer, orchestrator.device
+    trainer = orchestrator.trainer
+    device = orchestrator.device
     if trainer.world_size == 1:
         return
     check_alike(trainer, _facts(orchestrator))
@@ -60,15 +60,16 @@ def check_start(orchestrator: Server, optimizers: Sequence[Optimizer]) -> None:
         ConfigurationError: ranks disagree.
     """
     trainer = orchestrator.trainer
-    if trainer.world_size > 1:
-        acting: dict[str, Sequence[Any]] = {"client optimizer": optimizers, "server optimizer": trainer.optimizers}
-        acting["schedule"] = [config.scheduler for config in trainer.lr_scheduler_configs]
-        facts = {
-            f"{kind} {index}": as_text((type(each), settings_of(each)) if isinstance(each, Optimizer) else each)
-            for kind, made in acting.items()
-            for index, each in enumerate(made, 1)
-        }
-        check_alike(trainer, facts | {"the model after on_fit_start": _digest(tensors(orchestrator))})
+    if trainer.world_size == 1:
+        return
+    facts: Facts = {}
+    for kind, made in (("client optimizer", optimizers), ("server optimizer", trainer.optimizers)):
+        for number, optimizer in enumerate(made, 1):
+            facts[f"{kind} {number}"] = as_text((type(optimizer), settings_of(optimizer)))
+    for number, config in enumerate(trainer.lr_scheduler_configs, 1):
+        facts[f"schedule {number}"] = as_text(config.scheduler)
+    facts["the model after on_fit_start"] = _digest(tensors(orchestrator))
+    check_alike(trainer, facts)
 
 
 def check_alike(trainer: Trainer, facts: Facts) -> None:
@@ -85,8 +86,12 @@ def check_alike(trainer: Trainer, facts: Facts) -> None:
     waits(trainer)
     torch.distributed.all_gather_object(everywhere, facts)
     busy(trainer, START)
-    names = dict.fromkeys(name for each in everywhere for name in each)
-    differences = [line for name in names if (line := _difference(name, [each.get(name) for each in everywhere]))]
+    names = dict.fromkeys(name for rank_facts in everywhere for name in rank_facts)
+    differences = []
+    for name in names:
+        difference = _difference(name, [rank_facts.get(name) for rank_facts in everywhere])
+        if difference is not None:
+            differences.append(difference)
     if differences:
         more = f"; and {len(differences) - 3} more" if len(differences) > 3 else ""
         raise ConfigurationError(
@@ -94,48 +99,71 @@ def check_alike(trainer: Trainer, facts: Facts) -> None:
         )
 
 
-def _difference(name: str, facts: list[str | None]) -> str:
-    """Say how a fact, one for each rank, differs from rank 0's; return an empty text if it does not."""
+def _difference(name: str, facts: list[str | None]) -> str | None:
+    """Say how a fact, one for each rank, first differs from rank 0's; None if it does not."""
     first = facts[0]
-    other = next((each for each in facts if each != first), first)
-    if other == first:
-        return ""
-    ranks = [str(rank) for rank, each in enumerate(facts) if each == other]
-    pairs = enumerate(zip(first or "", other or "", strict=False))
-    start = max(0, next((place for place, (one, two) in pairs if one != two), 0) - SHOWN_LETTERS // 2)
-    one, two = ("missing" if each is None else _excerpt(each, start) for each in (first, other))
-    return f"{name} is {one} on rank 0 and {two} on rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+    others = [fact for fact in facts if fact != first]
+    if not others:
+        return None
+    other = others[0]
+    ranks = [str(rank) for rank, fact in enumerate(facts) if fact == other]
+    word = "ranks" if len(ranks) > 1 else "rank"
+    start = max(0, _first_difference(first or "", other or "") - SHOWN_LETTERS // 2)
+    return f"{name} is {_excerpt(first, start)} on rank 0 and {_excerpt(other, start)} on {word} {', '.join(ranks)}"
 
 
-def _excerpt(text: str, start: int) -> str:
+def _first_difference(first: str, other: str) -> int:
+    """Return the place of the first letter in which two texts differ; 0 if one text begins with the other."""
+    for place, (letter, other_letter) in enumerate(zip(first, other, strict=False)):
+        if letter != other_letter:
+            return place
+    return 0
+
+
+def _excerpt(text: str | None, start: int) -> str:
+    """Cut a few letters from a fact, for a message; an ellipsis stands for what is left out before and after."""
+    if text is None:
+        return "missing"
     end = start + SHOWN_LETTERS
-    return f"{'…' if start else ''}{' '.join(text[start:end].split())}{'…' if text[end:] else ''}"
+    excerpt = " ".join(text[start:end].split())
+    if start:
+        excerpt = f"…{excerpt}"
+    if text[end:]:
+        excerpt = f"{excerpt}…"
+    return excerpt
 
 
 def _facts(orchestrator: Server) -> Facts:
     """Collect what a rank starts from, apart from the values of tensors: settings, data, rules, the model's parts."""
-    trainer, data, client = orchestrator.trainer, orchestrator.data, orchestrator.client
+    trainer = orchestrator.trainer
+    data = orchestrator.data
+    client = orchestrator.client
     facts = {f"trainer.{name}": as_text(getattr(trainer, name)) for name in TRAINER}
-    facts |= {f"version of {each.__name__}": str(each.__version__) for each in (torch, lightning)}
+    facts |= {f"version of {package.__name__}": str(package.__version__) for package in (torch, lightning)}
     facts |= {f"model.{name}": text for name, text in settings(orchestrator).items()}
-    facts |= {"local work": repr(getattr(orchestrator, "settings", None))}
-    facts |= {"data": type(data).__name__} | {f"data.{name}": text for name, text in settings(data).items()}
+    facts["local work"] = repr(getattr(orchestrator, "settings", None))
+    facts["data"] = type(data).__name__
+    facts |= {f"data.{name}": text for name, text in settings(data).items()}
     facts["clients' sizes"] = f"{int(data.sizes.sum())} examples of {data.num_clients} clients: {data.sizes.tolist()}"
     facts["clients' examples"] = data_fingerprint(data)
-    facts["callbacks"] = as_text([type(each) for each in federated(trainer)])
-    for each in federated(trainer):
-        name = f"callback {type(each).__name__}"
-        facts[name] = facts.get(name, "") + as_text(each)
+    callbacks = federated(trainer)
+    facts["callbacks"] = as_text([type(callback) for callback in callbacks])
+    for callback in callbacks:
+        name = f"callback {type(callback).__name__}"
+        facts[name] = facts.get(name, "") + as_text(callback)
     facts["dtype"] = str(torch.get_default_dtype())
     name = type(client).__name__
     facts |= {f"{name}.hparams.{key}": as_text(value) for key, value in client.hparams.items()}
     facts |= parts(client, name) | shapes(orchestrator)
     if trainer.ckpt_path:
         facts["the model in ckpt_path"] = _digest(orchestrator.state_dict())
-    return {
-        name: text if len(text) <= LONG else f"{text[:LONG]}{digest(text.encode())}" for name, text in facts.items()
-    }
+    return {name: _shorten(text) for name, text in facts.items()}
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    return digest(as_text(tensors).encode())
+def _shorten(text: str) -> str:
+    """Replace the end of a long text by a digest of all of it, so that texts that differ still do."""
+    return text if len(text) <= LONG else f"{text[:LONG]}{digest(text.encode())}"
+
+
+def _digest(values: Mapping[str, Tensor]) -> str:
+    return digest(as_text(values).encode())

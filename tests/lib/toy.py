@@ -320,14 +320,15 @@ SEEN: "WeakKeyDictionary[Any, Seen]" = WeakKeyDictionary()  # by orchestrator, o
 class Sees(Callback):
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         if isinstance(pl_module, FederatedOrchestrator):
-            training, sums_after = pl_module.client_training, pl_module._policy.sums_after
+            assert pl_module._fit is not None
+            training, sums_after = pl_module._fit.training, pl_module._fit.policy.sums_after
             tried, groups = getattr(training, "compared", 0), getattr(training, "groups", None)
             compiled = bool(groups and groups.steps.is_compiled)
             padded, streams = bool(groups and groups.padded), sums_after is not None
             SEEN[pl_module] = Seen(training.group_size, training.at_once, tried, compiled, padded, streams)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if "_policy" in vars(pl_module):
+        if getattr(pl_module, "_fit", None) is not None:
             self.on_fit_end(trainer, pl_module)
 
 

@@ -31,7 +31,9 @@ class Guard(Callback):
     """
 
     def __init__(self, orchestrator: ClientHost, drop_round: Callable[[], int | None]) -> None:
-        self.orchestrator, self._drop, self._restores = orchestrator, drop_round, ExitStack()
+        self.orchestrator = orchestrator
+        self._drop = drop_round
+        self._restores = ExitStack()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -61,18 +63,19 @@ class Guard(Callback):
 
     def _drop_round(self, trainer: Trainer, speaks: bool) -> None:
         orchestrator = self.orchestrator
-        if (done := self._drop()) is None:
+        done = self._drop()
+        if done is None:
             return
-        loop = trainer.fit_loop
-        epochs, batches = loop.epoch_progress, loop.epoch_loop.batch_progress
+        epochs = trainer.fit_loop.epoch_progress
+        batches = trainer.fit_loop.epoch_loop.batch_progress
         progress = {"epoch_progress": epochs.state_dict(), "epoch_loop.batch_progress": batches.state_dict()}
         begin_epoch(progress, orchestrator.rounds_done)
         epochs.load_state_dict(progress["epoch_progress"])
         batches.load_state_dict(progress["epoch_loop.batch_progress"])
         if speaks:
+            clients = orchestrator.data.cohort(orchestrator.round)
             where = "" if trainer.world_size == 1 else f" (on the first of {trainer.world_size} devices)"
             rank_zero_warn(
-                f"round {orchestrator.round} was stopped when {done} of its "
-                f"{len(orchestrator.data.cohort(orchestrator.round))} clients were done{where}, and is dropped; "
-                f"rounds done: {orchestrator.rounds_done}"
+                f"round {orchestrator.round} was stopped when {done} of its {len(clients)} clients were done{where}, "
+                f"and is dropped; rounds done: {orchestrator.rounds_done}"
             )

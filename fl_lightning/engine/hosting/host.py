@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import FederatedData
-from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_in, renamed
+from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_values, rename_entries
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
 from fl_lightning.engine.module.inference import leave_inference_mode
 from fl_lightning.engine.module.state import make_room
@@ -54,14 +54,21 @@ class ClientHost(Server):
     """
 
     settings: LocalSettings  # the local work of every client
-    _shown: ClientTrainer  # the Trainer as the client module sees it
-    _idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
-    _lone_metrics: Sequence[tuple[Metric, Any]] = ()  # those that do not look at other devices, and what they asked
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__(client, seed)
         self._forward(("configure_model", "prepare_data"))
         self.prepare_data_per_node = client.prepare_data_per_node
+        self._shown: ClientTrainer | None = None
+        self._idle_optimizers: Sequence[Optimizer] = ()  # those that the module gets while no client trains
+        # The module's torchmetrics objects, each with its own function that says whether there are other devices
+        self._lone_metrics: Sequence[tuple[Metric, Any]] = ()
+
+    @property
+    def shown(self) -> ClientTrainer:
+        """The Trainer as the client module sees it, from ``setup`` to ``teardown``."""
+        assert self._shown is not None
+        return self._shown
 
     def _forward(self, names: Iterable[str]) -> None:
         """Let the client module answer for the orchestrator, as far as the module defines what is asked for.
@@ -92,7 +99,7 @@ class ClientHost(Server):
         self.client.trainer = self._shown  # type: ignore[assignment]  # stands for a Trainer
         if stage == "fit":
             leave_inference_mode(self.client)
-            self._shown.begin()
+            self.shown.begin()
         self.client.setup(stage)
 
     @override
@@ -106,10 +113,13 @@ class ClientHost(Server):
             vars(self.client).pop(name, None)
         for metric, available in self._lone_metrics:
             metric.distributed_available_fn = available
-        self._lone_metrics, self._idle_optimizers = (), ()
+        self._lone_metrics = ()
+        self._idle_optimizers = ()
+        self._shown = None
         self.client.trainer = self.trainer
-        for name in (*FORWARDED, "_state", "_shown", "spares", "batches_ready"):
+        for name in FORWARDED:
             vars(self).pop(name, None)
+        self.forget_fit()
         self._lend_loaders(None)
 
     @override
@@ -119,7 +129,7 @@ class ClientHost(Server):
     @override
     def on_fit_start(self) -> None:
         self.client.on_fit_start()
-        self._shown.end()
+        self.shown.end()
 
     @override
     def on_fit_end(self) -> None:
@@ -145,10 +155,12 @@ class ClientHost(Server):
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         if not is_overridden("state_dict", self.client, LightningModule):
             return super().state_dict(*args, **kwargs)
-        found = kwargs.get("destination")
-        found = OrderedDict() if found is None else found
-        found.update(renamed(self.client.state_dict(), lambda name: kwargs.get("prefix", "") + PREFIX + name))
-        return found
+        prefix = kwargs.get("prefix", "") + PREFIX
+        destination = kwargs.get("destination")
+        if destination is None:
+            destination = OrderedDict()
+        destination.update(rename_entries(self.client.state_dict(), lambda name: prefix + name))
+        return destination
 
     @override
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -160,8 +172,10 @@ class ClientHost(Server):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         argument, saved = saved_hyper_parameters(self.client)
         for key in (self.CHECKPOINT_HYPER_PARAMS_KEY, LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY):
-            checkpoint.update({key: plain_in(checkpoint[key])} if key in checkpoint else {})
-        if plain := plain_in(saved):
+            if key in checkpoint:
+                checkpoint[key] = plain_values(checkpoint[key])
+        plain = plain_values(saved)
+        if plain:
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_KEY] = plain
             checkpoint[self.CHECKPOINT_HYPER_PARAMS_NAME] = argument
         with own_view(checkpoint):
@@ -178,26 +192,26 @@ class ClientHost(Server):
     # Replacements for the client module's own methods
 
     def _client_log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if self._shown.run is not None:
-            self._shown.logs.log(name, value, *args, **kwargs)
+        if self.shown.run is not None:
+            self.shown.logs.log(name, value, *args, **kwargs)
         elif not self.trainer.training:  # else the server trains on its proxy set; such losses are dropped
             self.log(name, value, *args, **kwargs)
             if kwargs.get("on_step"):  # the step that Lightning gives to such a value is the batch's number
                 self.log("round", float(self.rounds_done), on_step=True, on_epoch=False, batch_size=1)
 
     def _client_manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        if self._shown.run is not None:
-            self._shown.run.backward(loss, *args, **kwargs)
+        if self.shown.run is not None:
+            self.shown.run.backward(loss, *args, **kwargs)
 
     def _client_optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the client's optimizers; while no client trains, optimizers that show the round's learning rates."""
-        run = self._shown.run
-        optimizers: Sequence[Any] = run.optimizers if run else self._idle_optimizers
-        if run and use_pl_optimizer and run.hooked:
-            optimizers = run.hooked
+        run = self.shown.run
+        optimizers: Sequence[Any] = self._idle_optimizers
+        if run is not None:
+            optimizers = run.hooked if use_pl_optimizer and run.hooked else run.optimizers
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:
-        run = self._shown.run
+        run = self.shown.run
         schedulers = [config.scheduler for config in run.schedules] if run else []
         return schedulers[0] if len(schedulers) == 1 else schedulers or None

@@ -43,16 +43,22 @@ def start_from(module: LightningModule, source: str) -> None:
     saved = {wrapped.get(part + name, part + name): value for name, value in saved.items()}
     names = [name for name, _ in module.named_parameters() if name.startswith(part)]
     head = names[-1].rpartition(".")[0] if names else None
-    kept = [n for n in own if n.rpartition(".")[0] == head and _is_other_head(own[n], saved.get(n))]
-    expected = {n: own[n] for n in own if n.startswith(part) and n not in kept}
-    fitting = {n: saved[n] for n in saved if n not in kept}
+    kept = [
+        name
+        for name, value in own.items()
+        if name.rpartition(".")[0] == head and _is_other_head(value, saved.get(name))
+    ]
+    expected = {name: value for name, value in own.items() if name.startswith(part) and name not in kept}
+    fitting = {name: value for name, value in saved.items() if name not in kept}
     _check_fit(module, source, expected, fitting)
     number = len(fitting.keys() & own.keys())
     own.update(fitting)  # keeps the versions of the modules' states, which safetensors does not hold
     nn.Module.load_state_dict(module, own, strict=False)
-    told = f"; {head}, missing or of another size there, keeps its own initial values" if kept else ""
     into = f"{type(module).__name__}.{part}".removesuffix(".")
-    rank_zero_info(f"init_from: {source} gives {into} {number} tensors{told}")
+    line = f"init_from: {source} gives {into} {number} tensors"
+    if kept:
+        line += f"; {head}, missing or of another size there, keeps its own initial values"
+    rank_zero_info(line)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -104,14 +110,20 @@ def _is_other_head(own: Any, saved: Any) -> bool:
 
 def _check_fit(module: LightningModule, source: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Refuse tensors that do not fit: name the first that has another shape, is missing, or is unexpected."""
-    found = {name: value for name, value in own.items() if name in saved}
-    tied = {value.data_ptr() for value in found.values() if isinstance(value, Tensor)}  # a file may hold one of them
-    missing = [n for n, v in own.items() if n not in found and not (isinstance(v, Tensor) and v.data_ptr() in tied)]
+    common = {name: value for name, value in own.items() if name in saved}
+    # Of tensors that share their memory, a file may hold one alone.
+    places = {value.data_ptr() for value in common.values() if isinstance(value, Tensor)}
+    missing = []
+    for name, value in own.items():
+        is_tied = isinstance(value, Tensor) and value.data_ptr() in places
+        if name not in common and not is_tied:
+            missing.append(name)
     unexpected = [name for name in saved if name not in own]
-    reshaped = [name for name in found if shape(saved[name]) != shape(own[name])]
+    reshaped = [name for name in common if shape(saved[name]) != shape(own[name])]
     words = [f"{name} is {shape(saved[name])} there and {shape(own[name])} here" for name in reshaped[:1]]
-    if module.strict_loading or not found:
-        words += [f"{name} is missing" for name in missing[:1]] + [f"{name} is unexpected" for name in unexpected[:1]]
+    if module.strict_loading or not common:
+        words += [f"{name} is missing" for name in missing[:1]]
+        words += [f"{name} is unexpected" for name in unexpected[:1]]
     if words:
         raise ConfigurationError(
             f"init_from: {source} does not fit {type(module).__name__}: {', '.join(words)}; expected weights of the "

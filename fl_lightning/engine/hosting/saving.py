@@ -23,7 +23,11 @@ def own_names(state: Mapping[str, Any]) -> dict[str, Any]:
         >>> dict(own_names({"client.layer.weight": 1, "client.layer.bias": 2}))
         {'layer.weight': 1, 'layer.bias': 2}
     """
-    return renamed(state, lambda name: f"{name}."[len(PREFIX) : -1] if _is_clients(name) else None)
+
+    def own_name(name: str) -> str | None:
+        return f"{name}."[len(PREFIX) : -1] if _is_clients(name) else None
+
+    return rename_entries(state, own_name)
 
 
 def _is_clients(name: str) -> bool:
@@ -37,25 +41,26 @@ def own_view(checkpoint: dict[str, Any]) -> Iterator[None]:
     others = {name: value for name, value in checkpoint["state_dict"].items() if not _is_clients(name)}
     checkpoint["state_dict"] = own_names(checkpoint["state_dict"])
     yield
-    checkpoint["state_dict"] = renamed(checkpoint["state_dict"], lambda name: (PREFIX + name).removesuffix("."))
+    checkpoint["state_dict"] = rename_entries(checkpoint["state_dict"], lambda name: (PREFIX + name).removesuffix("."))
     checkpoint["state_dict"].update(others)
 
 
-def renamed(state: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
+def rename_entries(state: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
     """Rename the entries of a state_dict, and the modules in its metadata, which hold the versions of their states.
 
     Args:
         state: the state_dict; it is not changed.
         rename: function that returns the new name of an entry or a module, or None to leave the entry out.
     """
-    found = OrderedDict((new, value) for name, value in state.items() if (new := rename(name)) is not None)
-    if metadata := getattr(state, "_metadata", None):
+    entries = OrderedDict((new, value) for name, value in state.items() if (new := rename(name)) is not None)
+    metadata = getattr(state, "_metadata", None)
+    if metadata:
         versions = {new: value for name, value in metadata.items() if (new := rename(name)) is not None}
-        found._metadata = versions  # type: ignore[attr-defined]  # torch, too, adds this attribute
-    return found
+        entries._metadata = versions  # type: ignore[attr-defined]  # torch, too, adds this attribute
+    return entries
 
 
-def plain_in(values: Mapping[str, Any]) -> dict[str, Any]:
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Select the values that any ``torch.load`` accepts, with ``weights_only=True``, too."""
     return {name: value for name, value in values.items() if _is_plain(value)}
 
@@ -77,14 +82,19 @@ def check_state(own: Mapping[str, Any], saved: Mapping[str, Any], strict: bool =
         saved: the checkpoint's state_dict, under the same names.
         strict: whether both must have the same names; otherwise only the shapes of those that both have are compared.
     """
-    absent = "no such tensor"
-    for name in [*own, *saved] if strict else [name for name in own if name in saved]:
-        expected, found = (shape(state[name]) if name in state else absent for state in (own, saved))
-        if expected != found:
+    names = [*own, *saved] if strict else [name for name in own if name in saved]
+    for name in names:
+        here = _shape_in(own, name)
+        there = _shape_in(saved, name)
+        if here != there:
             raise ConfigurationError(
-                f"the checkpoint is of another model: {name} has {found} there and {expected} here; "
+                f"the checkpoint is of another model: {name} has {there} there and {here} here; "
                 "start with the config the checkpoint was made with (config.yaml beside its folder)"
             )
+
+
+def _shape_in(state: Mapping[str, Any], name: str) -> object:
+    return shape(state[name]) if name in state else "no such tensor"
 
 
 def check_orders(own: Sequence[list[int] | None], saved: Sequence[list[int] | None] | None) -> None:

@@ -90,7 +90,8 @@ class ClientTrainer:
     def __getattr__(self, name: str) -> Any:
         if "_trainer" not in vars(self):  # a copy that is being made
             raise AttributeError(name)
-        work, run = vars(self)["_work"], vars(self)["run"]
+        work = vars(self)["_work"]
+        run = vars(self)["run"]
         if name == "fit_loop" or (name in ONLY_LOCAL and work is None):
             raise ConfigurationError(
                 f"self.trainer.{name} would count clients, not batches: in configure_optimizers or a training hook, "

@@ -117,10 +117,12 @@ class FederatedCallback(Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if isinstance(self.state, DiskState) != (on_disk := "replaced" in state_dict):
+        saved_on_disk = "replaced" in state_dict
+        if isinstance(self.state, DiskState) != saved_on_disk:
+            place, setting = ("on disk", "disk") if saved_on_disk else ("in memory", "memory")
             raise ConfigurationError(
-                f"the checkpoint keeps the client states of {type(self).__name__} "
-                f"{'on disk' if on_disk else 'in memory'}: set model.client_states to {'disk' if on_disk else 'memory'}"
+                f"the checkpoint keeps the client states of {type(self).__name__} {place}: set model.client_states to "
+                f"{setting}"
             )
         if isinstance(self.state, DiskState):
             self.state.load_state_dict(state_dict)
@@ -342,7 +344,8 @@ def attributes_kept(callbacks: Iterable[FederatedCallback]) -> Iterator[None]:
 
 def federated(trainer: Trainer) -> list[FederatedCallback]:
     """Return the Trainer's federated callbacks, rules and monitors, in the order given."""
-    return [each for each in trainer.callbacks if isinstance(each, FederatedCallback)]  # type: ignore[attr-defined]  # set outside its __init__
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set outside its __init__
+    return [callback for callback in callbacks if isinstance(callback, FederatedCallback)]
 
 
 def rules_of(trainer: Trainer) -> list[FederatedCallback]:
@@ -353,4 +356,4 @@ def rules_of(trainer: Trainer) -> list[FederatedCallback]:
     Args:
         trainer: the Trainer that trains the run.
     """
-    return [each for each in federated(trainer) if not isinstance(each, Monitor)]
+    return [callback for callback in federated(trainer) if not isinstance(callback, Monitor)]

@@ -24,6 +24,9 @@ def declares(thing: object, flag: str, methods: Iterable[str]) -> bool:
         (True, False)
     """
     mro = type(thing).__mro__
-    said = next(place for place, each in enumerate(mro) if flag in vars(each))
-    defined = (next(place for place, each in enumerate(mro) if method in vars(each)) for method in methods)
-    return bool(getattr(thing, flag)) and all(said <= place for place in defined)
+
+    def place_of(name: str) -> int:
+        """Return the place, in ``mro``, of the last subclass that defines a name."""
+        return next(place for place, cls in enumerate(mro) if name in vars(cls))
+
+    return bool(getattr(thing, flag)) and all(place_of(flag) <= place_of(method) for method in methods)

@@ -29,33 +29,34 @@ class Hooks:
     """Yields the hooks that a run's callbacks define, and adds up the time that monitors take.
 
     Args:
-        server: counts the monitors' time, and knows the device.
+        orchestrator: counts the monitors' time, and knows the device.
         callbacks: the run's federated callbacks, in the order given.
     """
 
-    def __init__(self, server: Server, callbacks: Sequence[FederatedCallback]) -> None:
-        self._server, self.callbacks = server, callbacks
-        self.told = set[str]()  # names of buffers that a warning has named
-        self.parts = [ClientPart(callback, server) for callback in callbacks if overrides(callback, "local_part")]
+    def __init__(self, orchestrator: Server, callbacks: Sequence[FederatedCallback]) -> None:
+        self._orchestrator = orchestrator
+        self.callbacks = callbacks
+        self.warned_buffers = set[str]()  # names of buffers that a warning has named
+        self.parts = [ClientPart(callback, orchestrator) for callback in callbacks if overrides(callback, "local_part")]
         starts = [callback for callback in callbacks if overrides(callback, "start")]
         self._starts: list[Any] = [*starts, *self.parts]  # whatever model a client is given, its own part stays
-        own = [each for each in callbacks if overrides(each, "personal") and each not in starts]
-        self._personal: list[Any] = [*self._starts, *own]
+        personal = [callback for callback in callbacks if overrides(callback, "personal") and callback not in starts]
+        self._personal: list[Any] = [*self._starts, *personal]
 
     def __call__(self, name: str) -> Iterator[Callable[..., Any]]:
         """Yield the hook ``name`` of each callback that defines it."""
         for callback in self.callbacks:
             if not overrides(callback, name):
                 continue
-            hook = checked(callback, name)
+            hook = checked_hook(callback, name)
             if not isinstance(callback, Monitor):
                 yield hook
                 continue
-            finish_work(self._server.device)  # else the monitor's time would include its wait
+            finish_work(self._orchestrator.device)  # else the monitor's time would include its wait
             began = time.perf_counter()
             yield hook
-            finish_work(self._server.device)
-            self._server.seconds_looking += time.perf_counter() - began
+            finish_work(self._orchestrator.device)
+            self._orchestrator.seconds_looking += time.perf_counter() - began
 
     @property
     def rules(self) -> list[FederatedCallback]:
@@ -74,85 +75,97 @@ class Hooks:
 
     def start(self, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return the model that a client starts from, given the global model."""
-        for each in self._starts:
-            params, buffers = checked(each, "start")(self._server, client, params, buffers)
-        live = params.data_ptr() == self._server.params.data_ptr()  # which training will change
-        return (params.clone() if live else params), buffers
+        for source in self._starts:
+            params, buffers = checked_hook(source, "start")(self._orchestrator, client, params, buffers)
+        if params.data_ptr() == self._orchestrator.params.data_ptr():  # which training will change
+            params = params.clone()
+        return params, buffers
 
     def personal(self, client: int) -> tuple[Tensor, Buffers]:
         """Return the model that serves a client, between two rounds."""
-        params, buffers = self._server.params, self._server.read_buffers()
-        for each in self._personal:
-            params, buffers = checked(each, "personal")(self._server, client, params, buffers)
+        params = self._orchestrator.params
+        buffers = self._orchestrator.read_buffers()
+        for source in self._personal:
+            params, buffers = checked_hook(source, "personal")(self._orchestrator, client, params, buffers)
         return params, buffers
 
-    def settle(self, cohort: Cohort) -> None:
-        """Put what stays with the clients of a cohort into the states of the rules."""
+    def store_kept(self, cohort: Cohort) -> None:
+        """Store what stays with the clients of a cohort in the states of the rules (:meth:`FederatedCallback.keep`)."""
         rules = {callback.state_key: callback for callback in self.callbacks}
         for result in cohort.results:
             for (key, name), value in result.stays.items():
                 rules[key].state[f"{name}/{result.client}"] = value.cpu()
 
 
-def checked(rule: Any, name: str) -> Callable[..., Any]:
+def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
     """Return a hook that refuses a wrong result, or a write in place; where it is compiled, it has served before."""
-    method, place = getattr(rule, name), 0 if name in LOCAL else 1
-    hook, whose = guarded(method) if name in GUARDED else method, f"{type(rule).__name__}.{name}"
+    method = getattr(rule, name)
+    hook = guarded(method) if name in GUARDED else method
+    place = 0 if name in LOCAL else 1  # of the run or the cohort among the arguments
+    label = f"{type(rule).__name__}.{name}"
 
     def call(*args: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return hook(*args)
-        before = _writes(args[place])
+        before = _count_writes(args[place])
         value = hook(*args)
-        if expected := _missed(name, value, args):
+        expected = _expected_instead(name, value, args)
+        if expected is not None:
             advice = "is a return missing at its end?" if value is None else "correct what the hook returns"
-            raise ConfigurationError(f"{whose} must return {expected}, got {_form(value)}: {advice}")
-        after = _writes(args[place])
+            raise ConfigurationError(f"{label} must return {expected}, got {_describe(value)}: {advice}")
+        after = _count_writes(args[place])
         written = [part for part, count in before.items() if after[part] != count]
         if name in BEFORE_STEP and not torch.equal(args[0].params, args[1].anchor):
             written.append("orchestrator.params")
         if written:
-            raise ConfigurationError(f"{whose} must leave {written[0]} as it is, but writes to it: change a copy")
+            raise ConfigurationError(f"{label} must leave {written[0]} as it is, but writes to it: change a copy")
         return value
 
     return call
 
 
-def _writes(seen: Any) -> dict[str, int]:
+def _count_writes(argument: Any) -> dict[str, int]:
     """Count the writes in place to the anchor of a run, or to the tensors of a cohort."""
-    if not isinstance(seen, Cohort):  # ``start`` gets the client's number
-        return {} if isinstance(seen, int) else {"run.anchor": seen.anchor._version}
-    counts = {f"cohort.{name}": each._version for name, each in vars(seen).items() if isinstance(each, Tensor)}
+    if isinstance(argument, int):  # ``start`` gets the client's number
+        return {}
+    if not isinstance(argument, Cohort):
+        return {"run.anchor": argument.anchor._version}
+    counts = {f"cohort.{name}": value._version for name, value in vars(argument).items() if isinstance(value, Tensor)}
     counts.setdefault("cohort.gram", 0)  # if not computed yet
-    if isinstance(seen.updates, Updates) and seen.updates.order == list(range(len(seen.updates.own))):
-        counts["cohort.deltas"] = seen.updates.own._version  # in another order, ``deltas`` sorts them first
+    updates = argument.updates
+    if isinstance(updates, Updates) and updates.order == list(range(len(updates.own))):
+        counts["cohort.deltas"] = updates.own._version  # in another order, ``deltas`` sorts them first
     return counts
 
 
-def _missed(name: str, value: Any, args: Any) -> str | None:
-    """Say what a hook should have returned, given its arguments; None if it has."""
-    given = args[-1]
+def _expected_instead(name: str, value: Any, args: Any) -> str | None:
+    """Say what a hook should have returned in place of a value, given its arguments; None if the value will do."""
     if name == "loss":
         is_number = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-        fits = is_number and value.requires_grad >= given.requires_grad  # a vmap inside of the gradient hides both
+        fits = is_number and value.requires_grad >= args[-1].requires_grad  # a vmap inside of the gradient hides both
         return None if fits else "a loss, one floating-point number with a gradient"
     if name == "closure":
         return None if callable(value) else "a function that returns the loss"
     if name in ACT_IN_PLACE:
         return "nothing (it acts in place)" if isinstance(value, Tensor) else None
+    model = args[-1]  # has the form that the result must have
     if name == "reduce":
-        given = given.anchor
+        model = args[-1].anchor
     elif name in ("start", "personal"):
-        given = args[-2:]
-    return None if _form(value) == _form(given) else _form(given)
+        model = args[-2:]
+    expected = _describe(model)
+    return None if _describe(value) == expected else expected
 
 
-def _form(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')} on {value.device}"
     if isinstance(value, Cohort):
         added = value.anchor if value.added is None else value.added
-        return f"a Cohort (weights: {_form(value.weights)}; mixing: {_form(value.mixing)}; added: {_form(added)})"
+        return (
+            f"a Cohort (weights: {_describe(value.weights)}; mixing: {_describe(value.mixing)}; "
+            f"added: {_describe(added)})"
+        )
     if isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[1], Sequence):
-        return f"{_form(value[0])} and {len(value[1])} buffers"
+        return f"{_describe(value[0])} and {len(value[1])} buffers"
     return "None" if value is None else type(value).__name__

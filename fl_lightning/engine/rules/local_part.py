@@ -23,7 +23,7 @@ class ClientPart:
 
     Args:
         rule: the rule, whose ``local_part`` names parameters, buffers or submodules.
-        server: the orchestrator, whose client module has them.
+        orchestrator: the orchestrator, whose client module has them.
 
     Attributes:
         columns: (L,) the part's places in (P,) vectors.
@@ -32,22 +32,26 @@ class ClientPart:
         ConfigurationError: the client module has nothing of a name.
     """
 
-    def __init__(self, rule: FederatedCallback, server: Server) -> None:
-        parameters, buffers, names = server.flat.names, server.buffer_names, list(rule.local_part(server.client))
+    def __init__(self, rule: FederatedCallback, orchestrator: Server) -> None:
+        parameters = orchestrator.flat.names
+        buffers = orchestrator.buffer_names
+        names = list(rule.local_part(orchestrator.client))
         for name in names:
             if not any(_inside(known, [name]) for known in (*parameters, *buffers)):
-                known_names = [*dict(server.client.named_modules()), *parameters, *buffers]
+                known_names = [*dict(orchestrator.client.named_modules()), *parameters, *buffers]
                 raise ConfigurationError(
-                    f"{type(rule).__name__}: {type(server.client).__name__} has no parameter, buffer or submodule "
-                    f"{name!r}: did you mean {nearest(name, known_names) or ', '.join(known_names[1:9])}?"
+                    f"{type(rule).__name__}: {type(orchestrator.client).__name__} has no parameter, buffer or "
+                    f"submodule {name!r}: did you mean {nearest(name, known_names) or ', '.join(known_names[1:9])}?"
                 )
-        self.columns = server.mask_of(known for known in parameters if _inside(known, names)).nonzero().flatten()
+        self.columns = orchestrator.mask_of(known for known in parameters if _inside(known, names)).nonzero().flatten()
         self._slots = {slot: f"local.{known}" for slot, known in enumerate(buffers) if _inside(known, names)}
-        self._rule, self._shape = rule, server.params.shape
+        self._rule = rule
+        self._shape = orchestrator.params.shape
 
-    def start(self, server: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
+    def start(self, orchestrator: Server, client: int, params: Tensor, buffers: Buffers) -> tuple[Tensor, Buffers]:
         """Return a model with the client's own part in place of that of the model given; see the hook of that name."""
-        params, buffers = params.clone(), list(buffers)
+        params = params.clone()
+        buffers = list(buffers)
         params[self.columns] = self._rule.recall(f"local/{client}", params[self.columns])
         for slot, name in self._slots.items():
             if (value := buffers[slot]) is not None:
@@ -69,8 +73,9 @@ class ClientPart:
         """Put the global model's buffers in place of the client's own, and zeros into (P,) vectors that it sends."""
         for slot in self._slots:
             result.buffers[slot] = known[slot]
-        for vector in (each for each in (update, *result.vectors.values()) if each.shape == self._shape):
-            vector[self.columns] = 0  # of the update, where an upload hook has added noise
+        for vector in (update, *result.vectors.values()):
+            if vector.shape == self._shape:
+                vector[self.columns] = 0  # of the update, too: an upload hook may have added noise there
 
 
 def _inside(known: str, names: Sequence[str]) -> bool:

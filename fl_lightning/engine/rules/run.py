@@ -85,16 +85,27 @@ class LocalRun:
         anchor: Tensor,
         work: Work,
     ) -> None:
-        self.module, self.client, self.round = module, client, round
-        self.num_samples, self.anchor, self.proximal = int(data.sizes[client]), anchor, 0.0
-        self.work, self.epoch, self.global_step = work, 0, 0
-        self.is_last_batch = self.should_stop = self.has_gradient = False
+        self.module = module
+        self.client = client
+        self.round = round
+        self.anchor = anchor
+        self.work = work
+        self.num_samples = int(data.sizes[client])
+        self.proximal = 0.0
+        self.epoch = 0
+        self.global_step = 0
+        self.is_last_batch = False
+        self.should_stop = False
+        self.has_gradient = False
         self.losses: list[Tensor] = []
         self.batch_size: int | None = None
         self.kept: dict[str, Tensor] = {}
         self.stays: dict[tuple[str, str], Tensor] = {}
         self.backward: Callable[..., None] = Tensor.backward
-        self._flat, self._state, self._data, self._in_loss = flat, state, data, False
+        self._flat = flat
+        self._state = state
+        self._data = data
+        self._in_loss = False
         self._loss = math.nan  # of a row, when it has trained
         self._batch_sizes: list[int] = []
         self._step_sizes: list[float] = []
@@ -273,8 +284,11 @@ class LocalRun:
         sizes = self._batch_sizes
         if sizes.count(sizes[0]) == len(sizes):
             return torch.stack(self.losses).mean()
-        alike = {size: [loss for loss, n in zip(self.losses, sizes, strict=True) if n == size] for size in sizes}
-        return torch.stack([torch.stack(losses).sum() * size for size, losses in alike.items()]).sum() / sum(sizes)
+        losses_by_size: dict[int, list[Tensor]] = {}
+        for loss, size in zip(self.losses, sizes, strict=True):
+            losses_by_size.setdefault(size, []).append(loss)
+        totals = [torch.stack(losses).sum() * size for size, losses in losses_by_size.items()]
+        return torch.stack(totals).sum() / sum(sizes)
 
     @property
     def buffers(self) -> Buffers:

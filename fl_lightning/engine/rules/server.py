@@ -23,6 +23,7 @@ from fl_lightning.engine.federation.data import ClientIds, FederatedData
 from fl_lightning.engine.module.logged import MetricLog, Spare, examples_in, in_use, spare_metrics
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.module.state import Buffers, ModuleState
+from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import log_again, transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
@@ -66,25 +67,20 @@ class Server(LightningModule):
         seed: the seed of local randomness and of rules that draw random numbers.
         rounds_done: rounds completed since the run began, resumed ones included.
         rounds_before: rounds of earlier fits, from whose model a second fit goes on.
-        personal_model: returns the model that serves a client, parameters (P,) and buffers, while a fit lasts (see
-            :meth:`FederatedCallback.personal`); None where the global model serves all.
-        train_again: trains a second model of a client, for rules in ``on_client_end``: ``train_again(run, start,
-            before_step, epochs)`` does the client's local work, or ``epochs`` epochs, again from the parameters
-            ``start`` (P,), with new optimizers, other draws of batches and no rule's hooks but ``before_step(again)``,
-            which may correct ``again.grads``; it returns the parameters (P,) at the end. The run stays as it was.
         seconds_looking: wall time in seconds that the monitors' hooks of FederatedCallback took, except ``loss``.
     """
 
-    flat: FlatParameters
-    personal_model: Callable[[int], tuple[Tensor, Buffers]] | None = None
-    train_again: Callable[..., Tensor]
-    _state: ModuleState | None = None  # the rest of the global module, in a fit
+    flat: FlatParameters  # made when a fit begins, since the module must lie on its device
     channels_last: bool = False  # whether images lie in memory with the channels last
 
     def __init__(self, client: LightningModule, seed: int) -> None:
         super().__init__()
-        self.client, self.seed, self.rounds_done = _check_module(client), seed, 0
-        self.seconds_looking, self.rounds_before = 0.0, 0
+        self.client = _check_module(client)
+        self.seed = seed
+        self.rounds_done = 0
+        self.rounds_before = 0
+        self.seconds_looking = 0.0
+        self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
 
     @property
     def round(self) -> int:
@@ -104,6 +100,39 @@ class Server(LightningModule):
                 f"expected trainer.fit(orchestrator, datamodule=a FederatedDataModule), got {type(data).__name__}"
             )
         return data
+
+    @property
+    def personal_model(self) -> Callable[[int], tuple[Tensor, Buffers]] | None:
+        """The model that serves a client, parameters (P,) and buffers, by the client's id, while a fit lasts.
+
+        None where the global model serves all clients; see :meth:`FederatedCallback.personal`.
+        """
+        return None
+
+    def train_again(
+        self,
+        run: LocalRun,
+        start: Tensor,
+        before_step: Callable[[LocalRun], None] | None = None,
+        epochs: int | None = None,
+    ) -> Tensor:
+        """Train a second model of a client, for rules in ``on_client_end``; the client's run stays as it was.
+
+        The second training has new optimizers, other draws of batches and no rule's hooks but ``before_step``.
+
+        Args:
+            run: the client's run.
+            start: (P,) the parameters that the second model starts from.
+            before_step: called with the second training's run before each optimizer step; may correct its ``grads``.
+            epochs: number of local epochs; by default the client's local work of this round.
+
+        Returns:
+            (P,) the parameters of the second model at the end.
+
+        Raises:
+            ConfigurationError: no fit is going on.
+        """
+        raise NotImplementedError
 
     @property
     def params(self) -> Tensor:
@@ -148,33 +177,40 @@ class Server(LightningModule):
         """Log how many clients a metric leaves out, since it is nan on them; a line names those of the first time."""
         count = f"left_out/{name}"
         if clients and count not in self.trainer.callback_metrics:
-            named = [*map(self.data.client_label, clients[:NAMED]), *["…"][: len(clients) - NAMED]]
-            plural = "s" if len(named) > 1 else ""
+            labels = [self.data.client_label(client) for client in clients[:NAMED]]
+            if len(clients) > NAMED:
+                labels.append("…")
+            word = "clients" if len(labels) > 1 else "client"
             rank_zero_warn(
-                f"round {self.round}: {name} leaves out client{plural} {', '.join(named)}, where it is not defined "
+                f"round {self.round}: {name} leaves out {word} {', '.join(labels)}, where it is not defined "
                 f"(nan), as AUROC is not on examples of one class, or where training has diverged; {count} counts such "
                 "clients"
             )
         if clients or count in self.trainer.callback_metrics:
             self.log_round(count, float(len(clients)))
 
+    @property
+    def _module_state(self) -> ModuleState:
+        return ModuleState(self.client) if self._state is None else self._state
+
     def read_buffers(self) -> Buffers:
         """Return the client module's buffers and frozen parameters; do not write to these tensors."""
-        return (self._state or ModuleState(self.client)).read()
+        return self._module_state.read()
 
     @property
     def buffer_names(self) -> list[str]:
         """The names of what :meth:`read_buffers` returns."""
-        return (self._state or ModuleState(self.client)).names
+        return self._module_state.names
 
     def write_buffers(self, buffers: Buffers) -> None:
         """Copy buffers and frozen parameters, such as those of a client's result, into the client module."""
-        (self._state or ModuleState(self.client)).write(buffers)
+        self._module_state.write(buffers)
 
     @contextlib.contextmanager
     def at(self, params: Tensor, buffers: Buffers = ()) -> Iterator[None]:
         """Give the client module other parameters (P,) and, if given, other buffers inside a ``with`` block."""
-        before, buffers_before = self.params.clone(), self.read_buffers() if buffers else ()
+        before = self.params.clone()
+        buffers_before = self.read_buffers() if buffers else ()
         try:
             self.params.copy_(params)
             if buffers:
@@ -222,10 +258,12 @@ class Server(LightningModule):
         The module is in evaluation mode, and afterwards as before; the client's own draws stay the same. The examples
         are those of one local epoch, without the data module's transfer hooks' augmentations.
         """
-        total, count = params.new_zeros((), dtype=torch.float64), 0
+        total = params.new_zeros((), dtype=torch.float64)
+        count = 0
         with self.server_side("client loss"), evaluating(self.client), self.at(params), torch.no_grad():
             for batch in self.data.client_batches(client, self.generator("client loss", client)):
-                count += (size := examples_in(batch))
+                size = examples_in(batch)
+                count += size
                 with self.trainer.precision_plugin.train_step_context():
                     total += size * self.training_loss(self.prepare_batch(batch)).double()
         return total / count
@@ -276,22 +314,33 @@ class Server(LightningModule):
             torchmetrics object, its result on this device.
         """
         logged = MetricLog(training=False)
-        step, size = self.client.validation_step, 1
+        step = self.client.validation_step
         indexed = takes_index(step)
+        size = 1  # number of examples in the present batch
 
         def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
             logged.add(name, value, *args, in_batch=size, **kwargs)
 
-        usual, self.client.log = self.client.log, log  # type: ignore[method-assign]
+        usual = self.client.log
+        self.client.log = log  # type: ignore[method-assign]
         try:
             with in_use(self.spares), evaluating(self.client), torch.no_grad():
                 for index, batch in enumerate(map(self.prepare_batch, batches)):
                     size = examples_in(batch)
                     with self.trainer.precision_plugin.val_step_context():
-                        step(batch, *([index] if indexed else ()))
+                        if indexed:
+                            step(batch, index)
+                        else:
+                            step(batch)
                 return logged.collect()
         finally:
             self.client.log = usual  # type: ignore[method-assign]
+
+    def forget_fit(self) -> None:
+        """Forget what holds for one fit alone."""
+        self._state = None
+        vars(self).pop("spares", None)
+        vars(self).pop("batches_ready", None)
 
     @cached_property
     def spares(self) -> list[Spare]:

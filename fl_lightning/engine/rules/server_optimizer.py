@@ -59,8 +59,10 @@ def go_on(
     """
     before = saved or [{} for _ in settings]
     for group, now, then in zip(optimizer.param_groups, settings, before, strict=False):
-        # Values that the optimizer itself keeps among its settings (Prodigy's d, …) stay as in the checkpoint.
-        group.update({n: value for n, value in now.items() if n in SCHEDULED or value != then.get(n)})
+        for name, value in now.items():
+            # Values that the optimizer itself keeps among its settings (Prodigy's d, …) stay as in the checkpoint.
+            if name in SCHEDULED or value != then.get(name):
+                group[name] = value
     for _ in range(rounds):
         step_schedules(schedulers)
 

@@ -120,7 +120,10 @@ class Work:
         if self.steps is not None:
             return self.steps % self.num_batches
         fraction = self.epochs - self.whole_epochs  # type: ignore[operator]  # epochs or steps is given
-        return max(round(fraction * self.num_batches), 0 if self.whole_epochs else 1) if fraction else 0
+        if not fraction:
+            return 0
+        least = 0 if self.whole_epochs else 1
+        return max(round(fraction * self.num_batches), least)
 
     @cached_property
     def total_batches(self) -> int:
@@ -142,5 +145,6 @@ class Work:
     @property
     def optimizer_steps(self) -> int:
         """Number of optimizer steps, if every batch has a loss."""
-        each, accumulate = self.num_batches, self.settings.accumulate
-        return self.whole_epochs * -(-each // accumulate) + -(-self.last_batches // accumulate)
+        accumulate = self.settings.accumulate
+        steps_of_epoch = ceil(self.num_batches / accumulate)
+        return self.whole_epochs * steps_of_epoch + ceil(self.last_batches / accumulate)

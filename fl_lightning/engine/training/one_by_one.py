@@ -208,12 +208,12 @@ class OneByOne:
         before_step: Callable[[LocalRun], None] | None = None,
         epochs: int | None = None,
     ) -> Tensor:
-        """Train a second model of the client of a run; see :class:`Server`."""
+        """Train a second model of the client of a run; see :meth:`Server.train_again`."""
         orchestrator = self.orchestrator
         local = self._again
         round = self._round
         params, buffers = run.params.clone(), run.buffers  # of the first model, which is put back in the end
-        local.before_step = [] if before_step is None else [guarded(before_step)]
+        local.steps.before_step_hooks = [] if before_step is None else [guarded(before_step)]
         work = run.work if epochs is None else replace(run.work, epochs=epochs, steps=None)
         again = self.new_run(round, run.client, work)
         try:

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset, TensorDataset
 from fl_lightning import FederatedCallback, FederatedDataModule, FederatedOrchestrator
 from fl_lightning.callbacks import FedProx, NormClipping
 from fl_lightning.engine.devices import ranks
+from fl_lightning.engine.same_start import _difference
 from fl_lightning.errors import ConfigurationError
 
 
@@ -189,6 +190,26 @@ def ended(make: Callable[[], Made], checkpoints: list[Path], **flags: Any) -> st
         return json.dumps(whole(fit(make, checkpoints[min(rank(), 1)] if checkpoints else None, **flags)))
     except ConfigurationError as error:
         return str(error)
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (["0.1", "0.1"], None),
+        (["0.1", "0.2"], "rate is 0.1 on rank 0 and 0.2 on rank 1"),
+        (["0.1", "0.1", "0.2"], "rate is 0.1 on rank 0 and 0.2 on rank 2"),
+        ([None, "0.2", "0.2"], "rate is missing on rank 0 and 0.2 on ranks 1, 2"),
+        (["ab", "abc"], "rate is ab on rank 0 and abc on rank 1"),
+        (
+            ["a" * 100 + "b" + "c" * 100, "a" * 100 + "d" + "c" * 100],
+            f"rate is …{'a' * 30}b{'c' * 29}… on rank 0 and …{'a' * 30}d{'c' * 29}… on rank 1",
+        ),
+    ],
+    ids=["same", "other", "third", "missing", "longer", "long"],
+)
+def test_a_line_shows_where_two_ranks_first_differ(facts: list[str | None], line: str | None) -> None:
+    """Of a long text, 60 letters, of which 30 come before the one that differs."""
+    assert _difference("rate", facts) == line
 
 
 @pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])

@@ -8,9 +8,11 @@ import pytest
 import torch
 from lib.resumed import ROUNDS, assert_same, train
 from lib.toy import Quadratic, ToyData, trainer
+from lightning.pytorch import Callback
 
 from fl_lightning import FederatedOrchestrator
 from fl_lightning.callbacks import FedLAW
+from fl_lightning.errors import ConfigurationError
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,34 @@ def test_a_new_trainer_begins_with_round_1() -> None:
     fresh = FederatedOrchestrator(copied.client)
     trainer(rounds=2).fit(fresh, datamodule=ToyData())
     assert torch.equal(fresh.client.w, orchestrator.client.w)  # type: ignore[arg-type]  # a parameter
+
+
+class Asks(Callback):
+    """Asks in a fit for what there is in a fit alone."""
+
+    way: tuple[Any, ...] = ()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.way = (pl_module.client_training.group_size, pl_module.made_optimizers()["client"][0][0])
+
+
+def test_what_belongs_to_a_fit_is_there_while_it_lasts_and_refused_by_a_line_otherwise() -> None:
+    orchestrator, asks = FederatedOrchestrator(Quadratic()), Asks()
+
+    def refused() -> None:
+        for ask in (
+            lambda: orchestrator.client_training,
+            orchestrator.made_optimizers,
+            lambda: orchestrator.train_again(None, None),  # type: ignore[arg-type]  # refused before both are read
+        ):
+            with pytest.raises(ConfigurationError, match=r"^no fit is going on: clients train"):
+                ask()
+        assert orchestrator.personal_model is None
+
+    refused()
+    trainer(asks).fit(orchestrator, datamodule=ToyData())
+    assert asks.way == (1, torch.optim.SGD)
+    refused()
 
 
 def test_the_same_trainer_goes_on_with_the_next_round() -> None:

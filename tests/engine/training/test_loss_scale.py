@@ -72,11 +72,11 @@ class Scales(Capture):
         self.scales: list[tuple[int, float, float]] = []
 
     def on_client_start(self, orchestrator: Any, run: Any) -> None:
-        self.start = orchestrator.client_training.local.scaler.get_scale()
+        self.start = orchestrator.client_training.local.steps.scaler.get_scale()
 
     def on_client_end(self, orchestrator: Any, run: Any) -> None:
         super().on_client_end(orchestrator, run)
-        self.scales.append((run.client, self.start, orchestrator.client_training.local.scaler.get_scale()))
+        self.scales.append((run.client, self.start, orchestrator.client_training.local.steps.scaler.get_scale()))
 
 
 def fit(rounds: int, clients: list[int] | None = None, resume: Path | None = None, save: Path | None = None) -> Any:

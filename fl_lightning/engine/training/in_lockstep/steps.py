@@ -76,7 +76,7 @@ class StackedTraining:
 
     def __init__(self, training: LocalTraining, compiled: bool = False) -> None:
         self.training = training
-        self._module_step = _Step(training.module, training.takes_index)
+        self._module_step = _Step(training.module, training.steps.takes_index)
         names = {id(parameter): name for name, parameter in self._module_step.named_parameters()}
         self._names = [names[id(parameter)] for parameter in training.flat.parameters]
         self._compiled: Callable[..., Any] | None = None
@@ -185,12 +185,13 @@ class StackedTraining:
         """Step the clients with some learning rates; return their losses (N,)."""
         run.logged = []
         run.means = []
-        losses = self.training.wrapped(run, partial(self._evaluate, run))()  # by rules that say that they take stacks
-        for hook in self.training.before_step:
+        evaluate = self.training.steps.wrap_closure(run, partial(self._evaluate, run))  # by rules that serve stacks
+        losses = evaluate()
+        for hook in self.training.steps.before_step_hooks:
             hook(run)
         run.optimizer.clip(run.grads, self.training.settings)
         run.optimizer.step(run.params, run.grads, rates)
-        for hook in self.training.after_step:
+        for hook in self.training.steps.after_step_hooks:
             hook(run)
         return losses
 
@@ -277,8 +278,8 @@ class StackedTraining:
         run.traced = []
         named = dict(zip(self._names, self.training.flat.views(vector), strict=True))
         outputs = functional_call(self._module_step, {**named, **buffers}, (batch,))
-        loss = self.training.loss_of(outputs, shows_gradient)
-        for hook in self.training.losses:
+        loss = self.training.steps.loss_of(outputs, shows_gradient)
+        for hook in self.training.steps.loss_hooks:
             loss = hook(OneOfStack(run, vector, kept), batch, outputs, loss)
         tensors = run.traced
         run.traced = []
