@@ -76,9 +76,10 @@ def places(thing: Any) -> list[Any] | None:
     An object of any class has its attributes and slots. The types that hold something else have a function each, below.
     """
     own = _attributes_and_slots(thing)
-    if own and not _keeps_more(type(thing)):
+    kind: Any = type(thing)
+    if own and not _keeps_more(kind):
         return own
-    is_stateless = type(thing).__module__ in OF_PYTHON and not isinstance(thing, Iterator)
+    is_stateless = kind.__module__ in OF_PYTHON and not isinstance(thing, Iterator)
     return [] if is_stateless else None
 
 
@@ -88,7 +89,8 @@ def places(thing: Any) -> list[Any] | None:
 @places.register(tuple)  # neither this nor a frozenset changes, but what they hold may
 @places.register(frozenset)
 def _of_elements(thing: Any) -> list[Any] | None:
-    return None if _keeps_more(type(thing)) else [thing, *_attributes_and_slots(thing)]
+    kind: Any = type(thing)
+    return None if _keeps_more(kind) else [thing, *_attributes_and_slots(thing)]
 
 
 @places.register(dict)
@@ -168,7 +170,9 @@ def _attributes_and_slots(thing: Any) -> list[Any]:
     attributes = getattr(thing, "__dict__", None)
     if isinstance(attributes, dict):
         own.append(attributes)
-    if names := _slots(type(thing)):
+    kind: Any = type(thing)
+    names = _slots(kind)
+    if names:
         own.append(Slots(thing, names))
     return own
 

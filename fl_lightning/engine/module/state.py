@@ -33,6 +33,8 @@ class ModuleState:
         beyond: names of the attributes that cannot be put back, each with the type of the object that forbids it.
     """
 
+    _held: Held
+
     def __init__(self, module: nn.Module, before: ModuleState | None = None) -> None:
         self._module = module
         self._tree = Tree(module)

@@ -76,8 +76,10 @@ def _move(result: ClientResult, known: Buffers, by: Buffers, move: Callable[[Ten
     """Return a result with each tensor changed by a function, except known buffers, which others replace."""
     moved: list[Any] = []
     for buffer, old, other in zip(result.buffers, known, by, strict=True):
-        is_known = buffer is None or buffer is old
-        moved.append(other if is_known else move(buffer))
+        if buffer is None or buffer is old:
+            moved.append(other)
+        else:
+            moved.append(move(buffer))
     vectors = {name: move(vector) for name, vector in result.vectors.items()}
     stays = {name: move(tensor) for name, tensor in result.stays.items()}
     return replace(result, buffers=moved, vectors=vectors, stays=stays)

@@ -46,8 +46,11 @@ class Method:
 
     def series(self, metric: str) -> dict[int, pd.Series]:
         """Return a metric by round of each run that has values, by the run's position among the runs."""
-        by_run = self.values(metric).set_index("round").groupby("run")["value"]
-        return {int(run): values for run, values in by_run}
+        table = self.values(metric).set_index("round")
+        series = {}
+        for run in table["run"].unique():
+            series[int(run)] = table.loc[table["run"] == run, "value"]
+        return series
 
     def band(self, metric: str) -> pd.DataFrame:
         """Summarise a metric over the seeds, for each round with a value: ``mean``, ``low``, ``high``, ``seeds``."""

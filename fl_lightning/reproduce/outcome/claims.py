@@ -80,7 +80,8 @@ def _meant(claim: Claim, results: pd.DataFrame) -> pd.DataFrame:
     along = (claim.along or "").lstrip("-")
     if "round" in {*claim.higher, *claim.than, *claim.at, along}:
         return rows
-    return rows[rows["round"] == results["round"].max()]
+    last = results["round"].max()
+    return rows[rows["round"].eq(last)]
 
 
 def _with_labels(rows: pd.DataFrame, labels: Labels) -> pd.DataFrame:

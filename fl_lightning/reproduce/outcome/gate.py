@@ -168,7 +168,7 @@ def _last_rows(experiment: Experiment, results: pd.DataFrame) -> list[Row]:
         chance = 10.0 if name == "top1" else 0.0
         table = table.assign(**{ACCURACY: points * table[name], CHANCE: chance})
     axes = axes_of(results)
-    rows = []
+    rows: list[Row] = []
     for record in table.to_dict("records"):
         row = {str(column): value for column, value in record.items()}
         cell = {axis: row[axis] for axis in axes}

@@ -158,7 +158,8 @@ def _gather_examples(clients: Sequence[Rows], places: np.ndarray[Any, Any]) -> I
     for number in range(len(dataset.tensors)):
         examples = []
         for client, rows in zip(clients, chosen_by_client, strict=True):
-            examples.append(take(client.dataset.tensors[number], rows).unflatten(0, (steps, size)))
+            chosen = take(client.dataset.tensors[number], rows)
+            examples.append(chosen.reshape(steps, size, *chosen.shape[1:]))
         yield torch.stack(examples, dim=1).flatten(0, 2)
 
 
