@@ -55,6 +55,7 @@ LABORIOUS = {
     "num_samples",
     "local_epochs",
     "local_steps",
+    "steps",
     "hidden",
     "width",
     "depth",
