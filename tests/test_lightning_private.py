@@ -41,7 +41,7 @@ OTHERS = {  # private names of other libraries
         "_post_accumulate_grad_hooks",
     },
     "engine/hosting/saving.py": {"_metadata"},  # torch
-    "engine/module/logged.py": {"_enable_compute_groups", "_modules"},  # torchmetrics; torch
+    "engine/module/logged.py": {"_computed", "_enable_compute_groups", "_modules"},  # torchmetrics; torch
     "engine/devices/ranks.py": {"_exit"},  # os, where it is public
     "engine/federation/batches.py": {"_version"},  # torch
     "engine/module/state.py": {"_buffers"},  # torch

@@ -83,7 +83,7 @@ def export(
     plain = _plain(content, config)
     program = None
     if out.suffix == ".pt2" or (out.suffix != ".ckpt" and (module or _init_from(config))):
-        module = _fill(module or _make_module(config, path), plain, config)
+        module = _load_values(module or _make_module(config, path), plain, config)
         plain["state_dict"] = nn.Module.state_dict(module)
     if out.suffix == ".pt2" and module:
         program = _program(module, _example(module, config) if example is None else example)
@@ -177,7 +177,7 @@ def _make_module(config: Mapping[str, Any], path: Path) -> LightningModule:
         return _make(LightningModule, _class_in(config, "model", "client"))
 
 
-def _fill(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
+def _load_values(module: LightningModule, plain: Mapping[str, Any], config: Mapping[str, Any]) -> LightningModule:
     """Copy a checkpoint's tensors into a module, as ``load_from_checkpoint`` does; others get the values of the run."""
     module.configure_model()
     if (source := _init_from(config)) and not module.strict_loading:

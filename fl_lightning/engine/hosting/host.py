@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from fl_lightning.engine.federation.clients import LOADERS, TRANSFER_HOOKS
 from fl_lightning.engine.federation.data import FederatedData
+from fl_lightning.engine.hosting.inference import leave_inference_mode
 from fl_lightning.engine.hosting.saving import PREFIX, check_state, own_names, own_view, plain_values, rename_entries
 from fl_lightning.engine.hosting.shown_trainer import ClientTrainer
-from fl_lightning.engine.module.inference import leave_inference_mode
 from fl_lightning.engine.module.state import make_room
 from fl_lightning.engine.rules.server import Server
 from fl_lightning.engine.rules.work import LocalSettings

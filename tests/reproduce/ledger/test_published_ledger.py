@@ -30,9 +30,9 @@ def test_the_ledger_is_made_from_the_results_beside_it(entries: list[Entry]) -> 
     assert page.read_text(encoding="utf-8") == page_of(entries, RESULTS, page)
 
 
-def test_readme_results_and_changelog_count_as_the_ledger_does(entries: list[Entry]) -> None:
-    for page in ("README.md", "docs/results/index.md", "CHANGELOG.md"):
-        text = " ".join((RESULTS.parents[1] / page).read_text(encoding="utf-8").partition("\n## 0")[0].split())
+def test_readme_and_results_count_as_the_ledger_does(entries: list[Entry]) -> None:
+    for page in ("README.md", "docs/results/index.md"):
+        text = " ".join((RESULTS.parents[1] / page).read_text(encoding="utf-8").split())
         assert re.findall(r"Of \d+ claims: [^.]*\.", text) == [summary(entries)], page
 
 

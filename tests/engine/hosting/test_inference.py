@@ -11,7 +11,7 @@ from torchmetrics import CatMetric, MetricCollection
 from torchmetrics.classification import MulticlassPrecision, MulticlassRecall
 
 from fl_lightning import FederatedOrchestrator
-from fl_lightning.engine.module.inference import leave_inference_mode
+from fl_lightning.engine.hosting.inference import leave_inference_mode
 
 
 def model_after(*calls: str) -> Tensor:
