@@ -90,9 +90,11 @@ def check_options(args: Sequence[str]) -> None:
     """Refuse what is no option of a command of one run, in its parser's words; leave options of classes to the parser.
 
     Raises:
-        ConfigurationError: there is no such option or config.
+        ConfigurationError: there is no such option or config, or a value names a FIFO.
     """
     command, *rest = resolve_configs(args)
+    for argument in rest:
+        _refuse_fifo(argument)
     listed = read_yaml(OPTIONS, OPTIONS.read_text())
     shows = re.compile(r"--$|-h$|--print_config|--([\w.]+\.)?help\b")  # in place of a run, or takes no options
     if command not in listed or any(map(shows.match, rest)) or listed["lightning"] != version("lightning"):
@@ -106,6 +108,19 @@ def check_options(args: Sequence[str]) -> None:
             unknown = named[1] not in known and (known - set(PARTS[:2])).isdisjoint(prefixes)
         if unknown and (message := unknown_option(f"Unrecognized arguments: {argument} {following}", options)):
             raise ConfigurationError(message)
+
+
+def _refuse_fifo(argument: str) -> None:
+    """Refuse a value that names a FIFO: the parser opens what a value names, and would wait for ever for a writer."""
+    value = argument.partition("=")[2] if argument.startswith("--") else argument
+    if value.startswith("/dev/"):  # a pipe of the shell, as in <(command), has its writer
+        return
+    try:
+        is_fifo = Path(value).is_fifo()
+    except (OSError, ValueError):  # a value that is no path
+        return
+    if is_fifo:
+        raise ConfigurationError(f"expected a value or a file, got {value}, which is a FIFO here: give another value")
 
 
 def layers(path: str | Path, below: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:

@@ -1,5 +1,6 @@
 """Config files that build on others, the grid of an experiment, and options known before the parser is."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,13 @@ def test_with_another_version_of_lightning_the_parser_decides(tmp_path: Path, mo
     (tmp_path / "options.yaml").write_text(text)
     monkeypatch.setattr("fl_lightning.fit.configs.OPTIONS", tmp_path / "options.yaml")
     check_options(["fit", "--rounds", "3"])
+
+
+@pytest.mark.parametrize("words", ["--trainer.accelerator fifo", "--trainer.accelerator=fifo", "--data.root ./fifo"])
+def test_a_value_that_names_a_fifo_is_refused(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser would open it, and wait for a writer; where no FIFO has the name, the words are a value like any."""
+    monkeypatch.chdir(tmp_path)
+    check_options(["fit", *words.split()])
+    os.mkfifo("fifo")
+    with pytest.raises(ConfigurationError, match="fifo, which is a FIFO here"):
+        check_options(["fit", *words.split()])
