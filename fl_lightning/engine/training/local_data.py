@@ -81,7 +81,11 @@ class LocalData:
         return self._orchestrator.generator(purpose, round, client, epoch)
 
     def batches(self, client: int, round: int, epoch: int, purpose: str = "batches") -> Iterator[tuple[Any, int]]:
-        """Yield each batch of a local epoch 0, 1, …, on the device, and its number of examples."""
+        """Yield each batch of a local epoch 0, 1, …, on the device, and its number of examples.
+
+        The number is that of our own batches, or what the DataLoader's sampler says; else what the batch looks like,
+        and 1 if it does not tell.
+        """
         order = self._order(client, round, epoch, purpose)
         resident = self._rows_in_memory(client, order) if self._resident else None
         if resident is None:

@@ -142,7 +142,11 @@ def _heat_maps(frames: Frames[Cosines], names: Sequence[str] | None) -> Panels:
 
 
 def _orders(methods: Sequence[Method], frames: Frames[Cosines]) -> dict[str, dict[str, list[int]]]:
-    """Return orders of the clients for each seed, equal for all methods: by dominant class, and by similar updates."""
+    """Return orders of the clients for each seed, equal for all methods.
+
+    They are named ``cluster``, by similar updates before correction, and ``class``, by dominant class; the latter is
+    lacking where no run has saved its partition.
+    """
     orders: dict[str, dict[str, list[int]]] = {}
     for seed in dict.fromkeys(run.seed for run in frames.runs):
         contents = [frame.content for run in frames.runs if run.seed == seed for frame in run.frames]

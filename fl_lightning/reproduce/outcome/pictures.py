@@ -185,7 +185,10 @@ def _similarities(job: Job) -> NDArray[np.float64]:
 
 
 def by_rank(values: Sequence[NDArray[np.float64]]) -> pd.DataFrame:
-    """Sort each run's values into a column, by rank from 1; a run with fewer clients fills its column by quantiles."""
+    """Sort each run's values, one of each client or pair of clients, into a column, by rank from 1.
+
+    A run with fewer values than another one fills its column by quantiles.
+    """
     ranks = max(map(len, values), default=0)
     levels = np.linspace(0, 1, ranks)
     columns = [np.quantile(own, levels) for own in values]

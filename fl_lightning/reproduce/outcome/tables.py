@@ -102,7 +102,11 @@ def claim_rows(page: Page) -> list[list[str]]:
 
 
 def row_of_finding(claim: Claim, finding: Finding) -> list[str]:
-    """Write a finding: its verdict with the reason, then its numbers, under the heads of CLAIMS after the first."""
+    """Write a finding: its verdict with the reason, then its numbers, under the heads of CLAIMS after the first.
+
+    Numbers that there are not are dashes: of a claim that is not run or not tested, or that the paper prints no number
+    for.
+    """
     unit = "points" if _factor(claim.measure) == 100 else claim.measure
     if claim.along:
         unit = f"{unit} a step of {claim.along.lstrip('-')}"
