@@ -124,7 +124,8 @@ def test_one_slider_and_one_choice_change_all_heat_maps(page: Any, runs: Path) -
     assert page.evaluate("document.activeElement.className") == "frame"
     page.keyboard.press("ArrowLeft")
     assert shows(4, "before", 0, 2)
-    assert of_surface() == "3"
+    surface.scroll_into_view_if_needed()
+    expect(surface.locator("output")).to_have_text("3")
     cosines.locator(".frame").press("Home")
     assert shows(2, "before", 0, 2)
     assert cosines.locator("output").text_content() == "2"
@@ -233,7 +234,7 @@ def test_one_legend_acts_on_all_charts(page: Any) -> None:
     draw_all(page)
     assert first.get_attribute("aria-pressed") == "false"
     assert lines(page, "val-loss") == lines(page, "coherence-local") == ["FedNova"]
-    assert page.evaluate("document.getElementById('cosines-plot').data.length") == 2  # before and after
+    page.wait_for_function("document.getElementById('cosines-plot').data.length == 2")  # before and after
     first.dblclick()
     assert lines(page, "val-top1") == ["FedLAW"]
     first.click(modifiers=["Shift"])
