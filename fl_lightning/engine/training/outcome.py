@@ -28,7 +28,8 @@ class Outcome:
     def of(cls, run: LocalRun) -> Outcome:
         """Return what a client that has trained sends."""
         result = run.result()
-        vectors = dict(result.vectors)  # the run may send more
+        # Copies, since the run may send more, and entries of a local part are hidden in place before they leave.
+        vectors = {name: vector.clone() for name, vector in result.vectors.items()}
         return cls(run.params - run.anchor, replace(result, loss=run.loss, vectors=vectors))
 
     def distance(self, other: Outcome, logged: bool = False) -> float:

@@ -24,7 +24,10 @@ from fl_lightning.callbacks import FedBN, FedProx, FocalLoss, LocalPart, Scaffol
 from fl_lightning.runs.folder.checkpoints import LastCheckpoint
 
 PART = ["own"]
-pytestmark = pytest.mark.filterwarnings("error:clients_at_once")
+pytestmark = [
+    pytest.mark.filterwarnings("error:clients_at_once"),
+    pytest.mark.filterwarnings("error:client . of round . trained a second time"),
+]
 
 
 def fit(*rules: Any, rounds: int = 2, data: Any = None, module: Any = None, **settings: Any) -> Any:
