@@ -40,6 +40,7 @@ from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import START_HOOKS, FederatedCallback, federated, sealed_states
 from fl_lightning.engine.rules.hooks import Hooks
 from fl_lightning.engine.rules.run import LocalRun
+from fl_lightning.engine.rules.server import NO_FIT
 from fl_lightning.engine.rules.server_optimizer import Settings, go_on, make_schedulers, settings_of, step_schedules
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.engine.same_start import check_start, start_alike
@@ -62,13 +63,12 @@ SAVED = ("clients_at_once", "server_settings", "memory_orders", "trainer_metrics
 
 @dataclass
 class Fit:
-    """What the orchestrator holds while a fit lasts.
+    """Holds what the orchestrator needs while a fit lasts.
 
     Attributes:
         hooks: the callbacks' hooks.
-        data: what clients train on, and how much of it they do in a round.
+        data: the clients' batches, and the work that a client does in a round.
         rates: the clients' learning rates, round by round.
-        alone: trains one client after another.
         training: trains the clients of a batch, one after another or in lock-step.
         repetition: trains the first client of the fit a second time.
         policy: where the updates lie, and which are left out.
@@ -81,7 +81,6 @@ class Fit:
     hooks: Hooks
     data: LocalData
     rates: RoundRates
-    alone: OneByOne
     training: ClientTraining
     repetition: Repetition
     policy: Policy
@@ -283,7 +282,8 @@ class FederatedOrchestrator(ClientHost):
         self.data.dealing = replace(
             self.data.dealing, group_size=training.group_size, in_order=policy.sums_after is not None
         )
-        self._fit = Fit(hooks, data, rates, alone, training, repetition, policy, dtype)
+        self._train_again = alone.train_again
+        self._fit = Fit(hooks, data, rates, training, repetition, policy, dtype)
         self._open_states(folder)
         if not is_finite(self.params):
             raise ConfigurationError(
@@ -344,9 +344,7 @@ class FederatedOrchestrator(ClientHost):
     @property
     def _fit_now(self) -> Fit:
         if self._fit is None:
-            raise ConfigurationError(
-                "no fit is going on: clients train, and have optimizers, from a fit's on_train_start to its on_fit_end"
-            )
+            raise ConfigurationError(NO_FIT)
         return self._fit
 
     @property
@@ -364,16 +362,6 @@ class FederatedOrchestrator(ClientHost):
         if self._fit is None or not self._fit.hooks.defines(*START_HOOKS, "personal"):
             return None
         return self._fit.hooks.personal
-
-    @override
-    def train_again(
-        self,
-        run: LocalRun,
-        start: Tensor,
-        before_step: Callable[[LocalRun], None] | None = None,
-        epochs: int | None = None,
-    ) -> Tensor:
-        return self._fit_now.alone.train_again(run, start, before_step, epochs)
 
     # A round
 

@@ -44,8 +44,8 @@ class Entry(NamedTuple):
     Attributes:
         place: where an object holds other objects, as :func:`places` tells.
         before: a copy of what the place held.
-        owner: what leads there: the attribute, such as ``MyModule.history``, or the module's class for the module's
-            own attributes; None where a change is not told.
+        owner: name of the attribute that leads to the place, such as ``MyModule.history``, or of the module's class for
+            the module's own attributes; None where a change is not told.
         counts: whether the place is a module's own attributes: a change of these is told number by number.
     """
 

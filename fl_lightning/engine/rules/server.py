@@ -29,6 +29,7 @@ from fl_lightning.lightning_private import log_again, transfer
 from fl_lightning.seeding import derive, generator, isolated, seed_globals
 
 NAMED = 10  # clients in a line
+NO_FIT = "no fit is going on: clients train, and have optimizers, from a fit's on_train_start to its on_fit_end"
 
 
 @contextlib.contextmanager
@@ -81,6 +82,7 @@ class Server(LightningModule):
         self.rounds_before = 0
         self.seconds_looking = 0.0
         self._state: ModuleState | None = None  # the rest of the global module, while a fit lasts
+        self._train_again: Callable[..., Tensor] | None = None  # trains a second model of a client, while a fit lasts
 
     @property
     def round(self) -> int:
@@ -132,7 +134,9 @@ class Server(LightningModule):
         Raises:
             ConfigurationError: no fit is going on.
         """
-        raise NotImplementedError
+        if self._train_again is None:
+            raise ConfigurationError(NO_FIT)
+        return self._train_again(run, start, before_step, epochs)
 
     @property
     def params(self) -> Tensor:
@@ -339,6 +343,7 @@ class Server(LightningModule):
     def forget_fit(self) -> None:
         """Forget what holds for one fit alone."""
         self._state = None
+        self._train_again = None
         vars(self).pop("spares", None)
         vars(self).pop("batches_ready", None)
 

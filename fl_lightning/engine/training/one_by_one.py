@@ -29,7 +29,7 @@ AGAIN = "again"  # names the draws of a client's second training
 
 
 class KeptWay(NamedTuple):
-    """What a resumed fit keeps of the way in which clients train.
+    """Says how clients train, for a resumed fit to go on in the same way.
 
     Attributes:
         at_once: whether clients train at once.
@@ -55,7 +55,7 @@ class ClientTraining(Protocol):
 
     @property
     def kept_way(self) -> KeptWay:
-        """What a resumed fit keeps of the way in which clients train."""
+        """How clients train, for a resumed fit to go on in the same way."""
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
         """Train clients; ``round.take`` or ``round.leave_out`` is called once for each."""

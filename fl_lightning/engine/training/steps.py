@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
@@ -26,7 +27,7 @@ from fl_lightning.errors import ConfigurationError
 from fl_lightning.lightning_private import hooked
 
 
-class Steps:
+class Steps(ABC):
     """Trains a client on one batch after another. Hooks are looked up once per fit, so that a step is cheap.
 
     Args:
@@ -81,6 +82,7 @@ class Steps:
                 optimizer.register_step_post_hook(partial(self._after_step, run))
         self.scaler = None if self._run_scaler is None else deepcopy(self._run_scaler)
 
+    @abstractmethod
     def take(self, run: LocalRun, batch: Any, index: int, stepping: bool) -> Any:
         """Train on one batch.
 
@@ -93,7 +95,6 @@ class Steps:
         Returns:
             What ``training_step`` returned.
         """
-        raise NotImplementedError
 
     def forward(self, batch: Any, index: int) -> Any:
         """Return what the module's ``training_step`` returns for a batch."""

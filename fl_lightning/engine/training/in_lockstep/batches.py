@@ -217,7 +217,10 @@ def map_tensors(function: Callable[..., Tensor], first: Any, *others: Any) -> An
     if isinstance(first, Tensor):
         return function(first, *others)
     if isinstance(first, Mapping):
-        return {name: map_tensors(function, *(batch[name] for batch in (first, *others))) for name in first}
+        parts = {}
+        for name, tensors in first.items():
+            parts[name] = map_tensors(function, tensors, *(batch[name] for batch in others))
+        return parts
     return [map_tensors(function, *values) for values in zip(first, *others, strict=True)]
 
 

@@ -185,7 +185,7 @@ class InLockstep:
 
     @property
     def kept_way(self) -> KeptWay:
-        """What a resumed fit keeps of the way."""
+        """How clients train, for a resumed fit to go on in the same way."""
         return KeptWay(self.at_once, self.way is Way.COMPILED, self.groups.padded)
 
     def train(self, round: Round, clients: Sequence[int]) -> None:
