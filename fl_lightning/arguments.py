@@ -88,7 +88,7 @@ def _argument_names(cls: type) -> Iterator[str]:
 
 
 class Kind(Enum):
-    """What a value among the settings is, for those who write settings down."""
+    """Names the kinds of values among settings, each of which is written down in a way of its own."""
 
     PLAIN = "a number, a text, a truth value, a member of an enum, a dtype or None"
     PATH = "a path"

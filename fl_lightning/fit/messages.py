@@ -106,7 +106,13 @@ def _nowhere() -> TextIO:
 
 
 def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    letters = []
+    for letter in text:
+        if letter.isprintable():
+            letters.append(letter)
+        else:
+            letters.append(ascii(letter)[1:-1])  # without its quotes
+    return "".join(letters)
 
 
 def mistake_in(error: BaseException) -> str | None:
@@ -185,7 +191,7 @@ def _lack_in(error: BaseException) -> str | None:
 
 @dataclass(frozen=True)
 class Refusal:
-    """What the argument parser says against the arguments.
+    """Holds a refusal of the argument parser, with what an answer to the user may need.
 
     Attributes:
         text: the parser's message, on one line.

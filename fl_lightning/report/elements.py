@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Frame(Generic[Content]):
-    """What one panel of a chart shows: of one round, or of all rounds.
+    """Holds what one panel of a chart shows, of one round or of all rounds.
 
     Attributes:
         text: a summary for each view: values as text, by their names.

@@ -44,8 +44,12 @@ def experiments(runs: Sequence[Run]) -> list[Experiment]:
     together = _together(problems)
     parts = []
     for folders in together:
-        name = some([_name(folder, common) for folder in folders]) if len(together) > 1 else ""
-        parts.append(Experiment(name, *group([run for folder in folders for run in in_folder[folder]])))
+        name = ""
+        if len(together) > 1:
+            name = some([_name(folder, common) for folder in folders])
+        own_runs = [run for folder in folders for run in in_folder[folder]]
+        methods, notes = group(own_runs)
+        parts.append(Experiment(name, methods, notes))
     return parts
 
 

@@ -214,7 +214,12 @@ def _telling(every: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[st
 def differing(every: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names, of settings or of a grid's axes, that differ in value, or that some lack."""
     names = dict.fromkeys(name for settings in every for name in settings)
-    return [name for name in names if len({str(settings.get(name)) for settings in every}) > 1]
+    different = []
+    for name in names:
+        values = {str(settings.get(name)) for settings in every}
+        if len(values) > 1:
+            different.append(name)
+    return different
 
 
 def _spoken(axis: str, value: Any, axes: Collection[str]) -> str:

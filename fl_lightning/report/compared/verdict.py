@@ -223,7 +223,7 @@ def table(comparison: Comparison) -> Table:
     The table also holds its text as CSV, Markdown and LaTeX. A cell breaks only before a p value or a bracket.
     """
     head, rows = _cells(comparison)
-    rows = [[row[0], *(_unbroken(cell) for cell in row[1:])] for row in rows]
+    rows = [[method, *map(_unbroken, cells)] for method, *cells in rows]
     caption = about(comparison.metric).title
     if comparison.problem:
         caption += f", {comparison.problem}"

@@ -39,7 +39,7 @@ WATCHING = (
 
 @dataclass(frozen=True)
 class Resumed:
-    """What ``--ckpt_path`` stands for: a checkpoint, and the run that the checkpoint belongs to.
+    """Holds the checkpoint that ``--ckpt_path`` names, and the run that the checkpoint belongs to.
 
     Attributes:
         checkpoint: path of the checkpoint.
