@@ -100,7 +100,7 @@ def saved_hyper_parameters(module: LightningModule) -> tuple[str | None, dict[st
     return getattr(module, "_hparams_name", None), dict(module.hparams)
 
 
-def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
+def optimizers_and_schedules(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
     """Extract optimizers and schedules from a return value of ``configure_optimizers``, in any form Lightning accepts.
 
     Args:
@@ -113,7 +113,7 @@ def configured(made: Any, automatic: bool) -> tuple[list[Optimizer], list[LRSche
     return optimizers, _configure_schedulers_manual_opt(schedules)
 
 
-def hooked(optimizer: Optimizer, module: LightningModule, step: Callable[..., Any]) -> LightningOptimizer:
+def wrap_optimizer(optimizer: Optimizer, module: LightningModule, step: Callable[..., Any]) -> LightningOptimizer:
     """Wrap an optimizer as Lightning does for a module, so that ``step(optimizer, closure)`` takes its steps."""
     wrapped = LightningOptimizer(optimizer)
     wrapped._strategy = SimpleNamespace(lightning_module=module, optimizer_step=step)  # type: ignore[assignment]  # all that the wrapper needs of a strategy

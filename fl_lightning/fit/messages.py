@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
@@ -36,6 +36,7 @@ GONE = {"local_graph": "leave it out: local steps are no longer captured as CUDA
 
 # Base classes of Lightning and PyTorch, of whose subclasses a config may name any.
 NAMEABLE = {"Callback", "LightningDataModule", "LightningModule", "Logger", "Module", "Optimizer", "LRScheduler"}
+FEW = 3  # largest number of classes that an answer proposes
 
 
 class ParsingError(Exception):
@@ -198,7 +199,7 @@ class Refusal:
         options: the options of the command's parser, without leading ``--``.
         keys: the nested options that lead to the mistake, the outermost first.
         owner: the class whose arguments are refused; empty for those of no class.
-        accepted: the options of that class that take a value.
+        accepted: the options of that class that take a value; empty if the class is not known.
     """
 
     text: str
@@ -224,6 +225,8 @@ def explain(error: ParsingError, innermost: ParsingError) -> str:
     text = " ".join(error.message.split())
     keys = re.findall(r'Parser key "([^"]+)":', text)
     refusal = Refusal(text, error.options, keys, innermost.owner, innermost.accepted)
+    if innermost is error and keys:  # no class's parser has refused it, and the command's own options are no class's
+        refusal = replace(refusal, owner="", accepted=())
     if answer := first_answer(UNKNOWN_OPTIONS, refusal):
         return answer
     if answer := first_answer(REFUSED_VALUES, refusal):
@@ -285,6 +288,8 @@ def no_such_option_of_the_class(match: re.Match[str], refusal: Refusal) -> str |
         return f"{missing}; did you mean {near}?"
     if hint := option_meant_by(name):
         return f"{missing}; {hint}"
+    if not refusal.owner:
+        return f"{missing}; --{refusal.place}.help CLASS lists those of a class"
     accepted = ", ".join(refusal.accepted) or "none"
     answer = f"{missing}: {refusal.owner or 'it'} has {accepted}"
     if refusal.keys and refusal.keys[-1] == "trainer.callbacks":
@@ -307,11 +312,15 @@ def arguments_in_brackets(match: re.Match[str], refusal: Refusal) -> str:
 
 
 def no_such_class(match: re.Match[str], refusal: Refusal) -> str:
-    """Name the class that is most similar; or say that the class is none of those that the option takes."""
+    """Name the classes that are most similar; or say that the class is none of those that the option takes."""
+    name = match[1]
     known = _nameable_classes()
-    if match[1] in known:
-        return f"{match[1]} is not of the kind of classes that this option takes"
-    return f"there is no class {match[1]}; {_nearest(match[1], known)}"
+    if name in known:
+        return f"{name} is not of the kind of classes that this option takes"
+    longer = sorted(other for other in known if name in other)  # as Median abbreviates CoordinateMedian
+    if 0 < len(longer) <= FEW:
+        return f"there is no class {name}; did you mean {' or '.join(longer)}?"
+    return f"there is no class {name}; {_nearest(name, known)}"
 
 
 def no_function(match: re.Match[str], refusal: Refusal) -> str:

@@ -96,15 +96,15 @@ def in_papers() -> Mapping[str, Metric]:
     return {metric.paper: metric for metric in catalogue().values() if metric.paper}
 
 
-def measured(name: str) -> tuple[str, float]:
+def metric_and_factor(name: str) -> tuple[str, float]:
     """Return the metric that a table's column shows, and the factor between them: papers print shares in per cent.
 
     Args:
         name: name of the metric in the papers' tables, or the metric's own name.
 
-    >>> measured("top1")
+    >>> metric_and_factor("top1")
     ('val/top1', 100.0)
-    >>> measured("val/top1")
+    >>> metric_and_factor("val/top1")
     ('val/top1', 1.0)
     """
     if (metric := in_papers().get(name)) is None:
@@ -113,8 +113,8 @@ def measured(name: str) -> tuple[str, float]:
 
 
 def axis_title(name: str) -> str:
-    """Return the title of a metric's axis in a figure, given a name as in :func:`measured`."""
-    metric, factor = measured(name)
+    """Return the title of a metric's axis in a figure, given a name as in :func:`metric_and_factor`."""
+    metric, factor = metric_and_factor(name)
     title = about(metric).axis
     return f"{title} (%)" if title and factor != 1 else title or name
 

@@ -33,6 +33,9 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
         "--model.client.optimizer.learning_rate=1": "there is no option learning_rate; did you mean lr?",
         "--data.lr=0.1": "data: there is no option lr; the clients' learning rate is --model.client.optimizer.lr",
         "--model.client.network.width=3": "there is no option width: TwoNN has num_classes, in_features",
+        "--trainer.callbacks={class_path: FedProx, init_args: {nu: 1}}": (
+            "trainer.callbacks: there is no option nu; --trainer.callbacks.help CLASS lists those of a class"
+        ),
     },
     "no_import": {
         "--trainer.callbacks+=nowhere.MyRule": "trainer.callbacks: nowhere.MyRule: No module named 'nowhere'",
@@ -49,6 +52,9 @@ PROVOKED = {  # by the answer's name: the arguments of fit after --config=tiny.y
     },
     "no_such_class": {
         "--data=Digitz": "data: there is no class Digitz; did you mean Digits?",
+        "--trainer.callbacks+=Median": (
+            "trainer.callbacks: there is no class Median; did you mean CoordinateMedian or GeometricMedian?"
+        ),
         "--data=FedAvg": "data: FedAvg is not of the kind of classes that this option takes",
     },
     "no_function": {

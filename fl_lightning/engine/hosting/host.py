@@ -208,7 +208,7 @@ class ClientHost(Server):
         run = self.shown.run
         optimizers: Sequence[Any] = self._idle_optimizers
         if run is not None:
-            optimizers = run.hooked if use_pl_optimizer and run.hooked else run.optimizers
+            optimizers = run.lightning_optimizers if use_pl_optimizer and run.lightning_optimizers else run.optimizers
         return optimizers[0] if len(optimizers) == 1 else list(optimizers)
 
     def _client_lr_schedulers(self) -> Any:

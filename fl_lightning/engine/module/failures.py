@@ -26,7 +26,7 @@ class RuleError(RuntimeError):
     """A hook of a rule or a monitor raised an error, which stops the run; the message names hook and client."""
 
 
-def guarded(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Callable[..., Any]:
+def guard_hook(hook: Callable[..., Any], method: Any = None, run: Any = None) -> Callable[..., Any]:
     """Let a hook of a callback stop the fit when the hook raises an error while a client trains.
 
     Errors of the client's own step, as in a closure that the hook evaluates, stay the client's.
@@ -73,7 +73,7 @@ def _is_of_step(error: Exception) -> bool:
     return any(_is_of_engine(frame) and frame.f_code.co_name == "_evaluate" for frame in frames(error))
 
 
-def described(error: Exception, module: LightningModule) -> str:
+def error_text(error: Exception, module: LightningModule) -> str:
     """Describe an error in a module's training: class, message, layer that raised it, and what to do if known."""
     text = f"{type(error).__name__}: {error}"
     names = {id(part): name for name, part in module.named_modules() if part is not module}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import finish_work
-from fl_lightning.engine.module.failures import guarded
+from fl_lightning.engine.module.failures import guard_hook
 from fl_lightning.engine.module.state import Buffers
 from fl_lightning.engine.rules.callback import CLIENT_HOOKS, FederatedCallback, Monitor, overrides
 from fl_lightning.engine.rules.local_part import ClientPart
@@ -100,7 +100,7 @@ class Hooks:
 def checked_hook(rule: Any, name: str) -> Callable[..., Any]:
     """Return a hook that refuses a wrong result, or a write in place; where it is compiled, it has served before."""
     method = getattr(rule, name)
-    hook = guarded(method) if name in GUARDED else method
+    hook = guard_hook(method) if name in GUARDED else method
     place = 0 if name in LOCAL else 1  # of the run or the cohort among the arguments
     label = f"{type(rule).__name__}.{name}"
 

@@ -61,13 +61,13 @@ class LocalRun:
         has_gradient: whether a gradient has been computed since the last step; there is none while every
             ``training_step`` returns None.
         backward: back-propagates a loss, as the module's ``manual_backward`` does.
-        hooked: the optimizers as a module with manual optimization sees them; empty for other modules.
+        lightning_optimizers: the optimizers as a module with manual optimization sees them; empty for other modules.
     """
 
     # What most clients of a group lack has no object of its own: Python's garbage collector passes over all of them.
     optimizers: Sequence[Optimizer] = ()
     schedules: Sequence[LRSchedulerConfig] = ()
-    hooked: Sequence[Any] = ()
+    lightning_optimizers: Sequence[Any] = ()
     start_buffers: Buffers | None = None
     upload_bytes: int | None = None
     _named_buffers: Mapping[str, Tensor] | None = None  # of a row, when it has trained

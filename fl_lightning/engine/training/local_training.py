@@ -106,7 +106,7 @@ class LocalTraining:
         """
         self.trainer.end()
         if run is not None:
-            run.optimizers, run.schedules, run.hooked = (), (), ()
+            run.optimizers, run.schedules, run.lightning_optimizers = (), (), ()
 
     def loss_scale(self) -> tuple[float, int] | None:
         """Scale and growth tracker of the client's GradScaler, or None without a scaler."""

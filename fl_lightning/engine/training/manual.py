@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.training.steps import Steps
-from fl_lightning.lightning_private import hooked
+from fl_lightning.lightning_private import wrap_optimizer
 
 
 class ManualSteps(Steps):
@@ -33,7 +33,7 @@ def watch_steps(run: LocalRun, before: Callable[[Optimizer], None]) -> None:
     """Call a function before each step that the module takes, and count the steps in ``run.global_step``.
 
     Args:
-        run: the client's run, whose ``hooked`` optimizers are those that the module gets, as Lightning wraps them.
+        run: the client's run, whose ``lightning_optimizers`` are those that the module gets.
         before: called with the optimizer, when the gradients of its step are there.
     """
 
@@ -56,7 +56,7 @@ def watch_steps(run: LocalRun, before: Callable[[Optimizer], None]) -> None:
     for optimizer in run.optimizers:
         optimizer.register_step_pre_hook(wrap_step)
         optimizer.register_step_post_hook(count_step)
-    run.hooked = [hooked(optimizer, run.module, _step) for optimizer in run.optimizers]
+    run.lightning_optimizers = [wrap_optimizer(optimizer, run.module, _step) for optimizer in run.optimizers]
 
 
 def _step(optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from fl_lightning.engine.devices.strategy import busy
-from fl_lightning.engine.module.failures import RuleError, described, guarded
+from fl_lightning.engine.module.failures import RuleError, error_text, guard_hook
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import SENT_HOOKS, START_HOOKS
 from fl_lightning.engine.rules.hooks import Hooks
@@ -121,7 +121,7 @@ class OneByOne:
         except Exception as error:
             if isinstance(error, RuleError) or stops(error):
                 raise
-            round.leave_out(client, described(error, self.orchestrator.client), error)
+            round.leave_out(client, error_text(error, self.orchestrator.client), error)
 
     def new_run(self, round: Round, client: int, work: Work | None = None) -> LocalRun:
         """Make the run of a client.
@@ -213,7 +213,7 @@ class OneByOne:
         local = self._again
         round = self._round
         params, buffers = run.params.clone(), run.buffers  # of the first model, which is put back in the end
-        local.steps.before_step_hooks = [] if before_step is None else [guarded(before_step)]
+        local.steps.before_step_hooks = [] if before_step is None else [guard_hook(before_step)]
         work = run.work if epochs is None else replace(run.work, epochs=epochs, steps=None)
         again = self.new_run(round, run.client, work)
         try:

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fl_lightning.engine.rules.server_optimizer import make_schedulers
 from fl_lightning.engine.rules.work import Factors
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.lightning_private import configured
+from fl_lightning.lightning_private import optimizers_and_schedules
 
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # learning rates in a parameter group; the last two are OneCycleLR's
 
@@ -33,7 +33,7 @@ def make_optimizers(module: LightningModule) -> tuple[list[Optimizer], list[LRSc
         return [made], []
     if made is None:
         raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got None")
-    optimizers, configs = configured(made, module.automatic_optimization)
+    optimizers, configs = optimizers_and_schedules(made, module.automatic_optimization)
     if not optimizers:
         raise ConfigurationError(f"{name}.configure_optimizers must return an optimizer, got none")
     if module.automatic_optimization and len(optimizers) > 1:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from fl_lightning.engine.module.failures import described
+from fl_lightning.engine.module.failures import error_text
 from fl_lightning.engine.module.hidden import fingerprints
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import attributes_kept
@@ -91,7 +91,7 @@ class Repetition:
         except Exception as error:
             if stops(error):
                 raise
-            return f"fails, {described(error, self._alone.orchestrator.client)}"
+            return f"fails, {error_text(error, self._alone.orchestrator.client)}"
         if distance == 0:
             return None
         return f"ends elsewhere, {distance:.1e} (relative) from where it ended"

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from fl_lightning.engine.module.failures import guarded
+from fl_lightning.engine.module.failures import guard_hook
 from fl_lightning.engine.module.params import FlatParameters
 from fl_lightning.engine.rules.callback import FederatedCallback, overrides
 from fl_lightning.engine.rules.hooks import checked_hook
@@ -24,7 +24,7 @@ from fl_lightning.engine.rules.run import LocalRun
 from fl_lightning.engine.rules.server import takes_index
 from fl_lightning.engine.rules.work import LocalSettings
 from fl_lightning.errors import ConfigurationError
-from fl_lightning.lightning_private import hooked
+from fl_lightning.lightning_private import wrap_optimizer
 
 
 class Steps(ABC):
@@ -136,7 +136,7 @@ class Steps(ABC):
     def wrap_closure(self, run: Any, closure: Callable[[], Tensor | None]) -> Callable[[], Tensor | None]:
         """Let the rules wrap the closure that evaluates a batch of a run's client or clients."""
         for rule in self._closing:
-            closure = guarded(checked_hook(rule, "closure")(run, closure), rule.closure, run)
+            closure = guard_hook(checked_hook(rule, "closure")(run, closure), rule.closure, run)
         return closure
 
     def before_step(self, run: LocalRun, optimizer: Optimizer) -> None:
@@ -184,7 +184,7 @@ class AutomaticSteps(Steps):
             return outputs
         optimizer = run.optimizers[0]
         if "optimizer_step" in self.hooks:  # which calls the optimizer's ``step``, or the closure, or both
-            shown = hooked(optimizer, self.module, partial(self._step, run))
+            shown = wrap_optimizer(optimizer, self.module, partial(self._step, run))
             self.call("optimizer_step", run.epoch, index, shown, closure)
         else:
             self._step(run, optimizer, closure)

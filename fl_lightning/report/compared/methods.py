@@ -13,7 +13,7 @@ import pandas as pd
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.report.compared.long_table import column_per_run, long_table
 from fl_lightning.report.statistics import band
-from fl_lightning.runs.config.settings import CLASS, RULES, short, told
+from fl_lightning.runs.config.settings import CLASS, RULES, changes_text, short
 from fl_lightning.runs.folder.files import NOT_RECORDED
 from fl_lightning.runs.reader import Run
 
@@ -132,7 +132,7 @@ def resumed(methods: Sequence[Method]) -> list[str]:
             changed = resumption.get("changed")
             if isinstance(changed, dict):
                 since = resumption.get("round")
-                notes.append(f"{label} went on with other settings from round {since}: {told(changed)}.")
+                notes.append(f"{label} went on with other settings from round {since}: {changes_text(changed)}.")
     return notes
 
 

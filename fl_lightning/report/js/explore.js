@@ -2,7 +2,7 @@
 const DECADES = [0.1, 3]; // smallest and largest range of a loss surface's colours, in powers of ten
 const LINE = 15; // pixels of a line above a panel
 
-// Unpack a symmetric matrix from its upper triangle (pack in explorers.py).
+// Unpack a symmetric matrix from its upper triangle (pack in content/arrays.py).
 function square(packed, size) {
   const values = Int8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   const rows = Array.from({ length: size }, () => new Array(size));

@@ -6,7 +6,7 @@ const button = document.getElementById("theme");
 const SYMBOLS = ["M-4,0a4,4 0 1 0 8,0a4,4 0 1 0 -8,0", "M-3.5,-3.5h7v7h-7z", "M0,-4.5L4.2,3.2H-4.2z", "M-4,-2.5L-2.5,-4L0,-1.5L2.5,-4L4,-2.5L1.5,0L4,2.5L2.5,4L0,1.5L-2.5,4L-4,2.5L-1.5,0z", "M0,-5L5,0L0,5L-5,0z", "M-1.3,-4.5h2.6v3.2h3.2v2.6h-3.2v3.2h-2.6v-3.2h-3.2v-2.6h3.2z", "M0,-5L1.2,-1.6H4.8L1.9,.6L3,4L0,2L-3,4L-1.9,.6L-4.8,-1.6H-1.2z"];
 const STROKES = ["", "8 5", "14 6", "8 4 2 4", "14 5 2 5"];
 
-// Line, dash and mark of a method, as screen.py gives them to its lines.
+// Line, dash and mark of a method, as on_page.py gives them to its lines.
 function swatch(number) {
   const holder = make("span");
   const tone = colour(number, theme());

@@ -11,7 +11,7 @@ const coarse = matchMedia("(pointer: coarse)").matches;
 const system = matchMedia("(prefers-color-scheme: dark)");
 const read = (id) => JSON.parse(document.getElementById(id).textContent);
 const palette = read("palette");
-const [COLUMN, PAGE] = [312, 648]; // pixels: 3.25 and 6.75 inches, a column of a paper and both, as in printed.py
+const [COLUMN, PAGE] = [312, 648]; // pixels: 3.25 and 6.75 inches, a column of a paper and both, as in on_paper.py
 const POINT = 96 / 72; // pixels
 const LONGEST = 16; // letters of a client's name along an axis
 const theme = () => (getComputedStyle(root).colorScheme === "dark" ? "dark" : "light");

@@ -17,7 +17,7 @@ from fl_lightning.report.compared.long_table import values_by_round
 from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.experiments.experiment import Cell, Experiment
 from fl_lightning.reproduce.jobs import Job, Pairs
-from fl_lightning.runs.catalogue import is_item, measured
+from fl_lightning.runs.catalogue import is_item, metric_and_factor
 from fl_lightning.runs.reader import Run
 
 USUAL = "val/top1"  # the measure of a sweep that names none, if its runs log it
@@ -80,7 +80,7 @@ def unknown_measures(experiment: Experiment, jobs: Iterable[Job]) -> list[str]:
     logged = _logged(jobs)
     if not logged:
         return []
-    asked = {_starred(measured(name)[0]) for name in experiment.measures}
+    asked = {_starred(metric_and_factor(name)[0]) for name in experiment.measures}
     lines = []
     for name in sorted(asked - logged):
         near = nearest(name, logged)
@@ -134,7 +134,7 @@ def measure(experiment: Experiment, run: Run, name: str, round: int) -> float:
     if MINUS in name:
         more, less = name.split(MINUS)
         return measure(experiment, run, more, round) - measure(experiment, run, less, round)
-    metric, factor = measured(name)
+    metric, factor = metric_and_factor(name)
     first = round - experiment.our_rounds(experiment.last) + 1
     last = round
     if name == "gamma_learned":

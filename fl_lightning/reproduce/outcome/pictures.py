@@ -25,7 +25,7 @@ from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment, Plot
 from fl_lightning.reproduce.jobs import Job, Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.numbers import printed, same
-from fl_lightning.runs.catalogue import about, axis_title, measured
+from fl_lightning.runs.catalogue import about, axis_title, metric_and_factor
 from fl_lightning.runs.pictures import DRAWN
 from fl_lightning.runs.reader import load
 
@@ -174,7 +174,7 @@ def by_seed(jobs: Sequence[Job], measure: str) -> pd.DataFrame:
     if measure == SIMILARITIES:
         cosines = [_similarities(job) for job in jobs]
         return by_rank([values for values in cosines if len(values)])
-    metric, factor = measured(measure)
+    metric, factor = metric_and_factor(measure)
     return factor * column_per_run(long_table([job.run for job in jobs], [metric]))
 
 
@@ -242,7 +242,7 @@ def _panel(measure: str, title: str, by_name: Mapping[str, Curve], experiment: E
 
 def _y_axis(measure: str, title: str) -> plots.Axis:
     """Return the y-axis; a share under the metric's own name is shown in per cent, as papers print shares."""
-    metric, factor = measured(measure)
+    metric, factor = metric_and_factor(measure)
     return plots.Axis(title, percent=about(metric).percent and factor == 1)
 
 

@@ -20,7 +20,7 @@ from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Pairs, finished_by_cell
 from fl_lightning.reproduce.outcome.tables import framed
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import metric_and_factor
 
 FEWEST_COLUMNS = 6  # columns that are never left out: method, values, differences, seeds
 
@@ -36,7 +36,7 @@ def write_comparison(experiment: Experiment, pairs: Pairs, folder: Path, console
     """
     methods = as_methods(pairs)
     logged = {metric for method in methods for run in method.runs for metric in run.names}
-    metrics = [metric for metric, _ in map(measured, experiment.measures) if metric in logged]
+    metrics = [metric for metric, _ in map(metric_and_factor, experiment.measures) if metric in logged]
     comparisons = [comparison for metric in metrics for comparison in compare(methods, metric)]
     for comparison in comparisons:
         shown = table(comparison)

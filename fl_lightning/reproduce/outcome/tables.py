@@ -22,7 +22,7 @@ from fl_lightning.report.templates import environment, render
 from fl_lightning.reproduce.experiments.experiment import Claim, Experiment
 from fl_lightning.reproduce.outcome.numbers import MINUS
 from fl_lightning.reproduce.outcome.verdict import MOST_SEEDS, Finding
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import metric_and_factor
 
 HERE = Path(__file__).parent
 CLAIMS = ["claim", "verdict", "ours", "paper", "unit", "seeds", "p", "needed"]
@@ -79,7 +79,7 @@ def lines(compared: pd.DataFrame) -> tuple[list[str], list[list[str]]]:
 
 def _factor(measure: str) -> float:
     """Return the factor between a measure and the metric: 100 for shares in per cent. A difference has its first's."""
-    return measured(measure.split(MINUS)[0])[1]
+    return metric_and_factor(measure.split(MINUS)[0])[1]
 
 
 def terminal(page: Page) -> list[Table]:

@@ -16,7 +16,7 @@ from fl_lightning.report.statistics import interval
 from fl_lightning.reproduce.jobs import Job, Planned, train
 from fl_lightning.reproduce.outcome.tables import DIGITS
 from fl_lightning.reproduce.progress.tracker import Row, Tracker
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import metric_and_factor
 from fl_lightning.runs.display.progress import Display
 
 OTHER_LINES = 4  # lines of the display beside the rows: bar, head, number of hidden cells, the cursor's line
@@ -89,7 +89,7 @@ def lines_on_finished(tracker: Tracker, job: Job, position: int) -> list[str]:
     for row in rows:
         if len(row.jobs) > 1 and _is_finished(row, tracker):
             middle, half_width = interval([tracker.value(row, own) for own in row.jobs])
-            result = fixed_interval(middle, half_width, DIGITS[measured(row.measure)[1]])
+            result = fixed_interval(middle, half_width, DIGITS[metric_and_factor(row.measure)[1]])
             lines.append(f"{row.name}: {row.measure} {result} over {counted(len(row.jobs), 'seed')}")
     return lines
 
@@ -158,4 +158,4 @@ def _divide_rows(tracker: Tracker, space: int) -> tuple[list[Row], list[Row]]:
 
 
 def _as_text(row: Row, value: float) -> str:
-    return fixed(value, DIGITS[measured(row.measure)[1]])
+    return fixed(value, DIGITS[metric_and_factor(row.measure)[1]])

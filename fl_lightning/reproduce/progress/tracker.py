@@ -18,7 +18,7 @@ from fl_lightning.reproduce.experiments.choosing import in_words
 from fl_lightning.reproduce.experiments.experiment import Experiment
 from fl_lightning.reproduce.jobs import Job, Planned
 from fl_lightning.reproduce.outcome.numbers import UNREADABLE, USUAL, measure, unknown_measures, with_measure
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import metric_and_factor
 from fl_lightning.runs.display.progress import ADVICE, time_left
 from fl_lightning.runs.folder.run_folder import newest_in
 from fl_lightning.runs.reader import Run
@@ -166,7 +166,7 @@ class Tracker:
     def value(self, row: Row, job: Job) -> float:
         """The row's measure of a finished job, or the newest value of a job under way; nan if there is none."""
         if job.folder not in self.finished:
-            metric, factor = measured(row.measure)
+            metric, factor = metric_and_factor(row.measure)
             return factor * newest_in(job.run.folder, metric)
         # A finished job is read once. By experiment, because experiments that share the job have measures of their own.
         key = row.experiment.id, job.folder

@@ -23,7 +23,7 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from fl_lightning.engine.rules.callback import Monitor
 from fl_lightning.errors import ConfigurationError
 from fl_lightning.runs.config.secrets import hidden
-from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, own_settings, spoken, told
+from fl_lightning.runs.config.settings import CLASS, RESUMABLE, callbacks_in, changes_text, classes_text, own_settings
 from fl_lightning.runs.folder.checkpoints import last_of_experiment, last_of_run, rounds_of, run_of, sound_checkpoint
 from fl_lightning.runs.folder.files import ENVIRONMENT, TIMINGS, read_mapping
 from fl_lightning.runs.folder.run_folder import rounds_in
@@ -112,7 +112,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     changed = {name: [old.get(name), new.get(name)] for name in {**old, **new} if old.get(name) != new.get(name)}
     if CALLBACKS in changed:
         # Shorter than whole configs, but the same for classes of one name from two modules.
-        names = [spoken(settings[CALLBACKS]) or None for settings in (old, new)]
+        names = [classes_text(settings[CALLBACKS]) or None for settings in (old, new)]
         if names[0] != names[1]:
             changed[CALLBACKS] = names
     return changed
@@ -122,8 +122,8 @@ def check_unchanged(folder: Path, changed: Mapping[str, Any], allowed: bool) -> 
     """Refuse to go on with a run whose results would change, unless that is allowed."""
     if changed and not allowed:
         raise ConfigurationError(
-            f"ckpt_path: {folder} was trained with other settings: {told(changed)}: go on with the run's own, start a "
-            "new run without ckpt_path, or say --resume_changed true, which records the change"
+            f"ckpt_path: {folder} was trained with other settings: {changes_text(changed)}: go on with the run's own, "
+            "start a new run without ckpt_path, or say --resume_changed true, which records the change"
         )
 
 

@@ -103,10 +103,10 @@ def seed_of(config: Mapping[str, Any]) -> Any:
     return next(iter(seeds.values()), None)
 
 
-def told(changed: Mapping[str, Any]) -> str:
+def changes_text(changed: Mapping[str, Any]) -> str:
     """Write changed settings, each with its values before and now, as text.
 
-    >>> told({"model.local_epochs": [1, None], "data.batch_size": [32, 64]})
+    >>> changes_text({"model.local_epochs": [1, None], "data.batch_size": [32, 64]})
     'model.local_epochs (1 → null), data.batch_size (32 → 64)'
     """
 
@@ -133,7 +133,7 @@ def method_name(config: Mapping[str, Any], rules: Sequence[str]) -> str:
     >>> method_name({"trainer": {"callbacks": [{"class_path": "mine.FedProx", "init_args": {"mu": 0.1}}]}}, ["FedProx"])
     'FedProx(mu=0.1)'
     """
-    return spoken(_chain(_plain(config), rules)) or "FedAvg"
+    return classes_text(_chain(_plain(config), rules)) or "FedAvg"
 
 
 def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -146,7 +146,7 @@ def rule_arguments(config: Mapping[str, Any], rules: Sequence[str]) -> dict[str,
     return {short(rule["class_path"]): rule.get("init_args") or {} for rule in _chain(config, rules)}
 
 
-def spoken(classes: Sequence[Any]) -> str:
+def classes_text(classes: Sequence[Any]) -> str:
     """Write classes of a config, such as its callbacks, as text, each with the arguments that are no defaults."""
     return " + ".join(map(_value_as_text, classes))
 

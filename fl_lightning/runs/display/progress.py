@@ -236,7 +236,7 @@ class RoundProgress(ProgressBar):
         self._reach(done)
         if done != self._last:
             self._foretell(trainer, pl_module)
-        words = [*self._metrics(trainer, pl_module), self.timer.spoken]
+        words = [*self._metrics(trainer, pl_module), self.timer.medians]
         if self._display.disable:
             left = self._time_left() if self._last > done else []
             self._display.say(GAP.join([f"round {self._so_far}", *words, *left]))

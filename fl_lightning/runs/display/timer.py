@@ -73,7 +73,7 @@ class RoundTimer(Monitor):
         return fmean(row.seconds for row in self.rounds)
 
     @property
-    def spoken(self) -> str:
+    def medians(self) -> str:
         """Medians over this fit's last rounds as text, such as "1.84 s/round (local 93%, server 2%, monitors 1%)"."""
         whole = median(row.seconds for row in self.rounds)
         shares = []

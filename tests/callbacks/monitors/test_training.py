@@ -14,7 +14,7 @@ from fl_lightning.callbacks import TrainingEvaluation
 from fl_lightning.datamodules import Tensors
 from fl_lightning.datamodules.changes.augmentation import Augmentation
 from fl_lightning.models import ImageClassifier
-from fl_lightning.runs.catalogue import measured
+from fl_lightning.runs.catalogue import metric_and_factor
 
 SIZES = [5, 0, 3]
 
@@ -109,7 +109,7 @@ def test_training_images_are_not_augmented() -> None:
     fit = trainer(TrainingEvaluation())
     fit.fit(FederatedOrchestrator(ImageClassifier(Peeks(), num_classes=2)), datamodule=data)
     assert float(fit.callback_metrics["global_train/top1"]) == 0.75
-    assert measured("train_top1") == ("global_train/top1", 100.0)
+    assert metric_and_factor("train_top1") == ("global_train/top1", 100.0)
 
 
 class Silent(Judged):

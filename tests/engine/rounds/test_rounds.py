@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from fl_lightning import Cohort, ConfigurationError, FederatedCallback, FederatedOrchestrator, Monitor
 from fl_lightning.engine.federation.data import ClientIds
-from fl_lightning.engine.module.failures import described
+from fl_lightning.engine.module.failures import error_text
 from fl_lightning.runs.catalogue import Metric
 
 NAN = float("nan")
@@ -76,7 +76,7 @@ def test_a_bad_client_is_named_and_left_out(bad: list[float], reason: str, where
 def test_one_example_is_too_few_for_batch_normalization() -> None:
     with pytest.raises(ValueError, match="per channel when training") as raised:
         nn.BatchNorm1d(2)(torch.zeros(1, 2))
-    assert "(--data.drop_last true) leaves out a last batch of one" in described(raised.value, Linear(2))
+    assert "(--data.drop_last true) leaves out a last batch of one" in error_text(raised.value, Linear(2))
 
 
 @pytest.mark.parametrize(("bad", "reason"), [([NAN, 0.0], "not finite"), ([-7.0, 0.0], "ValueError: no such label")])

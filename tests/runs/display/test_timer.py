@@ -88,7 +88,7 @@ def test_each_part_is_told_from_the_others(tmp_path: Path, clock: Clock) -> None
     assert list(table["monitors"]) == [180, 180, 180]
     assert list(table["seconds"]) == [194, 201, 201]
     assert (table["memory_mib"] > 10).all()
-    assert timer.spoken == "201.00 s/round (local 3%, server 4%, monitors 90%)"
+    assert timer.medians == "201.00 s/round (local 3%, server 4%, monitors 90%)"
     assert timer.mean == (194 + 201 + 201) / 3
 
 
@@ -106,7 +106,7 @@ def test_a_run_tells_the_pace_of_its_last_rounds(seconds: list[tuple[float, floa
     timer = RoundTimer()
     timer.rounds.extend(RoundTime(n, whole, 1.0, 0.1, looked, 0.0, 0.0) for n, (whole, looked) in enumerate(seconds))
     assert timer.mean == pytest.approx(mean)
-    assert timer.spoken == spoken
+    assert timer.medians == spoken
 
 
 def test_other_loggers_get_the_times_and_metrics_csv_does_not(tmp_path: Path, clock: Clock) -> None:

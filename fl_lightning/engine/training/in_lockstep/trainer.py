@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from fl_lightning.engine.devices.strategy import finish_work
-from fl_lightning.engine.module.failures import described
+from fl_lightning.engine.module.failures import error_text
 from fl_lightning.engine.round import Round
 from fl_lightning.engine.rules.callback import attributes_kept
 from fl_lightning.engine.training.in_lockstep.groups import Groups
@@ -213,7 +213,7 @@ class InLockstep:
             if len(round.failures) == failures:
                 warnings.warn(
                     f"round {round.number}: {len(clients)} clients train one after another, since training them at "
-                    f"once fails: {described(error, alone.orchestrator.client)}",
+                    f"once fails: {error_text(error, alone.orchestrator.client)}",
                     stacklevel=2,
                 )
 
