@@ -110,29 +110,47 @@ def _receive(url: str, path: Path) -> str:
 
 
 def _answer(url: str) -> Any:
-    """Send a request, and return the response as soon as its head has arrived.
-
-    The request is sent in a thread, because the look-up of a name has no timeout, and takes a minute on some machines
-    without a network.
-    """
-    answer: Queue[Any] = Queue()
-
-    def ask() -> None:
-        try:
-            answer.put(urlopen(Request(url, headers={"User-Agent": AGENT}), timeout=STALL_S))
-        except Exception as error:  # raised below, in the thread that asks
-            answer.put(error)
-
-    Thread(target=ask, daemon=True).start()
+    """Send a request, and return the response as soon as its head has arrived."""
+    request = Request(url, headers={"User-Agent": AGENT})
     try:
-        response = answer.get(timeout=ANSWER_S)
-    except Empty:
+        return within(ANSWER_S, lambda: urlopen(request, timeout=STALL_S))
+    except HTTPError as error:
+        raise OSError(f"{url} has answered {error.code} {error.reason}") from None
+    except NoAnswerError:
         raise TimeoutError(f"{url} has not answered within {ANSWER_S:.0f} s") from None
-    if isinstance(response, HTTPError):
-        raise OSError(f"{url} has answered {response.code} {response.reason}")
-    if isinstance(response, Exception):
-        reason = getattr(response, "reason", response)
-        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}")
+    except Exception as error:
+        reason = getattr(error, "reason", error)
+        raise OSError(f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}") from None
+
+
+class NoAnswerError(Exception):
+    """A function has not returned in time."""
+
+
+def within(seconds: float, ask: Callable[[], Any]) -> Any:
+    """Return what a function returns, or raise what it raises.
+
+    The function runs in a thread, because the look-up of a name has no timeout, and takes a minute on some machines
+    without a network.
+
+    Raises:
+        NoAnswerError: the function has not returned within ``seconds``.
+    """
+    answer: Queue[tuple[Any, Exception | None]] = Queue()
+
+    def answered() -> None:
+        try:
+            answer.put((ask(), None))
+        except Exception as error:  # raised below, in the thread that asks
+            answer.put((None, error))
+
+    Thread(target=answered, daemon=True).start()
+    try:
+        response, error = answer.get(timeout=seconds)
+    except Empty:
+        raise NoAnswerError from None
+    if error is not None:
+        raise error
     return response
 
 

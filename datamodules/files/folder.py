@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
@@ -108,11 +108,10 @@ def read_images(
     """
 
     def decode() -> Tensor:
-        channels, height, width = shape
-        pixels = np.empty((len(found.files), height, width, channels), dtype=np.uint8)
-        for row, path in zip(pixels, found.files, strict=True):
-            row[:] = _decode(path, channels, (width, height), resize)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        images = torch.empty(len(found.files), *shape, dtype=torch.uint8)
+        for image, path in zip(images, found.files, strict=True):
+            decode_image(path, image, resize)
+        return images
 
     kind = f"{found.split} {'resized' if resize else 'exact'}"
     return cached(cache, found.folder, kind, found.files, (len(found.files), *shape), decode), found.labels
@@ -147,34 +146,45 @@ def find_images(folders: Sequence[Path]) -> list[list[str]]:
 
 
 @contextmanager
-def opened(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image file of 8 bits per channel, turned upright by its EXIF orientation; refuse all other files."""
+def opened(file: str | Path | BinaryIO, name: str = "", header: bool = False) -> Iterator[Image.Image]:
+    """Open an image of 8 bits per channel, turned upright by its EXIF orientation; refuse all other images.
+
+    Args:
+        file: path of the image file, or its content.
+        name: what the messages call the image; the path by default.
+        header: whether to read the size and the mode alone, before the image is turned.
+    """
+    name = name or str(file)
     try:
-        with Image.open(path, formats=("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")) as image:
+        with Image.open(file, formats=("PNG", "JPEG", "BMP", "PPM", "TIFF", "WEBP")) as image:
             scale: Any = image.tile[0].args if image.format == "PPM" else ""  # ends in a number if PIL scales by it
             deep = isinstance(scale[-1:], tuple) and scale[-1] > 255
             if image.mode[0] in "IF" or deep or re.search(";16[BLN]", str(image.tile)):  # PIL would drop bits
-                raise ConfigurationError(f"expected 8 bits per channel, got more in {path} ({image.mode}): convert it")
-            image.load()
-            with suppress(Exception):  # damaged EXIF data: the image as it is stored
-                ImageOps.exif_transpose(image, in_place=True)
+                raise ConfigurationError(f"expected 8 bits per channel, got more in {name} ({image.mode}): convert it")
+            if not header:
+                image.load()
+                with suppress(Exception):  # damaged EXIF data: the image as it is stored
+                    ImageOps.exif_transpose(image, in_place=True)
             yield image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # errors that PIL raises
-        raise ConfigurationError(f"expected {KINDS}, got unreadable {path} ({error}): replace or shrink it") from None
+        reason = str(error).replace(f" {file!r}", "") if isinstance(file, BytesIO) else error  # no address in memory
+        raise ConfigurationError(f"expected {KINDS}, got unreadable {name} ({reason}): replace or shrink it") from None
 
 
-def _decode(path: str, channels: int, size: tuple[int, int], resize: bool) -> NDArray[np.uint8]:
-    """Decode one file into (H, W, C) pixels; ``size`` is (width, height)."""
-    with opened(path) as image:
-        if image.size != size and not resize:
+def decode_image(file: str | BinaryIO, pixels: Tensor, resize: bool, name: str = "") -> None:
+    """Decode one image into a uint8 tensor (C, H, W); arguments as for :func:`read_images` and :func:`opened`."""
+    channels, height, width = pixels.shape
+    with opened(file, name) as image:
+        if image.size != (width, height) and not resize:
             raise ConfigurationError(
-                f"expected images of {size[0]}x{size[1]} pixels, got {image.width}x{image.height} in {path}: "
+                f"expected images of {width}x{height} pixels, got {image.width}x{image.height} in {name or file}: "
                 "resize the images beforehand"
             )
         converted = image if image.mode == MODES[channels] else image.convert(MODES[channels])
-        if converted.size != size:
-            converted = ImageOps.fit(converted, size, Image.Resampling.BILINEAR)
-        return np.asarray(converted).reshape(size[1], size[0], channels)
+        if converted.size != (width, height):
+            converted = ImageOps.fit(converted, (width, height), Image.Resampling.BILINEAR)
+        rows = np.asarray(converted).reshape(height, width, channels)
+        pixels.numpy()[:] = rows.transpose(2, 0, 1)
 
 
 def _plain(name: str) -> str:

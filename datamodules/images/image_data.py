@@ -1,7 +1,6 @@
 """ImageData: labelled images in memory as bytes, augmented and scaled on the device."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torchvision.transforms import v2  # type: ignore[import-untyped]  # torchvi
 from fl_lightning.datamodules.base.labelled import LabelledData
 from fl_lightning.datamodules.base.settings import Labelled, Unpack
 from fl_lightning.datamodules.changes.augmentation import Augmentation
-from fl_lightning.engine.federation.batches import TrainingBatch
+from fl_lightning.datamodules.changes.inputs import checked_augment, to_inputs
 from fl_lightning.errors import ConfigurationError, check_at_least
 
 
@@ -46,17 +45,10 @@ class ImageData(LabelledData):
         **labelled: Unpack[Labelled],
     ) -> None:
         super().__init__(**labelled)
-        if not isinstance(normalize, bool) and not normalize[1] > 0:
-            raise ConfigurationError(f"normalize must be true, false or (mean, std) with std > 0, got {normalize}")
-        if augment and self.collate_fn is not None:
-            raise ConfigurationError(
-                "expected augment or collate_fn, got both: augment changes batches that are stacked in memory; let "
-                "collate_fn augment"
-            )
         if resize is not None:
             check_at_least(1, resize=resize)
         self.normalize = normalize
-        self.augment = [augment] if isinstance(augment, Augmentation) else list(augment or ())
+        self.augment = checked_augment(augment, normalize, self.collate_fn)
         self.resize = resize
 
     def load(self, train: bool) -> tuple[Tensor, Tensor]:
@@ -70,26 +62,7 @@ class ImageData(LabelledData):
         which the run computes. Unless ``normalize`` is False, each channel x then becomes (x - mean) / std. Any other
         batch is returned unchanged: batches of floats, and the client ids that the Trainer takes for training batches.
         """
-        if not isinstance(batch, list | tuple) or not isinstance(batch[0], Tensor) or batch[0].dtype != torch.uint8:
-            return batch
-        images = batch[0]
-        for augmentation in self.augment if isinstance(batch, TrainingBatch) else ():
-            images = augmentation(images)
-        inputs = images.to(self._dtype()).div_(255)
-        if self.normalize:
-            constants = (self.mean, self.std)
-            if not isinstance(self.normalize, bool):
-                constants = ((self.normalize[0],), (self.normalize[1],))
-            mean, std = (_per_channel(values, inputs.dtype, inputs.device) for values in constants)
-            inputs.sub_(mean).div_(std)
-        return [inputs, *batch[1:]]
-
-    def _dtype(self) -> torch.dtype:
-        """Return the type in which the run computes: the default type, or float64 under ``precision: 64-true``."""
-        if self.trainer is None:
-            return torch.get_default_dtype()
-        with self.trainer.precision_plugin.tensor_init_context():  # the Trainer converts inputs only before this hook
-            return torch.get_default_dtype()
+        return to_inputs(batch, self)
 
     def _checked(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         channels = len(self.mean)
@@ -101,10 +74,3 @@ class ImageData(LabelledData):
         if self.resize is not None:
             inputs = v2.functional.resize(inputs, [self.resize, self.resize])
         return super()._checked(inputs, targets)
-
-
-@lru_cache(maxsize=32)  # kept on the device: a copy to a GPU would make every batch wait
-def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return constants (C, 1, 1) that broadcast over (B, C, H, W)."""
-    with torch.inference_mode(False):  # validation runs in inference mode, training reuses the tensor
-        return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)

@@ -111,10 +111,20 @@ def measure(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     Both are computed over all pixels, exactly, from the counts of the 256 values. A constant channel gets the standard
     deviation 1.
     """
+    return constants_of(torch.stack([count_values(part) for part in images.split(1000)]).sum(0))
+
+
+def count_values(images: Tensor) -> Tensor:
+    """Count the 256 values of each channel of uint8 images (n, C, H, W): (C, 256) int64."""
+    return torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in images.unbind(1)])
+
+
+def constants_of(counts: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel from the counts of its values; see :func:`measure`."""
     values = torch.arange(256, dtype=torch.float64) / 255
     constants = []
-    for channel in images.unbind(1):
-        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+    for channel in counts:
+        share = channel.double() / channel.sum()
         mean = share @ values
         constants.append((mean.item(), (share @ (values - mean) ** 2).sqrt().item() or 1.0))
     means, stds = zip(*constants, strict=True)

@@ -1,0 +1,106 @@
+"""Functions that read the splits of a Hugging Face data set: from folders, from parquet files, from the hub."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.datamodules.files.download import ANSWER_S, within
+from fl_lightning.errors import ConfigurationError
+
+BY_HAND = "save it where there is a network, with save_to_disk, and point train to that folder"
+
+
+def read_splits(path: str, subset: str | None) -> Mapping[str, Any]:
+    """Read the data sets of a folder, a parquet file, or the hub's data set of a name, by the names of their splits.
+
+    Args:
+        path: folder that ``save_to_disk`` wrote; folder with the files of each split, as the hub keeps them; parquet
+            file; or, if there is no such path, the name on the hub.
+        subset: name of the part of the data set to read, for data sets with several; None for those with one.
+
+    Raises:
+        ConfigurationError: ``datasets`` is not installed, there is no such data set, it cannot be read, or the hub has
+            not answered within 10 s and the data set is not in the cache of ``datasets``.
+    """
+    try:
+        datasets = import_module("datasets")
+    except ImportError:
+        raise ConfigurationError(
+            "reading a Hugging Face data set needs datasets: pip install 'fl-lightning[huggingface]'"
+        ) from None
+    place = Path(path).expanduser().absolute()
+    if place.exists():
+        saved = _read_local(datasets, place, subset)
+    elif path.count("/") == 1 and not path.startswith((".", "~", "/")):
+        saved = _read_hub(datasets, path, subset)
+    else:
+        raise ConfigurationError(
+            f"expected a folder, a parquet file, or a name on the hub (owner/name), got {place}, which does not exist: "
+            "point train to one of these"
+        )
+    splits: Mapping[str, Any] = saved if isinstance(saved, Mapping) else {"train": saved}
+    if "train" not in splits:
+        raise ConfigurationError(f"expected a split train in {path}, got {', '.join(splits)}: rename a split")
+    return splits
+
+
+def _read_local(datasets: Any, place: Path, subset: str | None) -> Any:
+    saved = (place / "dataset_dict.json").exists() or (place / "state.json").exists()
+    try:
+        with _silent(datasets):
+            if saved:
+                return datasets.load_from_disk(str(place))
+            if place.is_file():
+                return datasets.load_dataset("parquet", data_files={"train": str(place)})
+            return datasets.load_dataset(str(place), subset)
+    except Exception as error:  # of many classes, of datasets and of pyarrow
+        raise ConfigurationError(
+            f"expected a folder that save_to_disk wrote, or parquet files, in {place}, got {_reason(error)!r}: point "
+            "train to such a folder or file"
+        ) from None
+
+
+def _read_hub(datasets: Any, name: str, subset: str | None) -> Any:
+    hub = import_module("huggingface_hub")
+    reached = True
+    try:
+        within(ANSWER_S, lambda: hub.HfApi().dataset_info(name, timeout=ANSWER_S))
+    except hub.errors.RepositoryNotFoundError:
+        raise ConfigurationError(
+            f"expected train to be a folder, a file, or a name on the hub, got {name}, which is none of these, or is not "
+            "open to you: correct the name, or log in"
+        ) from None
+    except Exception:  # no network, or one without the hub: datasets would try again for half a minute
+        reached = False
+    before = datasets.config.HF_HUB_OFFLINE
+    try:
+        datasets.config.HF_HUB_OFFLINE = before or not reached  # reads what an earlier run has downloaded
+        with _silent(datasets, bars=reached):
+            return datasets.load_dataset(name, subset)
+    except Exception as error:  # of many classes
+        reason = _reason(error) if reached else "no such folder here, and no answer from the hub"
+        raise ConfigurationError(f"expected to read {name} from the hub, got {reason!r}: {BY_HAND}") from None
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _silent(datasets: Any, bars: bool = False) -> Iterator[None]:
+    """Keep the library from writing what the error says again, and from showing bars for what takes a moment."""
+    level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    if not bars:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error, or the one behind it, says in one line."""
+    return " ".join(str(error.__cause__ or error).split())[:100]
